@@ -8,7 +8,8 @@ use ax_memory_addr::{PhysAddr, VirtAddr};
 use axaddrspace::{AddrSpace, MappingFlags};
 use slat::format::ept::Ept2M;
 use slat::{
-    Access, AddressSpace, Attributes, Gpa, GpaRange, Hpa, PageSize, Pages, Place, TableCache, Vmid,
+    Access, AddressSpace, Attributes, Gpa, GpaRange, Hpa, PageSize, Pages, TableCache, UnmapEntry,
+    Vmid,
 };
 use slat_axvm::{GuestMemory, NestedPageTable};
 use slat_sim::Ept;
@@ -180,10 +181,10 @@ fn split_and_collapse(
 ) -> Result<(), Box<dyn Error>> {
     cache.fill(8)?;
     let (shared, all) = (space.read().unwrap(), range(RAM, RAM_BYTES));
-    let mut guard = shared.page_table().guard();
+    let mut guard = shared.page_table().enter();
     guard.split(all, PageSize::SIZE_4K, cache)?;
     guard.collapse(all, PageSize::SIZE_2M)?;
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     drop(shared);
     if reclaims {
@@ -199,7 +200,7 @@ fn split_and_collapse(
 /// The content of the memory behind the window while it has another owner.
 const TAKEN: u64 = !0;
 
-/// Maps the window by pages and unmaps a part of it, again and again. The removals hand out the
+/// Maps the window by pages and unmaps a part of it, again and again. The batch hands out the
 /// memory once no vCPU can reach it, and this function uses it for something else at once.
 fn window_comes_and_goes(
     space: &RwLock<Space<'_>>,
@@ -211,22 +212,22 @@ fn window_comes_and_goes(
     let mut cache = TableCache::new(machine, &mut storage);
     let (window, memory) = (range(WINDOW, WINDOW_BYTES), machine.memory_base().0 + RAM_BYTES);
     // The range cuts both tables.
-    let (part, mut places) = (range(WINDOW + PAGE, WINDOW_BYTES / 2), [Place::EMPTY; 64]);
+    let (part, mut places) = (range(WINDOW + PAGE, WINDOW_BYTES / 2), [UnmapEntry::EMPTY; 64]);
     while running() {
         cache.fill(4)?;
         let shared = space.read().unwrap();
-        let mut guard = shared.page_table().guard();
+        let mut guard = shared.page_table().enter();
         guard.map(window, Hpa(memory), Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
-        let (mut left, mut removals) = (part, guard.removals(&mut places));
+        let (mut left, mut batch) = (part, guard.unmap_batch(&mut places));
         loop {
-            let result = guard.unmap(left, &mut removals);
-            for run in removals.complete() {
+            let result = guard.unmap(left, &mut batch);
+            for run in batch.complete() {
                 for page in (run.hpa.0..run.hpa.0 + run.bytes).step_by(PAGE as usize) {
                     machine.write_host(Hpa(page), TAKEN);
                 }
             }
-            let Err(halted) = result else { break };
-            left = range(halted.at.0, part.end().0 - halted.at.0);
+            let Err(stopped) = result else { break };
+            left = range(stopped.at.0, part.end().0 - stopped.at.0);
         }
         for page in 0..WINDOW_BYTES / PAGE {
             machine.write_host(Hpa(memory + page * PAGE), RAM_BYTES / PAGE + page);
@@ -243,7 +244,7 @@ fn window_comes_and_goes(
 /// its place.
 fn fault(space: &mut Space<'_>, gpa: u64, log: &mut [u64]) -> Result<bool, Box<dyn Error>> {
     let page = range(gpa & !(PAGE - 1), PAGE);
-    let mut guard = space.page_table().guard();
+    let mut guard = space.page_table().enter();
     if guard.translate(Gpa(gpa))?.is_none() {
         drop(guard);
         return Ok(space.handle_page_fault((gpa as usize).into(), MappingFlags::WRITE));
@@ -302,19 +303,19 @@ pub fn log_by_faults() -> Result<Rounds, Box<dyn Error>> {
     // The log begins: once this has completed, the memory is in pages, and every write to them
     // faults.
     let all = range(RAM, RAM_BYTES);
-    let mut guard = space.page_table().guard();
+    let mut guard = space.page_table().enter();
     guard.split(all, PageSize::SIZE_4K, &mut cache)?;
     guard.write_protect(all)?;
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     let mut rounds = Vec::new();
     for pages in WRITTEN {
         let mut log = [0; (RAM_BYTES / PAGE) as usize / 64];
         let faults = write(&mut space, &mut cpu, pages, &mut log)?;
         // A round: it protects the pages that it sends first, and copies them after that.
-        let mut guard = space.page_table().guard();
+        let mut guard = space.page_table().enter();
         guard.write_protect_pages(&Pages { start: Gpa(RAM), bits: &log })?;
-        guard.complete();
+        guard.invalidate();
         rounds.push((named(&log), faults));
     }
     Ok(rounds)
@@ -334,7 +335,7 @@ pub fn log_by_hardware() -> Result<Rounds, Box<dyn Error>> {
     let mut cache = TableCache::new(&machine, &mut storage);
     cache.fill(8)?;
     let all = range(RAM, RAM_BYTES);
-    let mut guard = space.page_table().guard();
+    let mut guard = space.page_table().enter();
     guard.split(all, PageSize::SIZE_4K, &mut cache)?;
     // Mapped memory counts as written: the first round has all of it.
     let mut log = [0; (RAM_BYTES / PAGE) as usize / 64];
@@ -344,7 +345,7 @@ pub fn log_by_hardware() -> Result<Rounds, Box<dyn Error>> {
     for pages in WRITTEN {
         let mut log = [0; (RAM_BYTES / PAGE) as usize / 64];
         let faults = write(&mut space, &mut cpu, pages, &mut log)?;
-        space.page_table().guard().harvest(all, &mut log)?;
+        space.page_table().enter().harvest(all, &mut log)?;
         rounds.push((named(&log), faults));
     }
     Ok(rounds)

@@ -4,8 +4,8 @@
 //! A *contest* compares a few entrants: an operation of the engine, and a plain loop over the same
 //! entries or another crate's operation. They take turns on the same warm memory, each on newly
 //! built tables, and a different entrant begins each round. Each round gives the ratios that the
-//! contest asks for. The thread that enters the tables has joined once. For each call it enters,
-//! does the operation, reads the counts and completes the owed invalidations.
+//! contest asks for. The thread that enters the tables has registered once. For each call it
+//! enters, does the operation, reads the counts and completes the owed invalidations.
 
 mod contention;
 mod entering;
@@ -27,8 +27,8 @@ use crate::threads::{Pin, cpus};
 use slat::BreakBeforeMake;
 use slat::format::ept::Ept1G;
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -41,7 +41,7 @@ impl Scenario for Engine {
     const ABOUT: &'static str =
         "Hold the engine's operations against the machine's limits (no guest memory needed)";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = tables::READER;
+    const RENDERER: Renderer = tables::RENDERER;
     type Settings = EngineArgs;
 
     fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

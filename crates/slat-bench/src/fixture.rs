@@ -5,8 +5,9 @@ use crate::limit::TablePages;
 use anyhow::{Context, ensure};
 use slat::format::Kind;
 use slat::{
-    Attributes, BreakBeforeMake, Contended, Counts, Format, Frame, Gpa, GpaRange, Guard, Halted,
-    Hpa, Inactive, PageSize, SplitError, SplitWalk, TableCache, Tables, Translation, Vmid,
+    Attributes, BreakBeforeMake, Contended, Format, Frame, Gpa, GpaRange, Guard, Hpa, OpCounts,
+    PageSize, SplitError, SplitWalk, Stopped, TableCache, Tables, Translation, UnloadedTables,
+    Vmid,
 };
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
@@ -94,8 +95,8 @@ impl<F: Format> Fixture<F> {
     }
 
     /// Returns empty tables.
-    pub fn empty<'a>(&self, arena: &'a Arena) -> anyhow::Result<Inactive<'a, F, Arena>> {
-        Ok(Inactive::new(self.format, Vmid(1), 40, arena)?)
+    pub fn empty<'a>(&self, arena: &'a Arena) -> anyhow::Result<UnloadedTables<'a, F, Arena>> {
+        Ok(UnloadedTables::new(self.format, Vmid(1), 40, arena)?)
     }
 
     /// Returns tables that map `bytes` from the start by leaves of at most `leaves`.
@@ -105,7 +106,7 @@ impl<F: Format> Fixture<F> {
         bytes: u64,
         leaves: PageSize,
         attributes: Attributes,
-    ) -> anyhow::Result<Inactive<'a, F, Arena>> {
+    ) -> anyhow::Result<UnloadedTables<'a, F, Arena>> {
         let mut tables = self.empty(arena)?;
         let mut storage = storage(CHUNK_TABLES);
         let mut cache = TableCache::new(arena, &mut storage);
@@ -247,11 +248,11 @@ pub fn split_range<F: Format, W: SplitWalk>(
     loop {
         match guard.split_by::<W>(rest, target, cache, W::MERGED) {
             Ok(_) => return Ok(()),
-            Err(Halted { at, why: SplitError::CacheEmpty }) => {
+            Err(Stopped { at, reason: SplitError::CacheEmpty }) => {
                 rest = GpaRange::new(at, rest.end().0 - at.0)?;
                 cache.fill(usize::MAX)?;
             }
-            Err(halted) => return Err(halted.into()),
+            Err(stopped) => return Err(stopped.into()),
         }
     }
 }
@@ -283,7 +284,7 @@ pub fn steps(range: GpaRange, step: u64) -> impl Iterator<Item = GpaRange> {
 }
 
 /// Returns what a guard counted, and the number of invalidations.
-pub fn counted(counts: Counts, invalidations: u64) -> Vec<(&'static str, u64)> {
+pub fn counted(counts: OpCounts, invalidations: u64) -> Vec<(&'static str, u64)> {
     vec![
         ("entries_read", counts.entries_read),
         ("entries_written", counts.entries_written),

@@ -13,7 +13,10 @@ use crate::settings::engine::Part;
 use crate::stopwatch::Stopwatch;
 use crate::touch::touch;
 use anyhow::ensure;
-use slat::{Access, Ageing, Ages, Attributes, Counts, Format, PageSize, Participant, Skip, Tables};
+use slat::{
+    Access, AgeBitmaps, AgeOptions, Attributes, Format, OpCounts, PageSize, Reader, TableBits,
+    Tables,
+};
 use std::hint::black_box;
 use std::rc::Rc;
 use std::slice::from_ref;
@@ -28,14 +31,14 @@ pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Cont
             let touched = touched.clone();
             let (mut young, mut unanswered) = (fixture.bitmap(), fixture.bitmap());
             move |arena: &mut Arena, check: bool| {
-                let ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                let ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
                 age_once(&fixture, &touched, skip, ages, arena, check)
             }
         };
         let young = touched.clone();
         pose(Part::AgeTables, name, memory, of)
-            .enter("exact", ENGINE, entrant(Skip::Exact))
-            .enter("leaves", ENGINE, entrant(Skip::Nothing))
+            .enter("exact", ENGINE, entrant(TableBits::Exact))
+            .enter("leaves", ENGINE, entrant(TableBits::Ignored))
             .enter("cas", MACHINE, move |arena, _| exchange_once(&fixture, &young, arena))
             .ratio(format!("{}, age by tables, {of}", shown(name)), &["exact"], &["leaves"])
             .ratio("  exchanges of these pages alone", &["cas"], &["leaves"])
@@ -56,14 +59,14 @@ fn shown(format: TableFormat) -> String {
 fn aged<'a, F: Format>(
     fixture: &Fixture<F>,
     pages: &[u64],
-    ages: &mut Ages<'_>,
+    ages: &mut AgeBitmaps<'_>,
     arena: &'a Arena,
 ) -> anyhow::Result<Tables<'a, F, Arena>> {
     let old = Attributes { accessed: false, ..Attributes::RAM };
     let tables = fixture.live(arena, PageSize::SIZE_4K, old)?;
-    let mut participant = Participant::register(arena)?;
-    let mut guard = tables.enter(&mut participant)?;
-    let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
+    let mut reader = Reader::register(arena)?;
+    let mut guard = tables.enter(&mut reader)?;
+    let how = AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
     let aged = guard.age(fixture.range(), ages, how)?;
     ensure!(aged.young == 0, "{} pages are young before the guest ran", aged.young);
     drop(guard);
@@ -81,8 +84,8 @@ fn emptied<F: Format>(arena: &mut Arena) -> &Arena {
 fn age_once<F: Format>(
     fixture: &Fixture<F>,
     touched: &[u64],
-    skip: Skip,
-    mut ages: Ages<'_>,
+    skip: TableBits,
+    mut ages: AgeBitmaps<'_>,
     arena: &mut Arena,
     check: bool,
 ) -> anyhow::Result<Sample> {
@@ -90,13 +93,17 @@ fn age_once<F: Format>(
     let tables = aged(fixture, touched, &mut ages, arena)?;
     ages.young.fill(0);
     ages.unanswered.fill(0);
-    let mut participant = Participant::register(arena)?;
+    let mut reader = Reader::register(arena)?;
     let before = arena.invalidations();
     let watch = Stopwatch::start();
-    let mut guard = tables.enter(&mut participant)?;
-    let aged = guard.age(fixture.range(), &mut ages, Ageing { clear: true, skip, fresh: false })?;
+    let mut guard = tables.enter(&mut reader)?;
+    let aged = guard.age(
+        fixture.range(),
+        &mut ages,
+        AgeOptions { clear: true, table_bits: skip, flush_tlb: false },
+    )?;
     let counts = guard.counts();
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     let seconds = watch.seconds();
     let invalidations = arena.invalidations() - before;
@@ -108,8 +115,8 @@ fn age_once<F: Format>(
     if check {
         let named = |page: &u64| ages.young[(page / 64) as usize] >> (page % 64) & 1 == 1;
         ensure!(touched.iter().all(named), "a page that was touched is not young");
-        let mut guard = tables.enter(&mut participant)?;
-        let how = Ageing { clear: false, skip: Skip::Nothing, fresh: false };
+        let mut guard = tables.enter(&mut reader)?;
+        let how = AgeOptions { clear: false, table_bits: TableBits::Ignored, flush_tlb: false };
         let left = guard.age(fixture.range(), &mut ages, how)?;
         ensure!(left.young == 0, "pages are young after they were aged");
     }
@@ -124,7 +131,7 @@ fn exchange_once<F: Format>(
 ) -> anyhow::Result<Sample> {
     let arena = emptied::<F>(arena);
     let (mut young, mut unanswered) = (fixture.bitmap(), fixture.bitmap());
-    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
     let tables = aged(fixture, touched, &mut ages, arena)?;
     let ptes = fixture.entries(&tables, arena);
     let table = ptes.first().map_or(1, |table| table.len() as u64);
@@ -176,29 +183,29 @@ fn round<F: Format>(
 ) -> anyhow::Result<Sample> {
     let arena = emptied::<F>(arena);
     let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
-    let mut participant = Participant::register(arena)?;
+    let mut reader = Reader::register(arena)?;
     let before = arena.invalidations();
     let watch = Stopwatch::start();
-    let mut counts = Counts::NONE;
-    let mut guard = tables.enter(&mut participant)?;
+    let mut counts = OpCounts::NONE;
+    let mut guard = tables.enter(&mut reader)?;
     if subtrees {
         guard.write_protect_subtrees(fixture.range())?;
     } else {
         guard.write_protect(fixture.range())?;
     }
     counts += guard.counts();
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     let mut changed = 0;
     let seconds = match least {
         None => {
-            changed += faults(fixture, &tables, &mut participant, written, &mut counts)?;
+            changed += faults(fixture, &tables, &mut reader, written, &mut counts)?;
             watch.seconds()
         }
         Some(least) => {
             for (page, least) in written.chunks(1).zip(&mut *least) {
                 let begin = Instant::now();
-                changed += faults(fixture, &tables, &mut participant, page, &mut counts)?;
+                changed += faults(fixture, &tables, &mut reader, page, &mut counts)?;
                 *least = (*least).min(begin.elapsed().as_nanos() as u32);
             }
             f64::from(least.iter().copied().max().unwrap_or(0)) / 1e9
@@ -207,7 +214,7 @@ fn round<F: Format>(
     let invalidations = arena.invalidations() - before;
     ensure!(changed == (written.len() as u64) << 12, "faults changed {changed} bytes");
     if check {
-        verify(fixture, &tables, &mut participant, written)?;
+        verify(fixture, &tables, &mut reader, written)?;
     }
     Ok(Sample { seconds, counts: counted(counts, invalidations) })
 }
@@ -216,16 +223,18 @@ fn round<F: Format>(
 fn faults<'p, F: Format>(
     fixture: &Fixture<F>,
     tables: &Tables<'p, F, Arena>,
-    participant: &mut Participant<'p, Arena>,
+    reader: &mut Reader<'p, Arena>,
     pages: &[u64],
-    counts: &mut Counts,
+    counts: &mut OpCounts,
 ) -> anyhow::Result<u64> {
     let mut changed = 0;
     for &page in pages {
-        let mut guard = tables.enter(participant)?;
-        changed += guard.relax(fixture.page(page), Access::Write).map(slat::Granted::elsewhere)?;
+        let mut guard = tables.enter(reader)?;
+        changed += guard
+            .relax(fixture.page(page), Access::Write)
+            .map(slat::LocalFlush::not_needed_here)?;
         *counts += guard.counts();
-        guard.complete();
+        guard.invalidate();
     }
     Ok(changed)
 }
@@ -234,10 +243,10 @@ fn faults<'p, F: Format>(
 fn verify<'p, F: Format>(
     fixture: &Fixture<F>,
     tables: &Tables<'p, F, Arena>,
-    participant: &mut Participant<'p, Arena>,
+    reader: &mut Reader<'p, Arena>,
     written: &[u64],
 ) -> anyhow::Result<()> {
-    let guard = tables.enter(participant)?;
+    let guard = tables.enter(reader)?;
     let mut writable = 0;
     for leaf in guard.leaves(fixture.range())? {
         writable += u64::from(leaf?.attributes.write);
@@ -285,9 +294,9 @@ mod tests {
         for by_hardware in [true, false] {
             arena.reset();
             let (mut young, mut unanswered) = (fixture.bitmap(), fixture.bitmap());
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             let tables = aged(&fixture, &[], &mut ages, &arena).unwrap();
-            let mut participant = Participant::register(&arena).unwrap();
+            let mut reader = Reader::register(&arena).unwrap();
             let clean = path(&tables, &arena, fixture.page(0));
             // The root's entry covers more than the guest; below it, no table is accessed.
             assert!(clean[1..].iter().all(|raw| raw & (1 << 8) == 0), "{clean:x?}");
@@ -295,10 +304,10 @@ mod tests {
                 if by_hardware {
                     touch(&tables, &arena, fixture.page(page).start()).unwrap();
                 } else {
-                    let mut guard = tables.enter(&mut participant).unwrap();
+                    let mut guard = tables.enter(&mut reader).unwrap();
                     guard
                         .relax(fixture.page(page), Access::Read)
-                        .map(slat::Granted::elsewhere)
+                        .map(slat::LocalFlush::not_needed_here)
                         .unwrap();
                 }
             }

@@ -3,9 +3,9 @@
 use core::ffi::c_void;
 use slat::format::{AttributeError, Software};
 use slat::{
-    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Hpa, MapError, Memory,
-    NewError, PageSize, RangeError, Removed, Rights, SpaceError, SplitError, Translation,
-    UnmapError,
+    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Hpa, MapError, Memory, NewError,
+    PageSize, RangeError, Rights, SpaceError, SplitError, Stopped, Translation, UnmapError,
+    UnmappedRun,
 };
 
 /// The outcome of a call. Each function names the values that it may return other than
@@ -82,10 +82,10 @@ impl slat_result {
         Self { status, at: 0, done: 0 }
     }
 
-    pub(crate) fn of<E: Into<slat_status>>(result: Result<u64, Halted<E>>) -> Self {
+    pub(crate) fn of<E: Into<slat_status>>(result: Result<u64, Stopped<E>>) -> Self {
         match result {
             Ok(done) => Self { status: slat_status::Ok, at: 0, done },
-            Err(Halted { at, why }) => Self { status: why.into(), at: at.0, done: 0 },
+            Err(Stopped { at, reason }) => Self { status: reason.into(), at: at.0, done: 0 },
         }
     }
 }
@@ -347,7 +347,7 @@ pub struct slat_translation {
 /// Adjacent leaves of one size, with the same attributes, that were unmapped.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct slat_removed {
+pub struct slat_unmapped_run {
     /// The first guest address.
     pub gpa: u64,
     /// The memory behind them, which no CPU reaches any more.
@@ -474,7 +474,7 @@ impl From<Translation> for slat_translation {
     }
 }
 
-impl slat_removed {
+impl slat_unmapped_run {
     pub(crate) const NOTHING: Self = Self {
         gpa: 0,
         hpa: 0,
@@ -484,8 +484,8 @@ impl slat_removed {
     };
 }
 
-impl From<Removed> for slat_removed {
-    fn from(of: Removed) -> Self {
+impl From<UnmappedRun> for slat_unmapped_run {
+    fn from(of: UnmappedRun) -> Self {
         Self {
             gpa: of.gpa.0,
             hpa: of.hpa.0,
@@ -509,8 +509,8 @@ impl From<AttributeError> for slat_status {
 }
 
 impl From<NewError> for slat_status {
-    fn from(why: NewError) -> Self {
-        match why {
+    fn from(reason: NewError) -> Self {
+        match reason {
             NewError::OutOfFrames { .. } => Self::OutOfFrames,
             _ => Self::AddressBits,
         }
@@ -521,8 +521,8 @@ impl From<NewError> for slat_status {
 // `Argument`.
 
 impl From<MapError> for slat_status {
-    fn from(why: MapError) -> Self {
-        match why {
+    fn from(reason: MapError) -> Self {
+        match reason {
             MapError::Range(_) => Self::Range,
             MapError::HostAddress { .. } => Self::HostAddress,
             MapError::LeafSize(_) => Self::LeafSize,
@@ -536,8 +536,8 @@ impl From<MapError> for slat_status {
 }
 
 impl From<ChangeError> for slat_status {
-    fn from(why: ChangeError) -> Self {
-        match why {
+    fn from(reason: ChangeError) -> Self {
+        match reason {
             ChangeError::Range(_) => Self::Range,
             ChangeError::CutsBlock { .. } => Self::CutsBlock,
             ChangeError::Bitmap { .. } => Self::Bitmap,
@@ -550,8 +550,8 @@ impl From<ChangeError> for slat_status {
 }
 
 impl From<UnmapError> for slat_status {
-    fn from(why: UnmapError) -> Self {
-        match why {
+    fn from(reason: UnmapError) -> Self {
+        match reason {
             UnmapError::Range(_) => Self::Range,
             UnmapError::CutsBlock { .. } => Self::CutsBlock,
             UnmapError::Contended => Self::Contended,
@@ -561,8 +561,8 @@ impl From<UnmapError> for slat_status {
 }
 
 impl From<SplitError> for slat_status {
-    fn from(why: SplitError) -> Self {
-        match why {
+    fn from(reason: SplitError) -> Self {
+        match reason {
             SplitError::Range(_) => Self::Range,
             SplitError::LeafSize(_) => Self::LeafSize,
             SplitError::CacheEmpty => Self::OutOfFrames,
@@ -573,11 +573,11 @@ impl From<SplitError> for slat_status {
 }
 
 impl From<SpaceError> for slat_status {
-    fn from(why: SpaceError) -> Self {
-        match why {
-            SpaceError::Map(why) => why.into(),
-            SpaceError::Change(why) => why.into(),
-            SpaceError::Unmap(why) => why.into(),
+    fn from(reason: SpaceError) -> Self {
+        match reason {
+            SpaceError::Map(reason) => reason.into(),
+            SpaceError::Change(reason) => reason.into(),
+            SpaceError::Unmap(reason) => reason.into(),
             SpaceError::Contended => Self::Contended,
             SpaceError::OutOfFrames => Self::OutOfFrames,
             _ => Self::Argument,

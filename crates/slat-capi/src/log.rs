@@ -6,7 +6,9 @@
 
 use crate::abi::{access, range, size, slat_owing, slat_result, slat_shootdown, slat_status};
 use crate::handle::{Entered, of_each, slat_space};
-use slat::{Ageing, Ages, Format, Frame, Gpa, Halted, Pages, Skip, SplitError, TableCache};
+use slat::{
+    AgeBitmaps, AgeOptions, Format, Frame, Gpa, Pages, SplitError, Stopped, TableBits, TableCache,
+};
 
 /// The number of table pages that a split asks the platform for at once.
 const BATCH: usize = 8;
@@ -36,13 +38,13 @@ pub unsafe extern "C" fn slat_complete(
     // SAFETY: the caller's promise is the callee's.
     match unsafe { Entered::new(space) } {
         Ok(mut entered) => entered.complete(owed),
-        Err(why) => why,
+        Err(reason) => reason,
     }
 }
 
 fn owing(of: Result<slat_owing, slat_status>) -> slat_owing {
     let refused =
-        |why| slat_owing { result: slat_result::refused(why), owed: slat_shootdown::NOTHING };
+        |reason| slat_owing { result: slat_result::refused(reason), owed: slat_shootdown::NOTHING };
     of.unwrap_or_else(refused)
 }
 
@@ -161,7 +163,9 @@ pub unsafe extern "C" fn slat_relax(
     let entered = unsafe { Entered::new(space) };
     owing(entered.and_then(|entered| {
         let (range, access) = (range(gpa, bytes)?, access(how)?);
-        Ok(operation!(entered, |guard| guard.relax(range, access).map(slat::Granted::flush_local)))
+        Ok(operation!(entered, |guard| guard
+            .relax(range, access)
+            .map(slat::LocalFlush::flush_local)))
     }))
 }
 
@@ -249,12 +253,12 @@ pub unsafe extern "C" fn slat_age(
             return Err(slat_status::Argument);
         }
         let range = range(gpa, bytes)?;
-        let how = Ageing {
+        let how = AgeOptions {
             clear: flags & SLAT_AGE_CLEAR != 0,
-            skip: Skip::Nothing,
-            fresh: flags & SLAT_AGE_FRESH != 0,
+            table_bits: TableBits::Ignored,
+            flush_tlb: flags & SLAT_AGE_FRESH != 0,
         };
-        let mut ages = Ages { young: bitmaps.0?, unanswered: bitmaps.1? };
+        let mut ages = AgeBitmaps { young: bitmaps.0?, unanswered: bitmaps.1? };
         Ok(operation!(entered, |guard| guard.age(range, &mut ages, how).map(|aged| aged.young)))
     }))
 }
@@ -264,17 +268,18 @@ fn split<F: Format>(
     guard: &mut slat::Guard<'static, 'static, F, crate::machine::Machine>,
     range: slat::GpaRange,
     to: slat::PageSize,
-) -> Result<u64, Halted<SplitError>> {
+) -> Result<u64, Stopped<SplitError>> {
     let mut storage: [Option<Frame>; BATCH] = [const { None }; BATCH];
     let mut cache = TableCache::new(guard.platform(), &mut storage);
     let (mut bytes, mut left) = (guard.counts().bytes_changed, range);
     loop {
         let result = guard.split(left, to, &mut cache);
-        let Err(Halted { at, why }) = result else { break };
-        let empty =
-            matches!(why, SplitError::CacheEmpty) && cache.fill(BATCH).is_err() && cache.is_empty();
-        if empty || !matches!(why, SplitError::CacheEmpty | SplitError::Contended) {
-            return Err(Halted { at, why });
+        let Err(Stopped { at, reason }) = result else { break };
+        let empty = matches!(reason, SplitError::CacheEmpty)
+            && cache.fill(BATCH).is_err()
+            && cache.is_empty();
+        if empty || !matches!(reason, SplitError::CacheEmpty | SplitError::Contended) {
+            return Err(Stopped { at, reason });
         }
         if let Ok(rest) = slat::GpaRange::new(at, range.end().0.saturating_sub(at.0)) {
             left = rest;

@@ -13,12 +13,12 @@ use std::thread::{JoinHandle, spawn};
 use std::time::Instant;
 
 /// The number of threads that may work on guests at one time.
-const SEATS: usize = 64;
+const READERS: usize = 64;
 const RAM: u64 = 64 << 20;
 
 /// The machine that all guests share. Table pages come from the allocator.
 struct Machine {
-    grace: Grace<[Seat; SEATS]>,
+    readers: Readers<[ReaderSlot; READERS]>,
     frames: AtomicU64,
     start: Instant,
 }
@@ -29,7 +29,7 @@ fn layout(bytes: usize) -> Layout {
 
 // SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
 // alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
-// no CPU loads these tables. 4: `grace` is a field.
+// no CPU loads these tables. 4: `readers` is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.frames.fetch_add(1, Ordering::Relaxed);
@@ -50,8 +50,8 @@ unsafe impl Platform for Machine {
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Never
     }
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 
@@ -89,8 +89,8 @@ impl Vm {
         let format = Ept1G::default();
         let guest = Guest::new(format, Vmid(number), 40, Arc::clone(machine), ram, config)?;
         let mut worker = guest.worker()?;
-        let slot = MemslotSpec::new(MemslotId(0), Gpa(0), RAM, Hva(0));
-        worker.with(|worker| worker.set_memslot(slot))?;
+        let memslot = MemslotSpec::new(MemslotId(0), Gpa(0), RAM, Hva(0));
+        worker.with(|worker| worker.set_memslot(memslot))?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         for id in 0..vcpus {
@@ -112,8 +112,10 @@ impl Vm {
             let mut taken = 0;
             while !ends.load(Ordering::Relaxed) {
                 for log_dirty in [true, false] {
-                    let logs = MemslotSpec { log_dirty, ..slot };
-                    worker.with(|worker| worker.set_memslot(logs)).expect("a slot that is there");
+                    let logs = MemslotSpec { log_dirty, ..memslot };
+                    worker
+                        .with(|worker| worker.set_memslot(logs))
+                        .expect("a memslot that is there");
                 }
                 let host = HvaRange { start: Hva(0), bytes: RAM / 4 };
                 worker.with(|worker| drop(worker.invalidate(host, |_| taken += 1)));
@@ -131,9 +133,9 @@ impl Vm {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let grace = Grace::new([const { Seat::new() }; SEATS]);
+    let readers = Readers::new([const { ReaderSlot::new() }; READERS]);
     let frames = AtomicU64::new(0);
-    let machine = Arc::new(Machine { grace, frames, start: Instant::now() });
+    let machine = Arc::new(Machine { readers, frames, start: Instant::now() });
     let mut running = Vec::new();
     for number in 0..20 {
         running.push((number, Vm::start(&machine, number, 2)?));

@@ -3,14 +3,16 @@
 use crate::backing::{Backing, HvaRange};
 use crate::bits::each_word;
 use crate::host::Host;
-use crate::memslots::View;
+use crate::memslots::MemslotSnapshot;
 use crate::private::MemoryKind;
 use crate::ranges::cut_by;
 use crate::worker::{Inside, Worker};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
-use slat::{Aged, Ageing, Ages, ChangeError, Format, Gpa, GpaRange, Guard, Halted, Pages};
+use slat::{
+    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Format, Gpa, GpaRange, Guard, Pages, Stopped,
+};
 
 /// Why pages were not aged. Nothing was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,8 +56,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         selected: Option<&[u64]>,
         young: &mut [u64],
-        how: Ageing,
-    ) -> Result<Aged, AgeError> {
+        how: AgeOptions,
+    ) -> Result<AgeCounts, AgeError> {
         self.age_if(range, selected, young, how, |_| true)
     }
 
@@ -66,15 +68,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         selected: Option<&[u64]>,
         young: &mut [u64],
-        how: Ageing,
-        wanted: impl Fn(&View) -> bool,
-    ) -> Result<Aged, AgeError> {
+        how: AgeOptions,
+        wanted: impl Fn(&MemslotSnapshot) -> bool,
+    ) -> Result<AgeCounts, AgeError> {
         let needed = words::<F>(&range);
         let shortest = selected.map_or(young.len(), |selected| selected.len().min(young.len()));
         if shortest < needed {
             return Err(AgeError::Refused(ChangeError::Bitmap { needed, given: shortest }));
         }
-        let mut aged = Aged::default();
+        let mut aged = AgeCounts::default();
         // Private pages are never young.
         let shared = self.look(|view| shared_pages::<F>(view, &range, selected));
         let selected = shared.as_deref().or(selected);
@@ -91,7 +93,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 break;
             };
             let mut found = vec![0; count.div_ceil(64)];
-            let mut one = Aged::default();
+            let mut one = AgeCounts::default();
             self.age_run(run, &mut found, how, &mut one, &wanted)?;
             aged.unanswered += one.unanswered;
             aged.young += shift_into(young, &found, first);
@@ -111,8 +113,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         host: HvaRange,
         selected: Option<&[u64]>,
         young: &mut [u64],
-        how: Ageing,
-    ) -> Result<Aged, AgeError> {
+        how: AgeOptions,
+    ) -> Result<AgeCounts, AgeError> {
         let page = (1 << F::PAGE_SHIFT) - 1;
         if (host.start.0 | host.bytes) & page != 0 {
             return Err(AgeError::Unaligned);
@@ -125,9 +127,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         let parts = self.look(|view| {
             let parts = view.backed_by(host);
-            parts.map(|(slot, range)| (slot.spec, slot.deleting, range)).collect::<Vec<_>>()
+            parts
+                .map(|(memslot, range)| (memslot.spec, memslot.deleting, range))
+                .collect::<Vec<_>>()
         });
-        let mut aged = Aged::default();
+        let mut aged = AgeCounts::default();
         for (spec, going, range) in parts {
             let first = (spec.host_of(range.start().0).0 - host.start.0) >> F::PAGE_SHIFT;
             let pages = range.size() >> F::PAGE_SHIFT;
@@ -140,8 +144,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 aged.unanswered += part.as_deref().map_or(pages, count);
                 continue;
             }
-            let there = |view: &View| {
-                view.named(spec.id).is_some_and(|slot| !slot.deleting && slot.spec.is_where(&spec))
+            let there = |view: &MemslotSnapshot| {
+                view.named(spec.id)
+                    .is_some_and(|memslot| !memslot.deleting && memslot.spec.is_where(&spec))
             };
             let one = self.age_if(range, part.as_deref(), &mut found, how, there)?;
             aged.unanswered += one.unanswered;
@@ -153,15 +158,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Ages all pages of `range`, in all tables that may have leaves, and in the kept marks.
     ///
     /// A page was used if a leaf is marked so, or if the memslot's bits are
-    /// ([`Kept`](crate::bits::Kept)). A block that crosses an end of the range is aged as a whole:
-    /// if it is made old, its pages outside the range are kept as used.
+    /// ([`SpilledBits`](crate::bits::SpilledBits)). A block that crosses an end of the range is
+    /// aged as a whole: if it is made old, its pages outside the range are kept as used.
     fn age_run(
         &mut self,
         range: GpaRange,
         young: &mut [u64],
-        how: Ageing,
-        aged: &mut Aged,
-        wanted: &impl Fn(&View) -> bool,
+        how: AgeOptions,
+        aged: &mut AgeCounts,
+        wanted: &impl Fn(&MemslotSnapshot) -> bool,
     ) -> Result<(), AgeError> {
         let guest = self.guest;
         let words = words::<F>(&range);
@@ -210,23 +215,26 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         young: &mut [u64],
         unanswered: &mut [u64],
-        how: Ageing,
-        wanted: &impl Fn(&View) -> bool,
-    ) -> Result<Aged, AgeError> {
-        let found = self.with_slots(tables, |view, Inside { guard, .. }| {
+        how: AgeOptions,
+        wanted: &impl Fn(&MemslotSnapshot) -> bool,
+    ) -> Result<AgeCounts, AgeError> {
+        let found = self.with_memslots(tables, |view, Inside { guard, .. }| {
             let page = |at: Gpa| ((at.0 - range.start().0) >> F::PAGE_SHIFT) as usize;
             // The host does not age private pages. The caller has left out those that were private
             // when it looked.
             if !wanted(view) || view.has_private::<F>(&range) {
                 let pages = page(range.end());
-                return Ok(Aged { young: 0, unanswered: shift_into(unanswered, &ones(pages), 0) });
+                return Ok(AgeCounts {
+                    young: 0,
+                    unanswered: shift_into(unanswered, &ones(pages), 0),
+                });
             }
             let mut inner = range;
-            let mut aged = Aged::default();
+            let mut aged = AgeCounts::default();
             // The engine refuses a range that does not consist of whole pages.
             let page_mask = (1 << F::PAGE_SHIFT) - 1;
             if how.clear && (range.start().0 | range.size()) & page_mask == 0 {
-                let (rest, held) = age_ends(view, guard, range, how.fresh)?;
+                let (rest, held) = age_ends(view, guard, range, how.flush_tlb)?;
                 for held in held.into_iter().flatten() {
                     let pages = ones((held.size() >> F::PAGE_SHIFT) as usize);
                     aged.unanswered += shift_into(unanswered, &pages, page(held.start()));
@@ -238,20 +246,20 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let first = page(inner.start());
             let found = if first == 0 {
-                guard.age(inner, &mut Ages { young, unanswered }, how)?
+                guard.age(inner, &mut AgeBitmaps { young, unanswered }, how)?
             } else {
                 let words = words::<F>(&inner);
                 let (mut some, mut open) = (vec![0; words], vec![0; words]);
-                let mut ages = Ages { young: &mut some, unanswered: &mut open };
+                let mut ages = AgeBitmaps { young: &mut some, unanswered: &mut open };
                 guard.age(inner, &mut ages, how)?;
                 let young = shift_into(young, &some, first);
-                Aged { young, unanswered: shift_into(unanswered, &open, first) }
+                AgeCounts { young, unanswered: shift_into(unanswered, &open, first) }
             };
             aged.young += found.young;
             aged.unanswered += found.unanswered;
             Ok(aged)
         });
-        found.map_err(|Halted { why, .. }| AgeError::Refused(why))
+        found.map_err(|Stopped { reason, .. }| AgeError::Refused(reason))
     }
 
     /// Adds the pages of `range` that are kept as used, and clears these marks if `clear` is set.
@@ -262,21 +270,21 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         young: &mut [u64],
         clear: bool,
-        wanted: &impl Fn(&View) -> bool,
+        wanted: &impl Fn(&MemslotSnapshot) -> bool,
     ) -> Option<u64> {
         self.look(|view| {
             if !wanted(view) {
                 return None;
             }
             let mut new = 0;
-            for (slot, part) in view.parts(&range) {
-                let kept = &slot.kept;
+            for (memslot, part) in view.parts(&range) {
+                let spilled_bits = &memslot.spilled_bits;
                 let offset = (part.start().0 - range.start().0) >> F::PAGE_SHIFT;
-                let before = (part.start().0 - slot.spec.gpa.0) >> F::PAGE_SHIFT;
-                each_word::<F>(&slot.spec, part.start().0, part.size(), |word, mask| {
+                let before = (part.start().0 - memslot.spec.gpa.0) >> F::PAGE_SHIFT;
+                each_word::<F>(&memslot.spec, part.start().0, part.size(), |word, mask| {
                     let used = match clear {
-                        true => kept.used.take(word, mask),
-                        false => kept.used.get(word, mask),
+                        true => spilled_bits.used.swap_out(word, mask),
+                        false => spilled_bits.used.get(word, mask),
                     };
                     // The bits of the word, from its first page in the range on.
                     let first = u64::from(mask.trailing_zeros());
@@ -293,11 +301,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 /// the range between these leaves, and the parts at the ends that have no answer.
 #[expect(clippy::type_complexity, reason = "two ranges, which may not be")]
 fn age_ends<F: Format, H: Host>(
-    view: &View,
+    view: &MemslotSnapshot,
     guard: &mut Guard<'_, '_, F, H>,
     range: GpaRange,
     fresh: bool,
-) -> Result<(Option<GpaRange>, [Option<GpaRange>; 2]), Halted<ChangeError>> {
+) -> Result<(Option<GpaRange>, [Option<GpaRange>; 2]), Stopped<ChangeError>> {
     let (mut start, mut end) = (range.start().0, range.end().0);
     let mut held = [None; 2];
     for (side, held) in held.iter_mut().enumerate() {
@@ -309,13 +317,13 @@ fn age_ends<F: Format, H: Host>(
             Ok(None) => continue,
             Ok(Some(leaf)) if !is_kept(view, &leaf) => continue,
             Ok(Some(_)) => guard.age_leaf(at, true),
-            Err(_) => Err(Halted { at, why: ChangeError::Contended }),
+            Err(_) => Err(Stopped { at, reason: ChangeError::Contended }),
         };
         let (leaf, used) = match leaf {
             // The leaf has become smaller, or is gone: the scan looks at what is there.
             Ok(None) => continue,
             Ok(Some((leaf, used))) => (leaf, used),
-            Err(Halted { why: ChangeError::Contended, .. }) => {
+            Err(Stopped { reason: ChangeError::Contended, .. }) => {
                 // The size of the leaf is not known: the page at the end has no answer, and the
                 // scan looks at the rest.
                 let page = if side == 0 { start } else { end - (1 << F::PAGE_SHIFT) };
@@ -326,16 +334,18 @@ fn age_ends<F: Format, H: Host>(
                 }
                 continue;
             }
-            Err(halted) => return Err(halted),
+            Err(stopped) => return Err(stopped),
         };
         if used {
-            for (slot, part) in view.parts(&leaf) {
-                slot.kept.used.mark::<F>(&slot.spec, part.start().0, part.size());
+            for (memslot, part) in view.parts(&leaf) {
+                memslot.spilled_bits.used.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
         }
         if fresh {
-            guard.owe(leaf).map_err(|why| Halted { at, why: ChangeError::Range(why) })?;
-            guard.complete();
+            guard
+                .defer_invalidation(leaf)
+                .map_err(|reason| Stopped { at, reason: ChangeError::Range(reason) })?;
+            guard.invalidate();
         }
         match side {
             0 => start = leaf.end().0.clamp(start, end),
@@ -347,13 +357,13 @@ fn age_ends<F: Format, H: Host>(
 }
 
 /// Returns whether the use of each page of a leaf can be kept: all of the leaf is in memslots.
-fn is_kept(view: &View, leaf: &GpaRange) -> bool {
+fn is_kept(view: &MemslotSnapshot, leaf: &GpaRange) -> bool {
     view.parts(leaf).map(|(_, part)| part.size()).sum::<u64>() == leaf.size()
 }
 
 /// Returns the `selected` pages, or all, without private ones; `None` if no page is private.
 fn shared_pages<F: Format>(
-    view: &View,
+    view: &MemslotSnapshot,
     range: &GpaRange,
     selected: Option<&[u64]>,
 ) -> Option<Vec<u64>> {
@@ -363,8 +373,8 @@ fn shared_pages<F: Format>(
     let pages = (range.size() >> F::PAGE_SHIFT) as usize;
     let mut bits =
         selected.map_or_else(|| ones(pages), |selected| selected[..words::<F>(range)].to_vec());
-    for (slot, part) in view.parts(range) {
-        for run in slot.runs::<F>(part, MemoryKind::Private) {
+    for (memslot, part) in view.parts(range) {
+        for run in memslot.runs::<F>(part, MemoryKind::Private) {
             let first = (run.start().0 - range.start().0) >> F::PAGE_SHIFT;
             for page in first..first + (run.size() >> F::PAGE_SHIFT) {
                 bits[(page / 64) as usize] &= !(1 << (page % 64));

@@ -32,17 +32,17 @@ impl Bits {
 
     /// Sets the bit of the page at `gpa`, if the memslot has it.
     #[inline]
-    pub fn mark_page<F: Format>(&self, slot: &MemslotSpec, gpa: u64) {
-        let offset = gpa.wrapping_sub(slot.gpa.0);
-        if offset < slot.bytes {
+    pub fn mark_page<F: Format>(&self, memslot: &MemslotSpec, gpa: u64) {
+        let offset = gpa.wrapping_sub(memslot.gpa.0);
+        if offset < memslot.bytes {
             let page = offset >> F::PAGE_SHIFT;
             self.words[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::AcqRel);
         }
     }
 
     /// Sets the bits of the pages in `gpa..gpa + bytes` that the memslot has.
-    pub fn mark<F: Format>(&self, slot: &MemslotSpec, gpa: u64, bytes: u64) {
-        each_word::<F>(slot, gpa, bytes, |word, mask| self.add(word, mask));
+    pub fn mark<F: Format>(&self, memslot: &MemslotSpec, gpa: u64, bytes: u64) {
+        each_word::<F>(memslot, gpa, bytes, |word, mask| self.add(word, mask));
     }
 
     /// Sets the bits of `mask`.
@@ -53,7 +53,7 @@ impl Bits {
     }
 
     /// Clears the bits of `mask`, and returns those that were set.
-    pub fn take(&self, word: usize, mask: u64) -> u64 {
+    pub fn swap_out(&self, word: usize, mask: u64) -> u64 {
         if self.get(word, mask) == 0 {
             return 0;
         }
@@ -70,18 +70,18 @@ impl Bits {
 /// on. Pages that the memslot does not have are left out here, so that no caller makes an index
 /// from an unchecked range.
 pub(crate) fn each_word<F: Format>(
-    slot: &MemslotSpec,
+    memslot: &MemslotSpec,
     gpa: u64,
     bytes: u64,
     mut word: impl FnMut(usize, u64),
 ) {
-    let start = gpa.max(slot.gpa.0);
-    let end = gpa.saturating_add(bytes).min(slot.gpa.0 + slot.bytes);
+    let start = gpa.max(memslot.gpa.0);
+    let end = gpa.saturating_add(bytes).min(memslot.gpa.0 + memslot.bytes);
     if start >= end {
         return;
     }
-    let mut page = (start - slot.gpa.0) >> F::PAGE_SHIFT;
-    let end = (end - slot.gpa.0).div_ceil(1 << F::PAGE_SHIFT);
+    let mut page = (start - memslot.gpa.0) >> F::PAGE_SHIFT;
+    let end = (end - memslot.gpa.0).div_ceil(1 << F::PAGE_SHIFT);
     while page < end {
         let bit = page % 64;
         let count = (64 - bit).min(end - page);
@@ -99,17 +99,18 @@ pub(crate) fn each_word<F: Format>(
 ///    then adds to `written`, then ends the announcement.
 /// 2. A thread that removes leaves of pages that stay the guest's may find them clean because
 ///    another thread moves their marks. If it finds such a move, it adds the pages to `written`
-///    itself, before its own move ends (`Guest::keep_marks`).
+///    itself, before its own move ends (`Guest::spill_marks`).
 /// 3. A clear does not know which pages were dirty: it adds those whose leaves are there, and all
-///    that it cleaned if a thread may be removing leaves (`Guest::leaving`, `Guest::taking`).
+///    that it cleaned if a thread may be removing leaves (`Guest::marks_in_flight`,
+///    `Guest::host_unmaps`).
 /// 4. A thread that takes a page removes its leaf first, then looks for moves, then reads `written`
-///    ([`Kept::take`]).
+///    ([`SpilledBits::take`]).
 ///
 /// If the leaf was clean, or gone, by then, the exchange that found it so has acquired the exchange
 /// that made it so, and with it the announcement. A thread that finds the move ended has acquired
 /// the marks that it added.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct SpilledBits {
     /// Pages that were used since they were last aged.
     pub used: Bits,
     /// Pages that were written since the host last took them.
@@ -118,7 +119,7 @@ pub(crate) struct Kept {
     pub moves: Moves,
 }
 
-impl Kept {
+impl SpilledBits {
     pub fn new(pages: u64) -> Option<Self> {
         let (used, written) = (Bits::new(pages, false)?, Bits::new(pages, false)?);
         Some(Self { used, written, moves: Moves::new() })
@@ -126,16 +127,16 @@ impl Kept {
 
     /// Takes the kept marks of pages that the caller has unmapped: the pages that were written, or
     /// may have been, and those that were used. `mapped`: the pages had leaves. If they had none,
-    /// the move of the thread that removed the last leaf is in `leaving` until `written` has its
+    /// the move of the thread that removed the last leaf is in `in_flight` until `written` has its
     /// mark, or the mark that a log was moving from that leaf.
-    pub fn take(&self, word: usize, mask: u64, mapped: bool, leaving: &Moves) -> (u64, u64) {
-        let moving = leaving.any() || mapped && self.moves.any();
-        let (written, used) = (self.written.take(word, mask), self.used.take(word, mask));
+    pub fn swap_out(&self, word: usize, mask: u64, mapped: bool, in_flight: &Moves) -> (u64, u64) {
+        let moving = in_flight.any() || mapped && self.moves.any();
+        let (written, used) = (self.written.swap_out(word, mask), self.used.swap_out(word, mask));
         (if moving { mask } else { written }, used)
     }
 }
 
-/// The number of threads that are moving marks from leaves to `Kept`.
+/// The number of threads that are moving marks from leaves to `SpilledBits`.
 #[derive(Debug)]
 pub(crate) struct Moves(AtomicU64);
 
@@ -175,9 +176,9 @@ pub(crate) struct Splits {
 
 impl Splits {
     /// Returns `None` if memory is short.
-    pub fn new<F: Format>(slot: &MemslotSpec) -> Option<Self> {
-        let last = slot.gpa.0 + slot.bytes.max(1) - 1;
-        let tables = (last >> F::shift(1)) - (slot.gpa.0 >> F::shift(1)) + 1;
+    pub fn new<F: Format>(memslot: &MemslotSpec) -> Option<Self> {
+        let last = memslot.gpa.0 + memslot.bytes.max(1) - 1;
+        let tables = (last >> F::shift(1)) - (memslot.gpa.0 >> F::shift(1)) + 1;
         let words = || {
             let len = tables.div_ceil(64) as usize;
             let mut words = Vec::new();
@@ -188,8 +189,8 @@ impl Splits {
         Some(Self { words: [words()?, words()?], period: AtomicU64::new(0) })
     }
 
-    pub fn add<F: Format>(&self, slot: &MemslotSpec, gpa: u64) {
-        let table = (gpa >> F::shift(1)) - (slot.gpa.0 >> F::shift(1));
+    pub fn add<F: Format>(&self, memslot: &MemslotSpec, gpa: u64) {
+        let table = (gpa >> F::shift(1)) - (memslot.gpa.0 >> F::shift(1));
         let period = self.period.load(Ordering::Relaxed) as usize % 2;
         let word = &self.words[period][(table / 64) as usize];
         if word.load(Ordering::Relaxed) >> (table % 64) & 1 == 0 {
@@ -198,14 +199,14 @@ impl Splits {
     }
 
     /// Ends the period; calls `table` with each table that was noted in the previous period.
-    pub fn turn<F: Format>(&self, slot: &MemslotSpec, mut table: impl FnMut(u64)) {
+    pub fn turn<F: Format>(&self, memslot: &MemslotSpec, mut table: impl FnMut(u64)) {
         // Tables that were noted in the period that ends wait for the next call.
         let period = self.period.load(Ordering::Acquire) as usize;
         for (index, word) in self.words[(period + 1) % 2].iter().enumerate() {
             let mut bits = word.swap(0, Ordering::AcqRel);
             while bits != 0 {
                 let number = index as u64 * 64 + u64::from(bits.trailing_zeros());
-                table(((slot.gpa.0 >> F::shift(1)) + number) << F::shift(1));
+                table(((memslot.gpa.0 >> F::shift(1)) + number) << F::shift(1));
                 bits &= bits - 1;
             }
         }

@@ -21,7 +21,7 @@ use crate::private::MemoryKind;
 use crate::ranges::{cut_by, fitting, pieces};
 use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::vec::Vec;
-use slat::{Attributes, Contended, Execute, Format, Gpa, GpaRange, Halted, PageSize, SplitError};
+use slat::{Attributes, Contended, Execute, Format, Gpa, GpaRange, PageSize, SplitError, Stopped};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Collapses tables in `range` into blocks of at most `to`, where their pages are physically
@@ -51,27 +51,28 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let parts: Vec<_> = self.look(|view| view.parts(&range).map(|(_, part)| part).collect());
         let mut bytes = 0;
         for piece in parts.into_iter().flat_map(|part| pieces(part, F::size(F::LARGEST_LEAF))) {
-            bytes += self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
+            bytes += self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
                 // If executable huge pages are not allowed, a collapse must not make one.
                 let huge = view.execute_huge == ExecuteHuge::Allowed;
                 let fits = |leaf: &Attributes| leaf.execute == Execute::None || huge;
-                for (slot, part) in view.parts(&piece) {
-                    if slot.deleting || slot.log.is_some() || !wanted(slot) {
+                for (memslot, part) in view.parts(&piece) {
+                    if memslot.deleting || memslot.log.is_some() || !wanted(memslot) {
                         continue;
                     }
-                    let to = fitting::<F>(to, |bytes| slot.spec.is_aligned(bytes));
+                    let to = fitting::<F>(to, |bytes| memslot.spec.is_aligned(bytes));
                     // Private pages keep the size with which they were mapped.
-                    let shared = slot.runs::<F>(part, MemoryKind::Shared);
+                    let shared = memslot.runs::<F>(part, MemoryKind::Shared);
                     for run in shared.flat_map(|run| guest.pins.free(run)) {
                         match guard.collapse_where(run, to, fits) {
                             // If a thread holds an entry, or a device walks the tables, the table
                             // stays as it is.
                             Ok(_)
-                            | Err(Halted {
-                                why: SplitError::Contended | SplitError::Shared, ..
+                            | Err(Stopped {
+                                reason: SplitError::Contended | SplitError::Shared,
+                                ..
                             }) => {}
-                            Err(Halted { why, .. }) => {
-                                unreachable!("a slot's pages, a leaf's size: {why}")
+                            Err(Stopped { reason, .. }) => {
+                                unreachable!("a memslot's pages, a leaf's size: {reason}")
                             }
                         }
                     }
@@ -123,7 +124,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let level = (0..=F::LARGEST_LEAF).find(|&level| F::size(level).bytes() == leaf.size());
         if level.is_none() {
             let unfolded = self.inside(&guest.tables, |Inside { guard, .. }| guard.unfold(leaf));
-            return unfolded.map(drop).map_err(|halted| Contended { at: halted.at });
+            return unfolded.map(drop).map_err(|stopped| Contended { at: stopped.at });
         }
         let page = GpaRange::new(at, F::size(0).bytes()).expect("a page is not empty");
         let mut bytes = 0;
@@ -133,10 +134,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             Ok(()) => Ok(()),
             Err(SplitStop::Contended { at }) => Err(Contended { at }),
             Err(SplitStop::OutOfFrames { .. } | SplitStop::TableLimit { .. }) => {
-                let _moving = guest.leaving.begin();
-                self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
+                let _moving = guest.marks_in_flight.begin();
+                self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
                     guest.unmap(view, &guest.tables, guard, [leaf], |removed| {
-                        guest.keep_marks(view, &removed);
+                        guest.spill_marks(view, &removed);
                     });
                 });
                 guest.reclaim_in(&guest.tables);

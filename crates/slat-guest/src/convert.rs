@@ -11,8 +11,8 @@ use crate::invalidate::Taken;
 use crate::invalidations::InvalidationInProgress;
 use crate::memslots::Memslot;
 use crate::memslots::kinds::Kinds;
-use crate::outcome::{Refused, TableLimit};
-use crate::private::{Denied, MemoryKind, PrivateLeaves, PrivateRange};
+use crate::outcome::{Refusal, TableLimit};
+use crate::private::{Denial, MemoryKind, PrivateLeaves, PrivateRange};
 use crate::ranges::{cut_by, pieces};
 use crate::sync::agreed;
 use crate::unmap::each_even_if_one_panics;
@@ -20,7 +20,9 @@ use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, Place, Removals, SplitError, UnmapError};
+use slat::{
+    Format, Gpa, GpaRange, OutOfFrames, SplitError, Stopped, UnmapBatch, UnmapEntry, UnmapError,
+};
 
 /// Why pages were not converted, or private memory was not invalidated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +35,7 @@ pub enum ConvertError {
     /// A device has some of the range pinned ([`Worker::pin`]).
     Pinned,
     /// The machine refuses.
-    Denied(Denied),
+    Denied(Denial),
     /// A private block has to be split, and the platform has no table pages.
     OutOfFrames(OutOfFrames),
     /// A private block has to be split, and the guest may have no more table pages.
@@ -47,14 +49,14 @@ impl fmt::Display for ConvertError {
         match self {
             Self::Unaligned => f.write_str("what is converted is a multiple of the page size"),
             Self::NotPrivate => f.write_str(
-                "no slot has these addresses, or it was made without private memory \
+                "no memslot has these addresses, or it was made without private memory \
                  (`MemslotSpec::private`)",
             ),
             Self::Pinned => f.write_str("a device has some of the range pinned; let it go first"),
-            Self::Denied(why) => why.fmt(f),
-            Self::OutOfFrames(why) => why.fmt(f),
-            Self::TableLimit(why) => why.fmt(f),
-            Self::Split(why) => why.fmt(f),
+            Self::Denied(reason) => reason.fmt(f),
+            Self::OutOfFrames(reason) => reason.fmt(f),
+            Self::TableLimit(reason) => reason.fmt(f),
+            Self::Split(reason) => reason.fmt(f),
         }
     }
 }
@@ -89,37 +91,38 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         to: MemoryKind,
         mut taken: impl FnMut(Taken),
-    ) -> Result<u64, Halted<ConvertError>> {
+    ) -> Result<u64, Stopped<ConvertError>> {
         let guest = self.guest;
-        let halted = |at, why| Err(Halted { at, why });
+        let stopped = |at, reason| Err(Stopped { at, reason });
         if (range.start().0 | range.size()) & (F::size(0).bytes() - 1) != 0 {
-            return halted(range.start(), ConvertError::Unaligned);
+            return stopped(range.start(), ConvertError::Unaligned);
         }
         let _turn = guest.change_turn();
         let parts = self.look(|view| {
             let parts = view.parts(&range);
-            let parts =
-                parts.filter_map(|(slot, part)| Some((slot.clone(), slot.kinds.clone()?, part)));
+            let parts = parts.filter_map(|(memslot, part)| {
+                Some((memslot.clone(), memslot.kinds.clone()?, part))
+            });
             parts.collect::<Vec<_>>()
         });
         let mut covered = range.start();
-        for (.., part) in parts.iter().filter(|(slot, ..)| !slot.deleting) {
+        for (.., part) in parts.iter().filter(|(memslot, ..)| !memslot.deleting) {
             if part.start() != covered {
                 break;
             }
             covered = part.end();
         }
         if covered != range.end() {
-            return halted(covered, ConvertError::NotPrivate);
+            return stopped(covered, ConvertError::NotPrivate);
         }
         if guest.pins.overlap(&range) {
-            return halted(range.start(), ConvertError::Pinned);
+            return stopped(range.start(), ConvertError::Pinned);
         }
         let mut pages = 0;
-        for (slot, kinds, part) in &parts {
-            for run in slot.runs::<F>(*part, to.other()) {
-                let converted = self.convert_run(slot, kinds, run, to, &mut taken);
-                converted.map_err(|why| Halted { at: run.start(), why })?;
+        for (memslot, kinds, part) in &parts {
+            for run in memslot.runs::<F>(*part, to.other()) {
+                let converted = self.convert_run(memslot, kinds, run, to, &mut taken);
+                converted.map_err(|reason| Stopped { at: run.start(), reason })?;
                 let done = run.size() >> F::PAGE_SHIFT;
                 guest.counters.converted_pages.add(done);
                 pages += done;
@@ -131,7 +134,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Converts `run`, whose pages are all of the other kind.
     fn convert_run(
         &mut self,
-        slot: &Memslot,
+        memslot: &Memslot,
         kinds: &Arc<Kinds>,
         run: GpaRange,
         to: MemoryKind,
@@ -139,28 +142,28 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<(), ConvertError> {
         let guest = self.guest;
         // Ends also if `taken` or a hook panics: the pages then keep their kind.
-        let changing = kinds.changing::<F>(&slot.spec, &run);
+        let changing = kinds.changing::<F>(&memslot.spec, &run);
         agreed();
-        let emptied = self.empty_run(slot, run, to, taken);
+        let emptied = self.unmap_run(memslot, run, to, taken);
         if emptied.is_ok() {
             guest.wait_for_faults();
-            kinds.set::<F>(&slot.spec, &run, to);
+            kinds.set::<F>(&memslot.spec, &run, to);
         }
         drop(changing);
         if emptied.is_ok() && to == MemoryKind::Private {
             // vCPUs that wait for the shared page, which may never arrive, ask again. A vCPU that
             // takes a place later asks the backing after this, and the page's new kind then decides
             // the answer.
-            let (start, bytes) = (slot.spec.host_of(run.start().0), run.size());
+            let (start, bytes) = (memslot.spec.host_of(run.start().0), run.size());
             guest.arrived(HvaRange { start, bytes });
         }
         emptied
     }
 
     /// Unmaps what is mapped in `run`, which is about to become `to`.
-    fn empty_run(
+    fn unmap_run(
         &mut self,
-        slot: &Memslot,
+        memslot: &Memslot,
         run: GpaRange,
         to: MemoryKind,
         taken: &mut impl FnMut(Taken),
@@ -175,9 +178,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             return self.take_private(run, &mut |_| {});
         }
         for piece in pieces(run, F::size(F::LARGEST_LEAF)) {
-            let bytes = self.with_slots(&guest.tables, |view, Inside { tables, guard, .. }| {
-                let bytes = guest.take(view, tables, guard, [piece], taken);
-                guest.tell(slot, piece, None, taken);
+            let bytes = self.with_memslots(&guest.tables, |view, Inside { tables, guard, .. }| {
+                let bytes = guest.unmap_for_host(view, tables, guard, [piece], taken);
+                guest.report_taken(memslot, piece, None, taken);
                 bytes
             });
             guest.counters.invalidated_bytes.add(bytes);
@@ -201,23 +204,24 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         range: PrivateRange,
         mut removed: impl FnMut(PrivateLeaves),
-    ) -> Result<InvalidationInProgress<'w>, Halted<ConvertError>> {
+    ) -> Result<InvalidationInProgress<'w>, Stopped<ConvertError>> {
         let guest = self.guest;
         if (range.start.0 | range.bytes) & (F::size(0).bytes() - 1) != 0 {
-            return Err(Halted { at: Gpa(0), why: ConvertError::Unaligned });
+            return Err(Stopped { at: Gpa(0), reason: ConvertError::Unaligned });
         }
         let _turn = guest.no_change();
         let host = HvaRange { start: Hva(range.start.0), bytes: range.bytes };
         let invalidation = guest.private_invalidations.begin(&host);
         let parts = self.look(|view| {
-            let slots = view.iter();
-            let part = |slot: &Memslot| Some((slot.clone(), slot.spec.guest_of_private(&range)?));
-            slots.filter_map(part).collect::<Vec<_>>()
+            let memslots = view.iter();
+            let part =
+                |memslot: &Memslot| Some((memslot.clone(), memslot.spec.guest_of_private(&range)?));
+            memslots.filter_map(part).collect::<Vec<_>>()
         });
-        for (slot, part) in parts {
-            for run in slot.runs::<F>(part, MemoryKind::Private) {
+        for (memslot, part) in parts {
+            for run in memslot.runs::<F>(part, MemoryKind::Private) {
                 let taken = self.take_private(run, &mut removed);
-                taken.map_err(|why| Halted { at: run.start(), why })?;
+                taken.map_err(|reason| Stopped { at: run.start(), reason })?;
             }
         }
         Ok(invalidation)
@@ -233,7 +237,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// Splits the private block that has the page at `gpa`, if there is one, because a fetch may
     /// not execute from it. This takes turns with conversions and changes of memslots.
-    pub(crate) fn split_private_page(&mut self, gpa: Gpa) -> Result<(), Refused> {
+    pub(crate) fn split_private_page(&mut self, gpa: Gpa) -> Result<(), Refusal> {
         let _turn = self.guest.no_change();
         let page = F::size(0).bytes();
         let start = gpa.0 & !(page - 1);
@@ -241,18 +245,19 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // The page, or the switch, may have changed before it was this thread's turn.
         let split = self.look(|view| {
             view.execute_huge != ExecuteHuge::Allowed
-                && view.at(gpa).and_then(|slot| slot.kind_of::<F>(&at)) == Some(MemoryKind::Private)
+                && view.at(gpa).and_then(|memslot| memslot.kind_of::<F>(&at))
+                    == Some(MemoryKind::Private)
         });
         if !split {
             return Ok(());
         }
         // One of the two is inside the block, whose split is along the path to both pages.
         for at in [start, start + page] {
-            self.split_private(Gpa(at)).map_err(|why| match why {
-                ConvertError::Denied(denied) => Refused::Private(denied),
-                ConvertError::TableLimit(limit) => Refused::TableLimit(limit),
-                ConvertError::Split(why) => Refused::Split(why),
-                _ => Refused::OutOfFrames,
+            self.split_private(Gpa(at)).map_err(|reason| match reason {
+                ConvertError::Denied(denied) => Refusal::Private(denied),
+                ConvertError::TableLimit(limit) => Refusal::TableLimit(limit),
+                ConvertError::Split(reason) => Refusal::Split(reason),
+                _ => Refusal::OutOfFrames,
             })?;
         }
         Ok(())
@@ -296,10 +301,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             });
             match split {
                 Ok(_) => return Ok(()),
-                Err(Halted { why: SplitError::Contended | SplitError::CacheEmpty, .. }) => {
+                Err(Stopped { reason: SplitError::Contended | SplitError::CacheEmpty, .. }) => {
                     host.wait();
                 }
-                Err(Halted { why, .. }) => return Err(ConvertError::Split(why)),
+                Err(Stopped { reason, .. }) => return Err(ConvertError::Split(reason)),
             }
         }
     }
@@ -319,10 +324,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             while let Some(range) = rest {
                 let mut bytes = 0;
                 let result = self.inside(&guest.tables, |Inside { tables, guard, .. }| {
-                    let mut storage = [const { Place::EMPTY }; BATCH];
-                    let mut removals = Removals::new(tables, &mut storage);
-                    let result = guard.unmap(range, &mut removals);
-                    let leaves = removals.complete().map(|leaves| {
+                    let mut storage = [const { UnmapEntry::EMPTY }; BATCH];
+                    let mut batch = UnmapBatch::new(tables, &mut storage);
+                    let result = guard.unmap(range, &mut batch);
+                    let leaves = batch.complete().map(|leaves| {
                         bytes += leaves.bytes;
                         PrivateLeaves { gpa: leaves.gpa, hpa: leaves.hpa, bytes: leaves.bytes }
                     });
@@ -336,17 +341,19 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let behind = |at: Gpa| GpaRange::new(at, range.end().0.saturating_sub(at.0)).ok();
                 rest = match result {
                     Ok(_) => None,
-                    Err(Halted { at, why: UnmapError::Full }) => behind(at),
-                    Err(Halted { at, why: UnmapError::Contended }) => {
+                    Err(Stopped { at, reason: UnmapError::Full }) => behind(at),
+                    Err(Stopped { at, reason: UnmapError::Contended }) => {
                         host.wait();
                         behind(at)
                     }
                     // A fault that saw the pages before the change has mapped a block meanwhile.
-                    Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
+                    Err(Stopped { reason: UnmapError::CutsBlock { .. }, .. }) => {
                         self.split_ends(range)?;
                         Some(range)
                     }
-                    Err(Halted { why, .. }) => unreachable!("a slot's pages, these tables': {why}"),
+                    Err(Stopped { reason, .. }) => {
+                        unreachable!("a memslot's pages, these tables': {reason}")
+                    }
                 };
             }
         }

@@ -7,8 +7,8 @@
 //!
 //! *Invariants*:
 //! - A frame that two words have is own in neither, and no guest writes it: a fork write-protects
-//!   the parent ([`Worker::hold_writes`]) before it shares, and no fault asks the backing while it
-//!   shares.
+//!   the parent ([`Worker::freeze_writes`]) before it shares, and no fault asks the backing while
+//!   it shares.
 //! - A fault has unmapped all leaves of a page, and completed the TLB invalidation, before it asks
 //!   to write the page ([`Backing::page`]). So a frame has no writer while it is copied, and the
 //!   old frame has no reader of this guest when its count goes down.
@@ -141,7 +141,7 @@ const fn frame_of(word: u64) -> u32 {
 /// One guest's memory: it reads as zero until it is written, and other guests may share some of it.
 ///
 /// If no frame is free the answer to a fault is *not yet*
-/// ([`Retry::NotYet`](crate::Retry::NotYet)), and nothing has changed: the vCPU can go on when
+/// ([`Retry::Absent`](crate::Retry::Absent)), and nothing has changed: the vCPU can go on when
 /// another guest frees a frame ([`Frames::freed`]). The VMM makes sure that one will; twice the
 /// pages of a guest are enough for it and one fork.
 ///
@@ -245,7 +245,7 @@ impl<'s, M: Frames> Cow<'s, M> {
             return Err(ForkError::Devices);
         }
         let child = Self::new(self.shared, self.range)?;
-        let held = worker.hold_writes(self.range);
+        let held = worker.freeze_writes(self.range);
         // Another thread may have pinned pages and made them writable since the first check. It did
         // so before the writes were held, so this check sees its pin.
         if worker.is_pinned(all) {
@@ -317,7 +317,7 @@ impl<'s, M: Frames> Cow<'s, M> {
         let placed = self.place(now, write);
         claim.to = placed.map_or(now, |(new, _)| new);
         drop(claim);
-        let (new, old) = placed.ok_or(NoPage::NotYet)?;
+        let (new, old) = placed.ok_or(NoPage::Absent)?;
         // Last, as it may call the VMM: the word has no part in the frame any more.
         if let Some(old) = old {
             self.shared.give(old);

@@ -8,19 +8,19 @@ mod rare;
 use crate::backing::{Backing, Hva, HvaRange, MAY_WRITE};
 use crate::bits::Bits;
 use crate::config::{ExecuteHuge, Logging};
+use crate::device_notifier::DeviceLeaf;
 use crate::events::Event;
-use crate::follow::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::memslots::spec::MemslotId;
-use crate::memslots::{Memslot, View};
+use crate::memslots::{Memslot, MemslotSnapshot};
 use crate::outcome::{Outcome, Retry};
 use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
-    Access, ChangeError, Format, Gpa, GpaRange, Granted, Guard, Halted, PageSize, Removed,
-    Software, SplitError, Translation,
+    Access, ChangeError, Format, Gpa, GpaRange, Guard, LocalFlush, PageSize, Software, SplitError,
+    Stopped, Translation, UnmappedRun,
 };
 
 /// The number of attempts at a fault while other threads change the same entries.
@@ -35,9 +35,9 @@ pub(crate) enum Step {
     /// The worker's cache of table pages is empty.
     Dry,
     /// The backing has not got the page yet.
-    NotYet(MemslotId, Hva),
+    Absent(MemslotId, Hva),
     /// The write may replace the page, so it has to be unmapped everywhere else first
-    /// ([`Guest::replacing`]).
+    /// ([`Guest::cow_in_flight`]).
     Replaces(HvaRange),
     /// The fetch is from a private block that may not be executed: it has to be split first, with
     /// the machine's consent.
@@ -57,8 +57,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// If the fault gives a leaf a right, the calling CPU invalidates its own TLB entries of the
     /// leaf ([`slat::Platform::invalidate_local`], which this calls); other CPUs may fault once
     /// more. On RISC-V without Svvptc the caller executes HFENCE.GVMA without an address after
-    /// every outcome. Where [`slat::Ran`] is used, the CPU has left it before this call. The guest
-    /// may be run again after every outcome except [`Outcome::Mmio`], [`Outcome::RingFull`],
+    /// every outcome. Where [`slat::GuestCpus`] is used, the CPU has left it before this call. The
+    /// guest may be run again after every outcome except [`Outcome::Mmio`], [`Outcome::RingFull`],
     /// [`Outcome::Convert`] and [`Outcome::Refused`], which say what has to be done first.
     ///
     /// If pages may be private, the access counts as one of the page's kind. A machine that reports
@@ -119,39 +119,39 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         // If there are no more pages, those in the cache may be enough. If not, the attempt ends
         // with `Dry`, and the fault asks again.
         let _at_hand = self.worker.top_up(PATH);
-        let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
-        self.worker.with_slots(tables, |view, inside| {
-            let Some(slot) = view.at(gpa) else {
+        let (id, uncached, tables) = (self.id, self.view.is_some(), guest.space(self.view));
+        self.worker.with_memslots(tables, |view, inside| {
+            let Some(memslot) = view.at(gpa) else {
                 // No VMM may emulate a private access.
                 return match wanted {
                     Some(to @ MemoryKind::Private) => Outcome::Convert { to }.into(),
                     _ => Outcome::Mmio.into(),
                 };
             };
-            if slot.deleting {
-                return Outcome::Retry(Retry::MemslotGoing).into();
+            if memslot.deleting {
+                return Outcome::Retry(Retry::MemslotDeleting).into();
             }
             let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
             let page = GpaRange::new(page, F::size(0).bytes()).expect("a page");
-            let Some(kind) = slot.kind_of::<F>(&page) else {
+            let Some(kind) = memslot.kind_of::<F>(&page) else {
                 return Outcome::Retry(Retry::Converting).into();
             };
             if let Some(to) = wanted.filter(|&wanted| wanted != kind) {
                 return Outcome::Convert { to }.into();
             }
-            if access == Access::Write && slot.spec.read_only {
+            if access == Access::Write && memslot.spec.read_only {
                 return Outcome::Mmio.into();
             }
-            let mode = Mode::of(guest, view, slot, (first, page.start()), replaced);
-            inside.fault(&Fault { slots: view, slot, kind, gpa, access, id, own_view, mode })
+            let mode = Mode::of(guest, view, memslot, (first, page.start()), replaced);
+            inside.fault(&Fault { memslots: view, memslot, kind, gpa, access, id, uncached, mode })
         })
     }
 }
 
 /// One attempt at a fault.
 pub(crate) struct Fault<'f> {
-    pub slots: &'f View,
-    pub slot: &'f Memslot,
+    pub memslots: &'f MemslotSnapshot,
+    pub memslot: &'f Memslot,
     /// The page's kind.
     pub kind: MemoryKind,
     pub gpa: Gpa,
@@ -159,7 +159,7 @@ pub(crate) struct Fault<'f> {
     /// The vCPU's number, or one that no vCPU has.
     pub id: u16,
     /// The vCPU runs on its own view.
-    pub own_view: bool,
+    pub uncached: bool,
     pub mode: Mode,
 }
 
@@ -181,15 +181,15 @@ impl Mode {
     #[inline]
     pub fn of<F: Format, H: Host, B: Backing>(
         guest: &Guest<'_, F, H, B>,
-        view: &View,
-        slot: &Memslot,
+        view: &MemslotSnapshot,
+        memslot: &Memslot,
         (first, page): (bool, Gpa),
         replaced: Option<HvaRange>,
     ) -> Self {
-        let host = HvaRange { start: slot.spec.host_of(page.0), bytes: F::size(0).bytes() };
+        let host = HvaRange { start: memslot.spec.host_of(page.0), bytes: F::size(0).bytes() };
         // Two faults that fold one group may void each other's reservations, so only first attempts
         // fold. All pages of a group are of one kind.
-        let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
+        let allowed = view.execute_huge == ExecuteHuge::Allowed && memslot.kinds.is_none();
         match replaced {
             Some(replaced) if replaced == host => Self::Alone,
             _ if first && guest.config.contiguous && allowed => Self::Folds,
@@ -206,18 +206,18 @@ impl Fault<'_> {
     }
 
     fn logs(&self) -> bool {
-        self.slot.log.is_some()
+        self.memslot.log.is_some()
     }
 
     /// Returns the page's address range in the backing.
     fn host<F: Format>(&self) -> HvaRange {
         let page = self.page(F::size(0));
-        HvaRange { start: self.slot.spec.host_of(page.start().0), bytes: page.size() }
+        HvaRange { start: self.memslot.spec.host_of(page.start().0), bytes: page.size() }
     }
 
     /// Returns whether the log is of pages, so that blocks are not writable.
     fn logs_pages(&self) -> bool {
-        self.logs() && !self.slot.spec.log_blocks
+        self.logs() && !self.memslot.spec.log_blocks
     }
 }
 
@@ -225,7 +225,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// Logs the pages of `range` as written. Called after the leaf has become writable.
     #[inline]
     pub(crate) fn written(&self, fault: &Fault<'_>, range: GpaRange) {
-        if let Some(log) = &fault.slot.log
+        if let Some(log) = &fault.memslot.log
             && self.config.faults_log()
         {
             self.log(fault, log, range);
@@ -234,7 +234,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
 
     #[inline]
     fn log(&self, fault: &Fault<'_>, log: &Bits, range: GpaRange) {
-        let (spec, start) = (&fault.slot.spec, range.start().0);
+        let (spec, start) = (&fault.memslot.spec, range.start().0);
         if range.size() != F::size(0).bytes() {
             log.mark::<F>(spec, start, range.size());
         } else if !self.pushed(fault, start) {
@@ -245,9 +245,9 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// Returns whether the vCPU's ring took the page.
     #[inline]
     fn pushed(&self, fault: &Fault<'_>, gpa: u64) -> bool {
-        let page = || (gpa - fault.slot.spec.gpa.0) >> F::PAGE_SHIFT;
+        let page = || (gpa - fault.memslot.spec.gpa.0) >> F::PAGE_SHIFT;
         let ring = self.rings.get(fault.id as usize);
-        ring.is_some_and(|ring| ring.push(fault.slot.spec.id, page()))
+        ring.is_some_and(|ring| ring.push(fault.memslot.spec.id, page()))
     }
 }
 
@@ -282,8 +282,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 granted.at(fault.gpa).flush_local();
                 outcome.into()
             }
-            Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => Step::Again,
-            Err(Halted { why, .. }) => Outcome::from(why).into(),
+            Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => Step::Again,
+            Err(Stopped { reason, .. }) => Outcome::from(reason).into(),
         }
     }
 
@@ -292,7 +292,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         // A block that lies in two memslots is not made writable as a whole: the write is in one of
         // them.
         let block = leaf.size > F::size(0);
-        let crosses = block && !fault.slot.spec.has(fault.gpa.0, leaf.size.bytes());
+        let crosses = block && !fault.memslot.spec.has(fault.gpa.0, leaf.size.bytes());
         if leaf.attributes.write && !crosses {
             // The only bits that can be missing are the accessed bit, and the dirty bit if software
             // sets it.
@@ -319,10 +319,12 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     }
                     // The rights of the page itself are checked below.
                     Ok(granted) => {
-                        granted.elsewhere();
+                        granted.not_needed_here();
                     }
-                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
-                    Err(Halted { why, .. }) => return Outcome::from(why).into(),
+                    Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
+                        return Step::Again;
+                    }
+                    Err(Stopped { reason, .. }) => return Outcome::from(reason).into(),
                 }
             }
             return match self.relax(fault, F::size(0), MAY_WRITE) {
@@ -346,8 +348,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     /// Records for recovery that the table around the page exists because its pages may be
     /// executed, which a block may not.
     fn note_table(&self, fault: &Fault<'_>) {
-        if let Some(splits) = &fault.slot.splits {
-            splits.add::<F>(&fault.slot.spec, fault.gpa.0);
+        if let Some(splits) = &fault.memslot.splits {
+            splits.add::<F>(&fault.memslot.spec, fault.gpa.0);
         }
     }
 
@@ -360,7 +362,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             &mut Guard<'t, 'w, F, H>,
             GpaRange,
             &mut slat::TableCache<'w, F, H>,
-        ) -> Result<T, Halted<SplitError>>,
+        ) -> Result<T, Stopped<SplitError>>,
     ) -> Result<T, Step> {
         let page = fault.page(F::size(0));
         let before = self.guard.counts().bytes_changed;
@@ -369,8 +371,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         self.guest.count_split(self.counters, fault.gpa, split);
         match result {
             Ok(done) => Ok(done),
-            Err(Halted { why: SplitError::CacheEmpty, .. }) => Err(Step::Dry),
-            Err(Halted { why, .. }) => Err(Outcome::from(why).into()),
+            Err(Stopped { reason: SplitError::CacheEmpty, .. }) => Err(Step::Dry),
+            Err(Stopped { reason, .. }) => Err(Outcome::from(reason).into()),
         }
     }
 
@@ -390,10 +392,10 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         // start. If another vCPU has replaced it meanwhile, the page here is the new one, and was
         // written: its mark is kept, because the host may take the page before this fault maps it
         // again. A log may be taking that mark from the leaf.
-        let moving = self.guest.leaving.begin();
+        let moving = self.guest.marks_in_flight.begin();
         self.empty(fault, F::size(0), |guest, view, removed| {
-            if removed.attributes.dirty || fault.slot.kept.moves.any() {
-                guest.keep_marks(view, removed);
+            if removed.attributes.dirty || fault.memslot.spilled_bits.moves.any() {
+                guest.spill_marks(view, removed);
             }
         });
         drop(moving);
@@ -402,7 +404,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
 
     fn grant(&mut self, fault: &Fault<'_>) -> Option<Step> {
         let range = fault.page(F::size(0));
-        let host = fault.slot.spec.host_of(range.start().0);
+        let host = fault.memslot.spec.host_of(range.start().0);
         let tells = self.tells_devices();
         let (guard, guest) = (&mut self.guard, self.guest);
         let platform = self.tables.platform();
@@ -410,7 +412,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             if !page.write {
                 return Ok(None);
             }
-            let _turn = tells.then(|| guest.telling.take(platform));
+            let _turn = tells.then(|| guest.device_notifier_lock.take(platform));
             let granted = guard.grant_write(range.start(), page.hpa, MAY_WRITE)?;
             // Before anything else is called, which may panic: the leaf is writable.
             if granted.is_changed() {
@@ -430,10 +432,10 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             }
             // Another page replaces it.
             Ok(granted) => {
-                granted.map(Granted::elsewhere);
+                granted.map(LocalFlush::not_needed_here);
                 None
             }
-            Err(Halted { why, .. }) => Some(Outcome::from(why).into()),
+            Err(Stopped { reason, .. }) => Some(Outcome::from(reason).into()),
         }
     }
 
@@ -442,9 +444,9 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         &mut self,
         fault: &Fault<'_>,
         size: PageSize,
-        keep: impl Fn(&Guest<'w, F, H, B>, &View, &Removed),
+        keep: impl Fn(&Guest<'w, F, H, B>, &MemslotSnapshot, &UnmappedRun),
     ) {
-        let (guest, view, range) = (self.guest, fault.slots, fault.page(size));
+        let (guest, view, range) = (self.guest, fault.memslots, fault.page(size));
         guest.unmap(view, self.tables, &mut self.guard, [range], |removed| {
             keep(guest, view, &removed);
         });

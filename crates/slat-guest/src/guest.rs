@@ -5,7 +5,7 @@ use crate::bits::Moves;
 use crate::budget::Budget;
 use crate::caches::CacheState;
 use crate::config::{Config, EagerSize, Logging};
-use crate::events::{Event, tell};
+use crate::events::{Event, report};
 use crate::host::Host;
 use crate::identity::Identity;
 use crate::invalidations::Invalidations;
@@ -48,8 +48,8 @@ use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize,
 /// # }
 /// let (host, config) = (AllocPlatform::new(), Config::new(1, PageSize::SIZE_1G));
 /// let guest = Guest::new(Ept1G::default(), Vmid(1), 40, &host, Ram, config)?;
-/// let mut room = [const { None }; TABLE_PAGES];
-/// let mut vcpu = Vcpu::new(&guest, 0, &mut room)?;
+/// let mut storage = [const { None }; TABLE_PAGES];
+/// let mut vcpu = Vcpu::new(&guest, 0, &mut storage)?;
 /// let ram = MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0));
 /// vcpu.worker().set_memslot(ram)?;
 /// vcpu.fault(Gpa(0x1234), Access::Write);
@@ -60,23 +60,23 @@ use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize,
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) tables: Owned<'p, F, H>,
     /// Tables for single vCPUs while their caches are off; empty unless the policy is `Exact`.
-    pub(crate) views: Box<[OwnView<'p, F, H>]>,
+    pub(crate) views: Box<[UncachedTables<'p, F, H>]>,
     pub(crate) backing: B,
     pub(crate) config: Config,
     /// Handles that leave the guest, and come back to an operation of it, have it too.
     pub(crate) identity: Identity,
-    pub(crate) slots: Memslots,
+    pub(crate) memslots: Memslots,
     /// The unfinished changes of memslots. A thread holds the lock while it changes memslots.
     pub(crate) changing: Turn<Vec<Unfinished>>,
     pub(crate) invalidations: Invalidations,
     /// Invalidations of private memory, by addresses of private memory.
     pub(crate) private_invalidations: Invalidations,
     /// Pages that the backing replaces for write faults, and that may be mapped elsewhere.
-    pub(crate) replacing: Invalidations,
+    pub(crate) cow_in_flight: Invalidations,
     pub(crate) pins: Pins,
     /// A thread holds it while it passes a change on to devices' tables
     /// ([`DeviceTables`](crate::DeviceTables)).
-    pub(crate) telling: Turn<()>,
+    pub(crate) device_notifier_lock: Turn<()>,
     pub(crate) rings: Box<[Ring<'p>]>,
     pub(crate) resetting: Turn<()>,
     /// A thread holds it while it recovers huge pages.
@@ -91,10 +91,10 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) marks_writes: bool,
     /// Threads that are moving marks out of leaves that they remove, to the bits kept for the
     /// memslot.
-    pub(crate) leaving: Moves,
+    pub(crate) marks_in_flight: Moves,
     /// Threads that take pages for the host, if hardware logs: a clear finds out that a leaf which
     /// it has cleaned may be gone.
-    pub(crate) taking: Moves,
+    pub(crate) host_unmaps: Moves,
     pub(crate) caches: CacheState,
     /// Pages that vCPUs wait for.
     pub(crate) waits: Waits,
@@ -105,14 +105,14 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
 
 /// The tables of one vCPU while its caches are off.
 #[derive(Debug)]
-pub(crate) struct OwnView<'p, F: Format, H: Host> {
+pub(crate) struct UncachedTables<'p, F: Format, H: Host> {
     pub tables: ManuallyDrop<Tables<'p, F, H>>,
     /// Whether the view may have leaves. The vCPU sets it before it maps the first: see
     /// `Guest::spaces`.
     pub live: AtomicU64,
 }
 
-impl<F: Format, H: Host> Drop for OwnView<'_, F, H> {
+impl<F: Format, H: Host> Drop for UncachedTables<'_, F, H> {
     fn drop(&mut self) {
         // SAFETY:
         // 1. `take`: this is the only call, and `self.tables` is not used after `drop`.
@@ -247,7 +247,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let own = if config.needs_views(format.forces_caches()) { config.vcpus } else { 0 };
         let mut views = Vec::new();
         for _ in 0..own {
-            views.push(OwnView { tables: new()?, live: AtomicU64::new(0) });
+            views.push(UncachedTables { tables: new()?, live: AtomicU64::new(0) });
         }
         let ring = |_| config.ring.map(Ring::new);
         Ok(Self {
@@ -256,13 +256,13 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             backing,
             config,
             identity: Identity::new(),
-            slots: Memslots::new(config.execute_huge),
+            memslots: Memslots::new(config.execute_huge),
             changing: Turn::new(Vec::new()),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),
-            replacing: Invalidations::new(),
+            cow_in_flight: Invalidations::new(),
             pins: Pins::new(),
-            telling: Turn::new(()),
+            device_notifier_lock: Turn::new(()),
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Turn::new(()),
             recovering: Turn::new(()),
@@ -270,8 +270,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             budget: Budget::new(config.table_pages),
             eager_split: EagerSize::new(config.eager_split),
             marks_writes,
-            leaving: Moves::new(),
-            taking: Moves::new(),
+            marks_in_flight: Moves::new(),
+            host_unmaps: Moves::new(),
             caches: CacheState::new(&config, format.forces_caches()),
             waits: Waits::new(config.vcpus),
             stalls: StallCells::default(),
@@ -324,18 +324,19 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         &self.tables
     }
 
-    /// Gives all tables of the guest another VMID, as [`Tables::renew`] does; returns the old VMID.
+    /// Gives all tables of the guest another VMID, as [`Tables::set_vmid`] does; returns the old
+    /// VMID.
     ///
     /// # Safety
-    /// The caller meets the conditions of [`Tables::renew`] for each of the guest's roots
+    /// The caller meets the conditions of [`Tables::set_vmid`] for each of the guest's roots
     /// ([`Vcpu::root`](crate::Vcpu::root)).
-    pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
+    pub unsafe fn set_vmid(&self, vmid: Vmid) -> Vmid {
         for view in &self.views {
             // SAFETY: the caller promises this for each of the guest's roots.
-            unsafe { view.tables.renew(vmid) };
+            unsafe { view.tables.set_vmid(vmid) };
         }
         // SAFETY: as above.
-        unsafe { self.tables.renew(vmid) }
+        unsafe { self.tables.set_vmid(vmid) }
     }
 
     /// Returns the backing: the host memory behind the guest.
@@ -373,7 +374,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     ///    that before it looks for live views.
     pub(crate) fn spaces(&self) -> impl Iterator<Item = &Tables<'p, F, H>> {
         crate::sync::agreed();
-        let live = |view: &&OwnView<'p, F, H>| view.live.load(Ordering::Acquire) != 0;
+        let live = |view: &&UncachedTables<'p, F, H>| view.live.load(Ordering::Acquire) != 0;
         let views = self.views.iter().filter(live).map(|view| &*view.tables);
         core::iter::once(&*self.tables).chain(views)
     }
@@ -393,7 +394,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Reports an event to the host, if the host wants events.
     #[inline(always)]
     pub(crate) fn event(&self, event: impl FnOnce() -> Event) {
-        tell(self.tables.platform().events(), || self.tables.vmid(), event);
+        report(self.tables.platform().events(), || self.tables.vmid(), event);
     }
 
     /// Takes the lock for changes of memslots, for work that waits for faults. A thread may hold it
@@ -455,8 +456,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             }
         }
 
-        let moment = self.tables.platform().grace().moment();
-        let left = Waits(|| self.tables.is_past(moment));
+        let period = self.tables.platform().readers().begin_grace_period();
+        let left = Waits(|| self.tables.has_elapsed(period));
         while !(left.0)() {
             self.tables.platform().wait();
         }

@@ -7,11 +7,11 @@ use crate::events::Event;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
-use crate::memslots::{Memslot, View};
+use crate::memslots::{Memslot, MemslotSnapshot};
 use crate::private::MemoryKind;
 use crate::sync::agreed;
 use crate::worker::{Inside, Worker};
-use slat::{Attributes, Format, Gpa, GpaRange, Guard, Removed, Tables};
+use slat::{Attributes, Format, Gpa, GpaRange, Guard, Tables, UnmappedRun};
 
 /// Neighbouring pages that were unmapped for the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,21 +89,21 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let last = spaces.peek().is_none();
             // A reader of the log waits for this guard, and after that finds in the log the marks
             // of what is unmapped here.
-            let bytes = self.with_slots(tables, |view, Inside { guard, .. }| {
+            let bytes = self.with_memslots(tables, |view, Inside { guard, .. }| {
                 let pages = || hosts.iter().filter(some).map(whole);
                 let parts = || pages().flat_map(|host| view.backed_by(host));
                 // Private memory has no host address, so the host cannot take it here.
                 let kind = MemoryKind::Shared;
                 let runs = || {
-                    parts().flat_map(|(slot, part)| {
-                        slot.runs::<F>(part, kind).map(move |run| (slot, run))
+                    parts().flat_map(|(memslot, part)| {
+                        memslot.runs::<F>(part, kind).map(move |run| (memslot, run))
                     })
                 };
                 let mapped = runs().map(|(_, run)| run);
-                let bytes = guest.take(view, tables, guard, mapped, taken);
+                let bytes = guest.unmap_for_host(view, tables, guard, mapped, taken);
                 // After all tables: otherwise a page in a view would be reported as not mapped.
                 if last {
-                    runs().for_each(|(slot, run)| guest.tell(slot, run, None, taken));
+                    runs().for_each(|(memslot, run)| guest.report_taken(memslot, run, None, taken));
                 }
                 bytes
             });
@@ -119,38 +119,38 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Unmaps `ranges`, and reports what was mapped there; returns the bytes.
-    pub(crate) fn take(
+    pub(crate) fn unmap_for_host(
         &self,
-        view: &View,
+        view: &MemslotSnapshot,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
         taken: &mut impl FnMut(Taken),
     ) -> u64 {
         let hardware = self.config.logging == Logging::Hardware;
-        let _taking = hardware.then(|| self.taking.begin());
+        let _taking = hardware.then(|| self.host_unmaps.begin());
         self.unmap(view, tables, guard, ranges, |removed| {
-            self.keep_dirty(view, &removed);
-            let Removed { gpa, bytes, attributes, .. } = removed;
+            self.spill_dirty(view, &removed);
+            let UnmappedRun { gpa, bytes, attributes, .. } = removed;
             // Each memslot's own part, with its host addresses and its kept marks.
             let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
-            for (slot, part) in view.parts(&all) {
-                self.tell(slot, part, Some(attributes), taken);
+            for (memslot, part) in view.parts(&all) {
+                self.report_taken(memslot, part, Some(attributes), taken);
             }
         })
     }
 
     /// Reports pages of a memslot that were unmapped, with the marks of their leaves, if there were
-    /// any, and with their kept marks ([`Kept`](crate::bits::Kept)). Without leaves, only pages
-    /// with a kept mark are reported.
-    pub(crate) fn tell(
+    /// any, and with their kept marks ([`SpilledBits`](crate::bits::SpilledBits)). Without leaves,
+    /// only pages with a kept mark are reported.
+    pub(crate) fn report_taken(
         &self,
-        slot: &Memslot,
+        memslot: &Memslot,
         part: GpaRange,
         leaves: Option<Attributes>,
         taken: &mut impl FnMut(Taken),
     ) {
-        let spec = &slot.spec;
+        let spec = &memslot.spec;
         let mut tell = |first: u64, end: u64, (dirty, accessed): (bool, bool)| {
             if leaves.is_none() && !(dirty || accessed) {
                 return;
@@ -167,11 +167,12 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let of_leaf = leaves.map_or((false, false), |leaf| (leaf.dirty, leaf.accessed));
         let first = (part.start().0 - spec.gpa.0) >> F::PAGE_SHIFT;
         let end = first + (part.size() >> F::PAGE_SHIFT);
-        let kept = &slot.kept;
+        let spilled_bits = &memslot.spilled_bits;
         // A run of pages with the same marks: its first page, and the marks.
         let mut run = (first, None);
         each_word::<F>(spec, part.start().0, part.size(), |word, mask| {
-            let (written, used) = kept.take(word, mask, leaves.is_some(), &self.leaving);
+            let (written, used) =
+                spilled_bits.swap_out(word, mask, leaves.is_some(), &self.marks_in_flight);
             let of = |bits: u64, leaf: bool| if leaf { mask } else { bits };
             let (written, used) = (of(written, of_leaf.0), of(used, of_leaf.1));
             let alike = |bits: u64| bits == 0 || bits == mask;

@@ -16,7 +16,7 @@ mod tree;
 pub(crate) mod work;
 
 use crate::backing::{Hva, HvaRange};
-use crate::bits::{Bits, Kept, Splits};
+use crate::bits::{Bits, SpilledBits, Splits};
 use crate::config::ExecuteHuge;
 use crate::memslots::kinds::Kinds;
 use crate::memslots::progress::Progress;
@@ -38,7 +38,7 @@ pub(crate) struct Memslot {
     /// How far the beginning of the log has come, if the log began after the memslot was made.
     pub begins: Option<Arc<Progress>>,
     /// Accessed and dirty marks of its pages that their leaves no longer have.
-    pub kept: Arc<Kept>,
+    pub spilled_bits: Arc<SpilledBits>,
     /// Where instruction fetches have split huge pages.
     pub splits: Option<Arc<Splits>>,
     /// Which of its pages are private, if some may be.
@@ -58,22 +58,22 @@ pub(crate) enum Plan {
 /// The memslots at one time: by guest address, by host address, by name. A copy shares the parts
 /// that do not change.
 #[derive(Clone, Debug)]
-pub(crate) struct View {
+pub(crate) struct MemslotSnapshot {
     by_gpa: Tree<Gpa, Arc<Memslot>>,
     /// The key has the name because several memslots may have the same host memory.
     by_host: Tree<(Hva, MemslotId), Arc<Memslot>>,
     by_id: Tree<MemslotId, Arc<Memslot>>,
     /// The memslots that have private memory.
     by_private: Tree<PrivateAt, Arc<Memslot>>,
-    /// Whether huge pages may be executed. It is in the view so that a fault sees it and the
+    /// Whether huge pages may be executed. It is in the snapshot so that a fault sees it and the
     /// memslots as of the same moment.
     pub execute_huge: ExecuteHuge,
     /// Two memslots may share host memory, or may have shared it.
     pub aliases: bool,
 }
 
-impl View {
-    /// Makes a view without memslots.
+impl MemslotSnapshot {
+    /// Makes a snapshot without memslots.
     fn new(execute_huge: ExecuteHuge) -> Self {
         let (by_gpa, by_host, by_id, by_private) = Default::default();
         Self { by_gpa, by_host, by_id, by_private, execute_huge, aliases: false }
@@ -81,8 +81,8 @@ impl View {
 
     #[inline]
     pub fn at(&self, gpa: Gpa) -> Option<&Memslot> {
-        let slot = self.by_gpa.at_most(&gpa)?;
-        (gpa.0 < slot.end).then_some(&*slot.value)
+        let memslot = self.by_gpa.at_most(&gpa)?;
+        (gpa.0 < memslot.end).then_some(&*memslot.value)
     }
 
     /// Returns all memslots, by guest address.
@@ -93,33 +93,34 @@ impl View {
     /// Returns the memslots that overlap `range`, each with its part of the range.
     pub fn parts(&self, range: &GpaRange) -> impl Iterator<Item = (&Memslot, GpaRange)> {
         let range = *range;
-        let slots = self.by_gpa.beyond(range.start().0).map(|entry| &*entry.value);
-        slots.map_while(move |slot| Some((slot, slot.spec.common(&range)?)))
+        let memslots = self.by_gpa.beyond(range.start().0).map(|entry| &*entry.value);
+        memslots.map_while(move |memslot| Some((memslot, memslot.spec.common(&range)?)))
     }
 
     /// Returns the memslots that have some of the host memory at `host`, each with its guest
     /// addresses.
     pub fn backed_by(&self, host: HvaRange) -> impl Iterator<Item = (&Memslot, GpaRange)> {
-        let slots = self.by_host.beyond(host.start.0).map(|entry| &*entry.value);
-        let slots = slots.take_while(move |slot| slot.spec.host < host.end());
-        slots.filter_map(move |slot| Some((slot, slot.spec.guest_of(&host)?)))
+        let memslots = self.by_host.beyond(host.start.0).map(|entry| &*entry.value);
+        let memslots = memslots.take_while(move |memslot| memslot.spec.host < host.end());
+        memslots.filter_map(move |memslot| Some((memslot, memslot.spec.guest_of(&host)?)))
     }
 
     pub fn named(&self, id: MemslotId) -> Option<&Memslot> {
-        self.by_id.get(&id).map(|slot| &**slot)
+        self.by_id.get(&id).map(|memslot| &**memslot)
     }
 
     /// Returns whether the memslot is where `spec` says, and logs into `log`.
     pub fn logs_into(&self, spec: &MemslotSpec, log: &Bits) -> bool {
-        let slot = self.named(spec.id).filter(|slot| !slot.deleting && slot.spec == *spec);
-        let theirs = slot.and_then(|slot| slot.log.as_deref());
+        let memslot =
+            self.named(spec.id).filter(|memslot| !memslot.deleting && memslot.spec == *spec);
+        let theirs = memslot.and_then(|memslot| memslot.log.as_deref());
         theirs.is_some_and(|theirs| core::ptr::eq(theirs, log))
     }
 
     /// Adds a memslot, or replaces the one with its name, which has the same addresses.
-    pub fn insert(&mut self, slot: Memslot) {
-        let spec = slot.spec;
-        let (number, value) = (spec.id.0.into(), Arc::new(slot));
+    pub fn insert(&mut self, memslot: Memslot) {
+        let spec = memslot.spec;
+        let (number, value) = (spec.id.0.into(), Arc::new(memslot));
         let end = spec.gpa.0 + spec.bytes;
         self.by_gpa.put(Entry { key: spec.gpa, end, number, value: value.clone() });
         let (key, end) = ((spec.host, spec.id), spec.host.0 + spec.bytes);
@@ -133,15 +134,17 @@ impl View {
 
     /// Changes the state of a memslot, but not its addresses.
     pub fn change(&mut self, id: MemslotId, change: impl FnOnce(&mut Memslot)) {
-        if let Some(slot) = self.named(id) {
-            let mut slot = slot.clone();
-            change(&mut slot);
-            self.insert(slot);
+        if let Some(memslot) = self.named(id) {
+            let mut memslot = memslot.clone();
+            change(&mut memslot);
+            self.insert(memslot);
         }
     }
 
     pub fn remove(&mut self, id: MemslotId) {
-        if let Some(MemslotSpec { gpa, host, private, .. }) = self.named(id).map(|slot| slot.spec) {
+        if let Some(MemslotSpec { gpa, host, private, .. }) =
+            self.named(id).map(|memslot| memslot.spec)
+        {
             self.by_gpa.remove(&gpa);
             self.by_host.remove(&(host, id));
             self.by_id.remove(&id);
@@ -154,7 +157,7 @@ impl View {
     /// Returns the change that turns the current memslots into what `new` asks for, by the rules of
     /// Linux's `KVM_SET_USER_MEMORY_REGION`.
     pub fn plan(&self, new: &MemslotSpec, page: PageSize, bits: u32) -> Result<Plan, MemslotError> {
-        let old = self.named(new.id).map(|slot| slot.spec);
+        let old = self.named(new.id).map(|memslot| memslot.spec);
         if new.bytes == 0 {
             return old.map(|_| Plan::Delete).ok_or(MemslotError::Missing { id: new.id });
         }
@@ -175,7 +178,7 @@ impl View {
             }
         };
         let range = new.range();
-        let by_gpa = self.parts(&range).map(|(slot, _)| slot.spec.id);
+        let by_gpa = self.parts(&range).map(|(memslot, _)| memslot.spec.id);
         // The hooks count each private page once, and conversions ask for kinds by memslot.
         let by_private = new.private_range().and_then(|private| self.with_private(&private));
         match by_gpa.chain(by_private).find(|&id| id != new.id) {
@@ -194,17 +197,17 @@ impl View {
 /// The two lists of memslots.
 #[derive(Debug)]
 pub(crate) struct Memslots {
-    lists: [UnsafeCell<View>; 2],
+    lists: [UnsafeCell<MemslotSnapshot>; 2],
     current: AtomicU64,
 }
 
-// SAFETY: only `view` and `replace` access `lists`. Their contracts keep a reader and a writer of
-// one list apart.
+// SAFETY: only `snapshot` and `replace` access `lists`. Their contracts keep a reader and a writer
+// of one list apart.
 unsafe impl Sync for Memslots {}
 
 impl Memslots {
     pub fn new(execute_huge: ExecuteHuge) -> Self {
-        let lists = [(); 2].map(|()| UnsafeCell::new(View::new(execute_huge)));
+        let lists = [(); 2].map(|()| UnsafeCell::new(MemslotSnapshot::new(execute_huge)));
         Self { lists, current: AtomicU64::new(0) }
     }
 
@@ -215,7 +218,7 @@ impl Memslots {
     /// 1. is inside the guest's tables, and does not refresh its guard; or
     /// 2. holds the lock for changes of memslots.
     #[inline]
-    pub unsafe fn view(&self) -> &View {
+    pub unsafe fn snapshot(&self) -> &MemslotSnapshot {
         // Orders this load after the caller's earlier accesses. If an invalidation does not see a
         // fault in the tables, the fault sees the invalidation, and the invalidation sees the
         // memslot that the fault saw.
@@ -234,7 +237,7 @@ impl Memslots {
     /// 2. The caller has no reference from [`Memslots::view`].
     /// 3. The caller releases the lock only after all threads that were inside the guest's tables
     ///    have left.
-    pub unsafe fn replace(&self, view: View) {
+    pub unsafe fn replace(&self, view: MemslotSnapshot) {
         let other = 1 - self.current.load(Ordering::Relaxed) as usize;
         // SAFETY: no thread reads the list that is not current. By 3 the change that made it so has
         // waited for its readers; by 1 no other change runs; by 2 the caller does not read it.

@@ -1,7 +1,7 @@
 //! The outcomes of faults, and of eager splits.
 
-use crate::private::{Denied, MemoryKind};
-use crate::waits::Arrival;
+use crate::private::{Denial, MemoryKind};
+use crate::waits::AsyncFault;
 use core::fmt;
 use slat::{ChangeError, Gpa, MapError, OutOfFrames, PageSize, SplitError};
 
@@ -46,7 +46,7 @@ pub enum Outcome {
         to: MemoryKind,
     },
     /// The fault cannot be resolved. Inject a fault into the guest, or end the guest.
-    Refused(Refused),
+    Refused(Refusal),
 }
 
 /// The reason why a fault has to be retried.
@@ -61,20 +61,20 @@ pub enum Retry {
     /// [`Vcpu::ready`](crate::Vcpu::ready) returns the arrival, or just tries again. `None`: the
     /// vCPU already has 16 waits, the maximum, including those whose page has arrived and that it
     /// has not ended.
-    NotYet(Option<Arrival>),
+    Absent(Option<AsyncFault>),
     /// The memslot is being deleted or moved.
-    MemslotGoing,
+    MemslotDeleting,
     /// The page is being converted between shared and private.
     Converting,
 }
 
 /// The reason why a fault cannot be resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refused {
+pub enum Refusal {
     /// The backing has no page there, or not for this access.
     NoPage,
     /// The machine does not permit the private page to be mapped.
-    Private(Denied),
+    Private(Denial),
     /// The guest may not execute the page.
     NotExecutable,
     /// The platform has no table pages.
@@ -91,19 +91,19 @@ pub enum Refused {
 }
 
 impl From<ChangeError> for Outcome {
-    fn from(why: ChangeError) -> Self {
-        match why {
+    fn from(reason: ChangeError) -> Self {
+        match reason {
             ChangeError::Contended => Self::Retry(Retry::Contended),
-            why => Self::Refused(Refused::Change(why)),
+            reason => Self::Refused(Refusal::Change(reason)),
         }
     }
 }
 
 impl From<SplitError> for Outcome {
-    fn from(why: SplitError) -> Self {
-        match why {
+    fn from(reason: SplitError) -> Self {
+        match reason {
             SplitError::Contended => Self::Retry(Retry::Contended),
-            why => Self::Refused(Refused::Split(why)),
+            reason => Self::Refused(Refusal::Split(reason)),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::budget::NoPages;
 use crate::fault::{ATTEMPTS, Fault, Mode, PATH, Step};
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
-use crate::outcome::{Outcome, Refused, Retry, TableLimit};
+use crate::outcome::{Outcome, Refusal, Retry, TableLimit};
 use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use crate::worker::Worker;
@@ -15,13 +15,13 @@ use slat::{Access, Format, Gpa, GpaRange};
 /// The result of [`Worker::prefault`], in bytes. The sum is the size of the range, or less if the
 /// call ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Prefaulted {
+pub struct PrefaultBytes {
     /// Newly mapped, or given the right that was asked for.
     pub mapped: u64,
     /// Already mapped, with that right.
     pub there: u64,
     /// Not in the backing yet. The backing was asked for each page.
-    pub not_yet: u64,
+    pub absent: u64,
     /// Not mapped because the host is invalidating them, their memslot is being deleted or moved,
     /// they are being converted, or another thread was changing the entry.
     pub held: u64,
@@ -60,9 +60,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         access: Access,
         mut stop: impl FnMut() -> bool,
-    ) -> Prefaulted {
+    ) -> PrefaultBytes {
         let page = F::size(0).bytes();
-        let mut done = Prefaulted::default();
+        let mut done = PrefaultBytes::default();
         let mut at = range.start().0 & !(page - 1);
         let end = range.end().0.saturating_add(page - 1) & !(page - 1);
         while at < end {
@@ -75,8 +75,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     *count(&mut done) += next - at;
                     at = next;
                 }
-                Err(why) => {
-                    done.stop = Some((Gpa(at), why));
+                Err(reason) => {
+                    done.stop = Some((Gpa(at), reason));
                     break;
                 }
             }
@@ -97,17 +97,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut replacing: Option<(HvaRange, InvalidationInProgress<'_>)> = None;
         for attempt in 0..ATTEMPTS {
             let _at_hand = self.top_up(PATH);
-            let found = self.with_slots(&guest.tables, |view, inside| {
-                let Some(slot) = view.at(gpa) else {
+            let found = self.with_memslots(&guest.tables, |view, inside| {
+                let Some(memslot) = view.at(gpa) else {
                     let rest = GpaRange::new(gpa, end - gpa.0).expect("something is left");
                     let next = view.parts(&rest).next().map_or(end, |(_, part)| part.start().0);
                     return Found::Upto(next, |done| &mut done.no_memory);
                 };
-                let behind = slot.spec.range().end().0;
-                if slot.deleting {
+                let behind = memslot.spec.range().end().0;
+                if memslot.deleting {
                     return Found::Upto(behind, |done| &mut done.held);
                 }
-                if access == Access::Write && slot.spec.read_only {
+                if access == Access::Write && memslot.spec.read_only {
                     return Found::Upto(behind, |done| &mut done.no_memory);
                 }
                 if let Ok(Some(leaf)) = inside.guard.translate(gpa)
@@ -119,14 +119,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     return Found::Upto(next.min(behind), |done| &mut done.there);
                 }
                 let Some(kind) =
-                    GpaRange::new(gpa, page).ok().and_then(|at| slot.kind_of::<F>(&at))
+                    GpaRange::new(gpa, page).ok().and_then(|at| memslot.kind_of::<F>(&at))
                 else {
                     return Found::Upto(gpa.0 + page, |done| &mut done.held);
                 };
                 let replaced = replacing.as_ref().map(|(of, _)| *of);
-                let mode = Mode::of(guest, view, slot, (attempt == 0, gpa), replaced);
-                let (slots, id, own_view) = (view, NOBODY, false);
-                let fault = Fault { slots, slot, kind, gpa, access, id, own_view, mode };
+                let mode = Mode::of(guest, view, memslot, (attempt == 0, gpa), replaced);
+                let (memslots, id, uncached) = (view, NOBODY, false);
+                let fault = Fault { memslots, memslot, kind, gpa, access, id, uncached, mode };
                 Found::Tried(inside.fault(&fault))
             });
             let step = match found {
@@ -141,20 +141,20 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     | Outcome::MadeWritable(size)
                     | Outcome::MadeExecutable(size),
                 ) => (size.bytes(), |done| &mut done.mapped),
-                Step::Done(Outcome::Retry(Retry::NotYet(_))) => (page, |done| &mut done.not_yet),
+                Step::Done(Outcome::Retry(Retry::Absent(_))) => (page, |done| &mut done.absent),
                 Step::Done(Outcome::Retry(_)) => (page, |done| &mut done.held),
                 Step::Done(Outcome::Refused(_)) => (page, |done| &mut done.refused),
                 Step::Done(_) => (page, |done| &mut done.mapped),
-                Step::NotYet(..) => (page, |done| &mut done.not_yet),
+                Step::Absent(..) => (page, |done| &mut done.absent),
                 Step::Again => continue,
                 Step::Replaces(host) => {
-                    replacing = Some((host, self.empty_elsewhere((&guest.tables, gpa), host)));
+                    replacing = Some((host, self.unmap_elsewhere((&guest.tables, gpa), host)));
                     continue;
                 }
                 Step::SplitsPrivate => match self.split_private_page(gpa) {
                     Ok(()) => continue,
-                    Err(Refused::TableLimit(limit)) => return Err(PrefaultStop::TableLimit(limit)),
-                    Err(Refused::OutOfFrames) => return Err(PrefaultStop::OutOfFrames),
+                    Err(Refusal::TableLimit(limit)) => return Err(PrefaultStop::TableLimit(limit)),
+                    Err(Refusal::OutOfFrames) => return Err(PrefaultStop::OutOfFrames),
                     Err(_) => (page, |done| &mut done.refused),
                 },
                 Step::Dry => match self.top_up(1) {
@@ -170,8 +170,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// Returns the sum of a `Prefaulted` to which bytes are added.
-type Count = fn(&mut Prefaulted) -> &mut u64;
+/// Returns the sum of a `PrefaultBytes` to which bytes are added.
+type Count = fn(&mut PrefaultBytes) -> &mut u64;
 
 enum Found {
     Upto(u64, Count),
@@ -187,24 +187,26 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         let page = F::size(0).bytes();
         let bytes = u64::from(guest.config.fault_around) * page;
         let most = F::size(1).bytes().min(1 << bytes.ilog2());
-        let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
+        let (id, uncached, tables) = (self.id, self.view.is_some(), guest.space(self.view));
         let start = gpa.0 & !(most - 1);
-        let mapped = self.worker.with_slots(tables, |view, inside| {
-            let Some(slot) = view.at(gpa).filter(|slot| !slot.deleting) else { return 0 };
-            let all = GpaRange::new(Gpa(start), most).ok().and_then(|all| slot.spec.common(&all));
+        let mapped = self.worker.with_memslots(tables, |view, inside| {
+            let Some(memslot) = view.at(gpa).filter(|memslot| !memslot.deleting) else { return 0 };
+            let all =
+                GpaRange::new(Gpa(start), most).ok().and_then(|all| memslot.spec.common(&all));
             let Some(all) = all else { return 0 };
             let pages = (all.start().0..all.end().0).step_by(page as usize).map(Gpa);
             let mapped = pages.filter(|&gpa| {
                 // Asked before a reservation, so that a page that is not at hand costs nothing
                 // more.
-                if guest.backing.at_hand(slot.spec.host_of(gpa.0)).is_none()
+                if guest.backing.try_page(memslot.spec.host_of(gpa.0)).is_none()
                     || !matches!(inside.guard.translate(gpa), Ok(None))
                 {
                     return false;
                 }
                 // Private pages are not mapped ahead.
                 let (access, kind, mode) = (Access::Read, MemoryKind::Shared, Mode::Ahead);
-                let fault = Fault { slots: view, slot, kind, gpa, access, id, own_view, mode };
+                let fault =
+                    Fault { memslots: view, memslot, kind, gpa, access, id, uncached, mode };
                 matches!(inside.map_apart(&fault, F::size(0)), Step::Done(Outcome::Mapped(_)))
             });
             mapped.count() as u64

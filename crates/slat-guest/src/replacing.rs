@@ -35,23 +35,24 @@ use slat::{Format, Gpa, GpaRange, Tables};
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Empties all entries that may map the page at `host` for reading, except the entry of `gpa`
     /// in `own`. No fault maps the page for reading until the result is dropped.
-    pub(crate) fn empty_elsewhere(
+    pub(crate) fn unmap_elsewhere(
         &mut self,
         (own, gpa): (&Tables<'w, F, H>, Gpa),
         host: HvaRange,
     ) -> InvalidationInProgress<'w> {
         let guest = self.guest;
-        let replacing = guest.replacing.begin(&host);
+        let replacing = guest.cow_in_flight.begin(&host);
         for tables in guest.spaces() {
             let mine = core::ptr::eq::<Tables<'_, F, H>>(tables, own);
             // The page stays the guest's, so its marks are kept.
-            let moving = guest.leaving.begin();
-            self.with_slots(tables, |view, Inside { guard, .. }| {
+            let moving = guest.marks_in_flight.begin();
+            self.with_memslots(tables, |view, Inside { guard, .. }| {
                 // Private memory has no host address: a page that is shared by now stays so while
                 // this thread is inside the tables.
                 let shared = MemoryKind::Shared;
-                let parts =
-                    view.backed_by(host).flat_map(|(slot, part)| slot.runs::<F>(part, shared));
+                let parts = view
+                    .backed_by(host)
+                    .flat_map(|(memslot, part)| memslot.runs::<F>(part, shared));
                 let parts: Vec<GpaRange> = parts
                     .filter(|part| {
                         let other =
@@ -61,7 +62,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         other && !leaf.is_some_and(|leaf| may(leaf.attributes.software))
                     })
                     .collect();
-                guest.unmap(view, tables, guard, parts, |removed| guest.keep_marks(view, &removed));
+                guest
+                    .unmap(view, tables, guard, parts, |removed| guest.spill_marks(view, &removed));
             });
             drop(moving);
         }

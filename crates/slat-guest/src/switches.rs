@@ -1,15 +1,16 @@
 //! The parts of a guest's configuration that can change while the guest runs.
 //!
 //! [`Config`](crate::Config) has the values with which a guest begins. Whether huge pages may be
-//! executed is part of the memslots as faults see them ([`View`](crate::memslots::View)). A thread
-//! that changes it waits, as for a change of memslots, until faults and collapses that saw the old
-//! value have left the tables. If it takes the right away, no thread makes an executable block from
-//! then on, and the changing thread searches for those that exist. The size of eager splits orders
-//! no other access: each log that begins, and each clear, reads it anew.
+//! executed is part of the memslots as faults see them
+//! ([`MemslotSnapshot`](crate::memslots::MemslotSnapshot)). A thread that changes it waits, as for
+//! a change of memslots, until faults and collapses that saw the old value have left the tables. If
+//! it takes the right away, no thread makes an executable block from then on, and the changing
+//! thread searches for those that exist. The size of eager splits orders no other access: each log
+//! that begins, and each clear, reads it anew.
 //!
 //! There is no switch for lock-free ageing: there is no lock to go back to. The only cost that a
 //! switch could save, looking again at a page whose entry another thread holds, is bounded and
-//! counted ([`Totals::ageing_slow`](crate::Totals)).
+//! counted ([`GuestTotals::ageing_slow`](crate::GuestTotals)).
 
 use crate::backing::Backing;
 use crate::bits::Splits;
@@ -23,7 +24,7 @@ use crate::worker::Worker;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Execute, Format, GpaRange, Guard, Halted, LeafSizeError, PageSize,
+    ChangeError, Contended, Execute, Format, GpaRange, Guard, LeafSizeError, PageSize, Stopped,
 };
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
@@ -72,31 +73,31 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         let mut turn = guest.change_turn();
         // SAFETY: the lock is held, and `view` is a copy.
-        let mut view = unsafe { guest.slots.view() }.clone();
+        let mut view = unsafe { guest.memslots.snapshot() }.clone();
         if view.execute_huge == to && guest.unsearched.load(Ordering::Relaxed) == 0 {
             return Ok(0);
         }
-        let specs: Vec<_> = view.iter().map(|slot| slot.spec).collect();
+        let specs: Vec<_> = view.iter().map(|memslot| memslot.spec).collect();
         let splits = to != ExecuteHuge::Allowed;
         for spec in &specs {
-            let has = view.named(spec.id).is_some_and(|slot| slot.splits.is_some());
+            let has = view.named(spec.id).is_some_and(|memslot| memslot.splits.is_some());
             // Recovery does not handle private memory.
             let splits = splits && spec.private.is_none();
             if has != splits {
                 let new = || Splits::new::<F>(spec).map(Arc::new).ok_or(MemslotError::OutOfMemory);
                 let new = splits.then(new).transpose()?;
-                view.change(spec.id, |slot| slot.splits = new);
+                view.change(spec.id, |memslot| memslot.splits = new);
             }
         }
         // A memslot that moves is inserted again later, with what the new value needs.
         let mut moving: Vec<_> = turn.iter_mut().filter_map(Unfinished::moves).collect();
         let mut new = Vec::new();
-        for slot in &moving {
+        for memslot in &moving {
             let one =
-                || Splits::new::<F>(&slot.spec).map(Arc::new).ok_or(MemslotError::OutOfMemory);
+                || Splits::new::<F>(&memslot.spec).map(Arc::new).ok_or(MemslotError::OutOfMemory);
             new.push(splits.then(one).transpose()?);
         }
-        moving.iter_mut().zip(new).for_each(|(slot, splits)| slot.splits = splits);
+        moving.iter_mut().zip(new).for_each(|(memslot, splits)| memslot.splits = splits);
         let before = core::mem::replace(&mut view.execute_huge, to);
         let search = to != ExecuteHuge::Allowed
             && (before == ExecuteHuge::Allowed || guest.unsearched.load(Ordering::Relaxed) != 0);
@@ -140,13 +141,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 fn executable_block<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     range: GpaRange,
-) -> Result<Option<GpaRange>, Halted<ChangeError>> {
+) -> Result<Option<GpaRange>, Stopped<ChangeError>> {
     let leaves = guard.leaves(range);
-    let leaves = leaves.map_err(|why| Halted { at: range.start(), why })?;
+    let leaves = leaves.map_err(|reason| Stopped { at: range.start(), reason })?;
     for leaf in leaves {
         match leaf {
             // Another thread may be splitting this block into blocks that may be executed.
-            Err(Contended { at }) => return Err(Halted { at, why: ChangeError::Contended }),
+            Err(Contended { at }) => return Err(Stopped { at, reason: ChangeError::Contended }),
             Ok(leaf) if leaf.size > F::size(0) && leaf.attributes.execute != Execute::None => {
                 let block = GpaRange::new(leaf.gpa, leaf.size.bytes());
                 return Ok(Some(block.expect("a leaf is not empty")));

@@ -4,13 +4,13 @@ use crate::backing::Backing;
 use crate::config::Logging;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::memslots::{Memslot, View};
+use crate::memslots::{Memslot, MemslotSnapshot};
 use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::widened;
 use alloc::vec::Vec;
 use slat::{
-    Format, GpaRange, Guard, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
-    UnmapError,
+    Format, GpaRange, Guard, Maintenance, Memory, Stopped, Tables, UnmapBatch, UnmapEntry,
+    UnmapError, UnmappedRun,
 };
 
 /// The number of runs of neighbouring leaves that are unmapped for one TLB invalidation.
@@ -19,41 +19,43 @@ const BATCH: usize = 64;
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Adds the dirty marks of unmapped leaves to the log of every memslot that has some of the
     /// pages, if hardware's marks are a part of the log.
-    pub(crate) fn keep_dirty(&self, view: &View, removed: &Removed) {
+    pub(crate) fn spill_dirty(&self, view: &MemslotSnapshot, removed: &UnmappedRun) {
         if self.config.logging != Logging::Hardware || !removed.attributes.dirty {
             return;
         }
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
-        for (slot, part) in view.parts(&all) {
-            if let Some(log) = &slot.log {
-                log.mark::<F>(&slot.spec, part.start().0, part.size());
+        for (memslot, part) in view.parts(&all) {
+            if let Some(log) = &memslot.log {
+                log.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
         }
     }
 
     /// Keeps all marks of unmapped leaves, for pages that stay the guest's. The caller has
-    /// announced the move ([`Guest::leaving`]) before it unmapped them.
-    pub(crate) fn keep_marks(&self, view: &View, removed: &Removed) {
-        self.keep_dirty(view, removed);
+    /// announced the move ([`Guest::marks_in_flight`]) before it unmapped them.
+    pub(crate) fn spill_marks(&self, view: &MemslotSnapshot, removed: &UnmappedRun) {
+        self.spill_dirty(view, removed);
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
-        for (slot, part) in view.parts(&all) {
-            let kept = &slot.kept;
+        for (memslot, part) in view.parts(&all) {
+            let spilled_bits = &memslot.spilled_bits;
             // A log that takes the mark of the leaf may not have added it to `written` yet.
-            if removed.attributes.dirty || kept.moves.any() {
-                kept.written.mark::<F>(&slot.spec, part.start().0, part.size());
+            if removed.attributes.dirty || spilled_bits.moves.any() {
+                spilled_bits.written.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
             if removed.attributes.accessed {
-                kept.used.mark::<F>(&slot.spec, part.start().0, part.size());
+                spilled_bits.used.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
         }
     }
 
     /// Reports private memory among `removed` to the machine. The memslot's pages are not being
     /// converted.
-    pub(crate) fn tell_private(&self, slot: &Memslot, removed: &Removed) {
+    pub(crate) fn report_private(&self, memslot: &Memslot, removed: &UnmappedRun) {
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
-        let Some(part) = slot.spec.common(&all).filter(|_| slot.kinds.is_some()) else { return };
-        for run in slot.runs::<F>(part, MemoryKind::Private) {
+        let Some(part) = memslot.spec.common(&all).filter(|_| memslot.kinds.is_some()) else {
+            return;
+        };
+        for run in memslot.runs::<F>(part, MemoryKind::Private) {
             let (gpa, bytes) = (run.start(), run.size());
             let hpa = slat::Hpa(removed.hpa.0 + (gpa.0 - removed.gpa.0));
             self.counters.private_bytes_taken.add(bytes);
@@ -67,11 +69,11 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// caches. If that call panics, the marks of the parts behind it, and of its own, are kept.
     pub(crate) fn unmap(
         &self,
-        view: &View,
+        view: &MemslotSnapshot,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
-        mut removed: impl FnMut(Removed),
+        mut removed: impl FnMut(UnmappedRun),
     ) -> u64 {
         self.remove(view, tables, guard, ranges, |leaves| {
             if self.caches.matters() && leaves.attributes.memory == Memory::Normal {
@@ -86,11 +88,11 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// entry; they do not hold it for long.
     pub(crate) fn remove(
         &self,
-        view: &View,
+        view: &MemslotSnapshot,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
-        mut removed: impl FnMut(Removed),
+        mut removed: impl FnMut(UnmappedRun),
     ) -> u64 {
         if !self.config.devices || !core::ptr::eq(tables, &*self.tables) {
             return self.remove_alone(tables, guard, ranges, |leaves| {
@@ -98,7 +100,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             });
         }
         let host = tables.platform();
-        let turn = self.telling.take(host);
+        let turn = self.device_notifier_lock.take(host);
         let mut all = Vec::new();
         let bytes = self.remove_alone(tables, guard, ranges, |leaves| {
             leaves.map(|leaves| (all.push(leaves), leaves.bytes).1).sum()
@@ -121,40 +123,42 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
-        mut removed: impl FnMut(&mut dyn Iterator<Item = Removed>) -> u64,
+        mut removed: impl FnMut(&mut dyn Iterator<Item = UnmappedRun>) -> u64,
     ) -> u64 {
-        let mut storage = [const { Place::EMPTY }; BATCH];
-        let mut removals = Removals::new(tables, &mut storage);
+        let mut storage = [const { UnmapEntry::EMPTY }; BATCH];
+        let mut batch = UnmapBatch::new(tables, &mut storage);
         let mut bytes = 0;
-        let mut complete = |removals: &mut Removals<'_, '_, F, H>| {
+        let mut complete = |batch: &mut UnmapBatch<'_, '_, F, H>| {
             let before = bytes;
-            bytes += removed(&mut removals.complete());
+            bytes += removed(&mut batch.complete());
             self.counters.invalidations.add(u64::from(bytes != before));
             bytes
         };
         for range in ranges {
             let mut rest = range;
             loop {
-                let at = match guard.unmap(rest, &mut removals) {
-                    Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
-                        complete(&mut removals);
+                let at = match guard.unmap(rest, &mut batch) {
+                    Err(Stopped { reason: UnmapError::CutsBlock { .. }, .. }) => {
+                        complete(&mut batch);
                         match widened(guard, rest) {
                             Ok(wider) => rest = wider,
                             Err(_) => tables.platform().wait(),
                         }
                         continue;
                     }
-                    Err(Halted { at, why: UnmapError::Full }) => {
-                        complete(&mut removals);
+                    Err(Stopped { at, reason: UnmapError::Full }) => {
+                        complete(&mut batch);
                         at
                     }
-                    Err(Halted { at, why: UnmapError::Contended }) => {
-                        complete(&mut removals);
+                    Err(Stopped { at, reason: UnmapError::Contended }) => {
+                        complete(&mut batch);
                         tables.platform().wait();
                         at
                     }
                     Ok(_) => break,
-                    Err(Halted { why, .. }) => unreachable!("a slot's pages, these tables': {why}"),
+                    Err(Stopped { reason, .. }) => {
+                        unreachable!("a memslot's pages, these tables': {reason}")
+                    }
                 };
                 match GpaRange::new(at, rest.end().0.saturating_sub(at.0)) {
                     Ok(behind) => rest = behind,
@@ -162,23 +166,25 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
                 }
             }
         }
-        complete(&mut removals)
+        complete(&mut batch)
     }
 }
 
 /// Unmapped leaves that are being reported. If a report panics, this keeps the marks of all leaves
 /// whose report has not returned, for the next thread that asks.
-struct Unreported<'g, 'p, F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> {
+struct Unreported<'g, 'p, F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>> {
     guest: &'g Guest<'p, F, H, B>,
-    view: &'g View,
+    view: &'g MemslotSnapshot,
     /// The leaves whose report is under way.
-    now: Option<Removed>,
+    now: Option<UnmappedRun>,
     leaves: I,
 }
 
-impl<F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> Unreported<'_, '_, F, H, B, I> {
+impl<F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>>
+    Unreported<'_, '_, F, H, B, I>
+{
     /// Reports the leaves; returns their bytes.
-    fn report(mut self, removed: &mut impl FnMut(Removed)) -> u64 {
+    fn report(mut self, removed: &mut impl FnMut(UnmappedRun)) -> u64 {
         let mut bytes = 0;
         for leaves in self.leaves.by_ref() {
             self.now = Some(leaves);
@@ -190,17 +196,17 @@ impl<F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> Unreported<'_,
     }
 }
 
-impl<F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> Drop
+impl<F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>> Drop
     for Unreported<'_, '_, F, H, B, I>
 {
     fn drop(&mut self) {
         // The report may have taken marks that were kept for these pages.
         if let Some(mut now) = self.now.take() {
             (now.attributes.dirty, now.attributes.accessed) = (true, true);
-            self.guest.keep_marks(self.view, &now);
+            self.guest.spill_marks(self.view, &now);
         }
         for leaves in self.leaves.by_ref() {
-            self.guest.keep_marks(self.view, &leaves);
+            self.guest.spill_marks(self.view, &leaves);
         }
     }
 }

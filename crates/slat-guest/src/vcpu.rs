@@ -7,7 +7,7 @@ use crate::waits::Places;
 use crate::worker::Worker;
 use core::fmt;
 use core::sync::atomic::Ordering;
-use slat::{Format, Frame, GuestRoot, Hpa, NoSeat};
+use slat::{Format, Frame, GuestRoot, Hpa, TooManyReaders};
 
 /// A thread that runs one of the guest's vCPUs and handles its faults.
 ///
@@ -17,14 +17,14 @@ use slat::{Format, Frame, GuestRoot, Hpa, NoSeat};
 /// # fn load<F: Format>(_root: GuestRoot<F>) {}
 /// # fn enter_guest() -> (Gpa, Access) { (Gpa(0), Access::Read) }
 /// # fn emulate(_gpa: Gpa) {}
-/// fn run<F: Format, H: Host, B: Backing>(vcpu: &mut Vcpu<'_, F, H, B>) -> Refused {
+/// fn run<F: Format, H: Host, B: Backing>(vcpu: &mut Vcpu<'_, F, H, B>) -> Refusal {
 ///     load(vcpu.guest_root()); // into VTTBR_EL2, EPTP, N_CR3, hgatp
 ///     loop {
 ///         let (gpa, access) = enter_guest();
 ///         match vcpu.fault(gpa, access) {
 ///             Outcome::Mmio => emulate(gpa),
 ///             Outcome::RingFull => _ = vcpu.worker().reset_rings(), // after a harvest
-///             Outcome::Refused(why) => return why,
+///             Outcome::Refused(reason) => return reason,
 ///             _ => {} // the guest goes on
 ///         }
 ///     }
@@ -45,8 +45,8 @@ pub struct Vcpu<'w, F: Format, H: Host, B: Backing> {
 /// Why a vCPU could not be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum VcpuError {
-    /// All seats among the threads that walk the host's tables are taken.
-    NoSeat(NoSeat),
+    /// All reader slots among the threads that walk the host's tables are taken.
+    TooManyReaders(TooManyReaders),
     /// Another `Vcpu` with that number exists.
     Taken,
     /// The guest has no vCPU with that number.
@@ -59,7 +59,7 @@ pub enum VcpuError {
 impl fmt::Display for VcpuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoSeat(error) => error.fmt(f),
+            Self::TooManyReaders(error) => error.fmt(f),
             Self::Taken => {
                 f.write_str("a thread runs the vCPU of that number already; drop it first")
             }
@@ -80,7 +80,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Vcpu<'_, F, H, B> {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
-    /// Makes the thread's handle for vCPU `id`. One thread at a time has it. `room` is where it
+    /// Makes the thread's handle for vCPU `id`. One thread at a time has it. `storage` is where it
     /// keeps table pages ([`TableStorage`](crate::TableStorage)).
     ///
     /// # Errors
@@ -88,12 +88,12 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     pub fn new(
         guest: &'w Guest<'w, F, H, B>,
         id: u16,
-        room: &'w mut [Option<Frame>],
+        storage: &'w mut [Option<Frame>],
     ) -> Result<Self, VcpuError> {
         if id >= guest.config.vcpus {
             return Err(VcpuError::NoSuchVcpu { vcpus: guest.config.vcpus });
         }
-        let mut worker = Worker::new(guest, room).map_err(VcpuError::NoSeat)?;
+        let mut worker = Worker::new(guest, storage).map_err(VcpuError::TooManyReaders)?;
         worker.counters = &guest.vcpus[id as usize].totals;
         if guest.vcpus[id as usize].taken.swap(true, Ordering::AcqRel) {
             return Err(VcpuError::Taken);
@@ -130,7 +130,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
 
     /// Returns [`Vcpu::root`] with the guest's VMID, format and geometry, for the registers of the
     /// CPU that runs the vCPU. It is made anew where `root` is read anew, and after
-    /// [`Guest::renew`].
+    /// [`Guest::set_vmid`].
     pub fn guest_root(&self) -> GuestRoot<F> {
         self.worker.guest.space(self.view).guest_root()
     }

@@ -4,13 +4,13 @@ use crate::backing::{Backing, HvaRange};
 use crate::budget::{NoPages, TABLE_PAGES};
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::memslots::View;
+use crate::memslots::MemslotSnapshot;
 use crate::ranges::{pieces, widened};
 use crate::stats::Counters;
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, Halted, NoSeat, PageSize,
-    Participant, TableCache, Tables, Translation,
+    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, PageSize, Reader, Stopped,
+    TableCache, Tables, TooManyReaders, Translation,
 };
 
 /// How often a call tries an entry that another thread holds before it reports contention.
@@ -33,18 +33,18 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
     /// Counts what was mapped, even if a call to the VMM panics.
     #[inline]
     fn drop(&mut self) {
-        let sizes = self.guard.sizes();
+        let sizes = self.guard.leaf_delta();
         let shared = core::ptr::eq(self.tables, &raw const *self.guest.tables);
         let cells = if shared { &self.counters.mapped } else { &self.counters.views };
         cells.add(sizes);
     }
 }
 
-/// A thread that works on a guest's memory. It has one seat of the platform's
-/// [`Grace`](slat::Grace); [`Vcpu::worker`](crate::Vcpu::worker) uses that of its vCPU.
+/// A thread that works on a guest's memory. It has one reader slot of the platform
+/// [`Readers`](slat::Readers); [`Vcpu::worker`](crate::Vcpu::worker) uses that of its vCPU.
 ///
 /// - Memslots: [`set_memslot`](Self::set_memslot), [`begin_memslot`](Self::begin_memslot),
-///   [`slots`](Self::slots), [`teardown`](Self::teardown)
+///   [`memslots`](Self::memslots), [`teardown`](Self::teardown)
 /// - The log: [`read_log`](Self::read_log), [`clear_log`](Self::clear_log),
 ///   [`take_log`](Self::take_log), [`log_addresses`](Self::log_addresses)
 /// - Rings: [`harvest_ring`](Self::harvest_ring), [`reset_rings`](Self::reset_rings)
@@ -52,7 +52,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
 ///   [`mark_written`](Self::mark_written), [`host_reads`](Self::host_reads),
 ///   [`help_flush`](Self::help_flush)
 /// - Memory that the host takes: [`invalidate`](Self::invalidate), [`evict`](Self::evict),
-///   [`hold_writes`](Self::hold_writes), [`age`](Self::age), [`age_host`](Self::age_host)
+///   [`freeze_writes`](Self::freeze_writes), [`age`](Self::age), [`age_host`](Self::age_host)
 /// - Huge pages: [`collapse`](Self::collapse), [`recover_huge_pages`](Self::recover_huge_pages),
 ///   [`set_execute_huge`](Self::set_execute_huge), [`execute_huge`](Self::execute_huge);
 ///   [`EagerSplit`](crate::EagerSplit) splits
@@ -70,12 +70,12 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
 /// # fn send(_page: u64) {}
 /// fn round<F: Format, H: Host, B: Backing>(
 ///     worker: &mut Worker<'_, F, H, B>,
-///     slot: MemslotId,
+///     memslot: MemslotId,
 ///     pages: u64,
 ///     log: &mut [u64],
 /// ) -> Result<(), LogError> {
-///     worker.read_log(slot, log)?;
-///     worker.clear_log(slot, 0, pages, log)?; // clear, then copy
+///     worker.read_log(memslot, log)?;
+///     worker.clear_log(memslot, 0, pages, log)?; // clear, then copy
 ///     for (word, bits) in (0..).zip(log) {
 ///         (0..64).filter(|bit| *bits >> bit & 1 != 0).for_each(|bit| send(word * 64 + bit));
 ///     }
@@ -85,29 +85,29 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
 #[derive(Debug)]
 pub struct Worker<'w, F: Format, H: Host, B: Backing> {
     pub(crate) guest: &'w Guest<'w, F, H, B>,
-    pub(crate) member: Participant<'w, H>,
+    pub(crate) reader: Reader<'w, H>,
     pub(crate) cache: TableCache<'w, F, H>,
     /// The vCPU's counters, or counters that workers without a vCPU share.
     pub(crate) counters: &'w Counters,
 }
 
 /// The result of an operation of the engine on a piece of a range.
-type Changed = Result<u64, Halted<ChangeError>>;
+type Changed = Result<u64, Stopped<ChangeError>>;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Makes the thread's handle for the guest: takes a seat among the threads that walk the host's
-    /// tables. `room` is where it keeps table pages ([`TableStorage`]).
+    /// Makes the thread's handle for the guest: takes a reader slot among the threads that walk the
+    /// host's tables. `storage` is where it keeps table pages ([`TableStorage`]).
     ///
     /// # Errors
-    /// [`NoSeat`] if all are taken.
+    /// [`TooManyReaders`] if all are taken.
     pub fn new(
         guest: &'w Guest<'w, F, H, B>,
-        room: &'w mut [Option<Frame>],
-    ) -> Result<Self, NoSeat> {
+        storage: &'w mut [Option<Frame>],
+    ) -> Result<Self, TooManyReaders> {
         let platform = guest.tables.platform();
-        let member = Participant::register(platform)?;
-        let cache = TableCache::new(platform, room);
-        Ok(Self { guest, member, cache, counters: guest.counters.take() })
+        let reader = Reader::register(platform)?;
+        let cache = TableCache::new(platform, storage);
+        Ok(Self { guest, reader, cache, counters: guest.counters.take() })
     }
 
     /// Returns the guest.
@@ -126,7 +126,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // The clock is read only if entries are broken before they are made (break-before-make).
         let breaks = host.break_before_make().breaks_size_change();
         let begin = if breaks { host.now() } else { 0 };
-        let guard = tables.enter(&mut self.member).expect("the worker joined this platform");
+        let guard =
+            tables.enter(&mut self.reader).expect("the worker registered with this platform");
         let mut inside = Inside { guest, tables, guard, cache: &mut self.cache, counters };
         let result = work(&mut inside);
         counters.engine(&inside.guard.counts(), || host.now() - begin);
@@ -136,29 +137,29 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Runs `work` inside `tables` with the current memslots. Changes of memslots wait until it
     /// returns.
     #[inline]
-    pub(crate) fn with_slots<R>(
+    pub(crate) fn with_memslots<R>(
         &mut self,
         tables: &'w Tables<'w, F, H>,
-        work: impl FnOnce(&View, &mut Inside<'_, 'w, F, H, B>) -> R,
+        work: impl FnOnce(&MemslotSnapshot, &mut Inside<'_, 'w, F, H, B>) -> R,
     ) -> R {
         let guest = self.guest;
         // SAFETY:
         // 1. The thread is inside tables of the guest's platform until `work` returns.
         // 2. `work` cannot keep the view.
         // 3. Nothing in this crate refreshes or replaces a guard.
-        self.inside(tables, |inside| work(unsafe { guest.slots.view() }, inside))
+        self.inside(tables, |inside| work(unsafe { guest.memslots.snapshot() }, inside))
     }
 
     /// Returns the result of `look` on the current memslots.
-    pub(crate) fn look<R>(&mut self, look: impl FnOnce(&View) -> R) -> R {
-        self.with_slots(&self.guest.tables, |view, _| look(view))
+    pub(crate) fn look<R>(&mut self, look: impl FnOnce(&MemslotSnapshot) -> R) -> R {
+        self.with_memslots(&self.guest.tables, |view, _| look(view))
     }
 
     /// Returns the guest addresses of the host memory at `host`: a range for each memslot that has
     /// some of it.
     pub fn guest_ranges(&mut self, host: HvaRange) -> Vec<GpaRange> {
         self.look(|view| {
-            let parts = view.backed_by(host).filter(|(slot, _)| !slot.deleting);
+            let parts = view.backed_by(host).filter(|(memslot, _)| !memslot.deleting);
             parts.map(|(_, range)| range).collect()
         })
     }
@@ -227,7 +228,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         tables: &'w Tables<'w, F, H>,
         range: GpaRange,
-        parts: impl Fn(&View, GpaRange, &mut dyn FnMut(GpaRange)),
+        parts: impl Fn(&MemslotSnapshot, GpaRange, &mut dyn FnMut(GpaRange)),
         change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
     ) {
         self.repeat(tables, range, true, parts, change);
@@ -238,35 +239,37 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         tables: &'w Tables<'w, F, H>,
         range: GpaRange,
         takes: bool,
-        parts: impl Fn(&View, GpaRange, &mut dyn FnMut(GpaRange)),
+        parts: impl Fn(&MemslotSnapshot, GpaRange, &mut dyn FnMut(GpaRange)),
         mut change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
     ) {
         let host = self.guest.tables.platform();
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
-            self.with_slots(tables, |view, Inside { guard, .. }| {
+            self.with_memslots(tables, |view, Inside { guard, .. }| {
                 parts(view, piece, &mut |part| {
                     let mut rest = part;
                     loop {
                         match change(guard, rest) {
                             Ok(_) => break,
-                            Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
+                            Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
                                 match widened(guard, rest) {
                                     Ok(wider) => rest = wider,
                                     Err(_) => host.wait(),
                                 }
                             }
-                            Err(Halted { at, why: ChangeError::Contended }) => {
+                            Err(Stopped { at, reason: ChangeError::Contended }) => {
                                 let behind = GpaRange::new(at, rest.end().0.saturating_sub(at.0));
                                 rest = behind.unwrap_or(rest);
                                 host.wait();
                             }
-                            Err(Halted { why, .. }) => unreachable!("a slot's pages: {why}"),
+                            Err(Stopped { reason, .. }) => {
+                                unreachable!("a memslot's pages: {reason}")
+                            }
                         }
                     }
                 });
                 if takes {
-                    guard.owe(piece).expect("a slot's pages");
-                    guard.complete();
+                    guard.defer_invalidation(piece).expect("a memslot's pages");
+                    guard.invalidate();
                 }
             });
             self.guest.piece_done(piece);

@@ -3,7 +3,7 @@
 #![cfg(all(not(loom), target_os = "linux"))]
 
 use slat::format::ept::Ept1G;
-use slat::{Access, Ageing, Gpa, GpaRange, Hpa, Memory, PageSize, Skip, Vmid};
+use slat::{Access, AgeOptions, Gpa, GpaRange, Hpa, Memory, PageSize, TableBits, Vmid};
 use slat_guest::*;
 use slat_sim::Ept;
 use slat_sim::fast::FastMachine;
@@ -13,7 +13,8 @@ const BASE: u64 = 1 << 32;
 const HOST: u64 = 1 << 40;
 const K4: u64 = 4096;
 const M2: u64 = 2 << 20;
-const TEST: Ageing = Ageing { clear: false, skip: Skip::Nothing, fresh: false };
+const TEST: AgeOptions =
+    AgeOptions { clear: false, table_bits: TableBits::Ignored, flush_tlb: false };
 
 struct OnePiece(u64);
 
@@ -28,7 +29,7 @@ impl Backing for OnePiece {
 type TheGuest<'p> = Guest<'p, Ept1G, FastMachine<Ept>, OnePiece>;
 type TheWorker<'w> = Worker<'w, Ept1G, FastMachine<Ept>, OnePiece>;
 
-fn slot(log_dirty: bool) -> MemslotSpec {
+fn memslot(log_dirty: bool) -> MemslotSpec {
     let (gpa, host) = (Gpa(BASE), Hva(HOST));
     MemslotSpec { log_dirty, ..MemslotSpec::new(MemslotId(0), gpa, M2, host) }
 }
@@ -49,10 +50,10 @@ fn beside(
     let config = Config::new(1, PageSize::SIZE_2M);
     let guest: TheGuest<'_> =
         Guest::new(Ept1G::default(), Vmid(7), 39, &machine, ram, config).unwrap();
-    let mut rooms = [const { [const { None }; TABLE_PAGES] }; 2];
-    let [one, two] = &mut rooms;
+    let mut storages = [const { [const { None }; TABLE_PAGES] }; 2];
+    let [one, two] = &mut storages;
     let mut vcpu = Vcpu::new(&guest, 0, one).unwrap();
-    vcpu.worker().set_memslot(slot(false)).unwrap();
+    vcpu.worker().set_memslot(memslot(false)).unwrap();
     assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(PageSize::SIZE_2M)));
     let mut worker = Worker::new(&guest, two).unwrap();
     let stop = AtomicBool::new(false);
@@ -70,8 +71,8 @@ fn beside(
 #[test]
 fn a_used_page_is_not_called_old_while_its_log_is_switched() {
     let switch = |worker: &mut TheWorker<'_>| {
-        worker.set_memslot(slot(true)).unwrap();
-        worker.set_memslot(slot(false)).unwrap();
+        worker.set_memslot(memslot(true)).unwrap();
+        worker.set_memslot(memslot(false)).unwrap();
     };
     beside(50_000, switch, |worker| {
         let mut young = [0];
@@ -111,7 +112,7 @@ fn nor_while_its_block_is_split_and_put_together() {
 /// Each use is reported once, by the scan that comes first to the page; both scan in pieces.
 #[test]
 fn no_use_is_lost_between_scans_in_pieces() {
-    let clear = Ageing { clear: true, ..TEST };
+    let clear = AgeOptions { clear: true, ..TEST };
     let piece = |first: u64| GpaRange::new(Gpa(BASE + first * K4), 100 * K4).unwrap();
     let told = [const { std::sync::atomic::AtomicU64::new(0) }; 2];
     let scan = |who: usize, worker: &mut TheWorker<'_>| {

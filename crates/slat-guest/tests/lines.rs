@@ -4,7 +4,7 @@
 
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
-use slat::{Access, Ageing, Format, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
+use slat::{Access, AgeOptions, Format, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
 use slat_guest::*;
 use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
@@ -76,7 +76,7 @@ fn work<F: Format, H: Host>(
     let range = GpaRange::new(page(0), PAGES * K4).unwrap();
     let mut young = [0; PAGES as usize / 64];
     stored.age = lines(|| {
-        worker.age(range, None, &mut young, Ageing::LEAVES).unwrap();
+        worker.age(range, None, &mut young, AgeOptions::LEAVES).unwrap();
     });
     assert!(young.iter().all(|word| *word == u64::MAX));
     stored
@@ -87,14 +87,14 @@ fn two_threads_share_no_line<F: Format + Default, A: Arch>(arch: A) {
     let base = machine.memory_base().0;
     let config = Config { caches: CachePolicy::Every, ..Config::new(2, PageSize::SIZE_4K) };
     let guest = Guest::new(F::default(), Vmid(1), 39, &machine, Ram(base), config).unwrap();
-    let mut rooms = [const { [const { None }; TABLE_PAGES] }; 4];
-    let [one, two, three, four] = &mut rooms;
+    let mut storages = [const { [const { None }; TABLE_PAGES] }; 4];
+    let [one, two, three, four] = &mut storages;
     let (mut one, mut two) =
         (Vcpu::new(&guest, 0, one).unwrap(), Vcpu::new(&guest, 1, two).unwrap());
     let (mut three, mut four) =
         (Worker::new(&guest, three).unwrap(), Worker::new(&guest, four).unwrap());
-    let slot = MemslotSpec::new(MemslotId(0), Gpa(0), 2 * APART, Hva(0));
-    one.worker().set_memslot(MemslotSpec { log_dirty: true, ..slot }).unwrap();
+    let memslot = MemslotSpec::new(MemslotId(0), Gpa(0), 2 * APART, Hva(0));
+    one.worker().set_memslot(MemslotSpec { log_dirty: true, ..memslot }).unwrap();
     slat::observe::writes(&WRITES);
     // One after the other: the threads store to the same lines at any time.
     let (first, second) = (work(&mut one, &mut three, 0), work(&mut two, &mut four, 1));

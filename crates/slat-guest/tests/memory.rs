@@ -5,18 +5,22 @@
 
 #[path = "memory/age.rs"]
 mod age;
+#[path = "memory/async_fault.rs"]
+mod async_fault;
 #[path = "memory/budget.rs"]
 mod budget;
 #[path = "memory/buffers.rs"]
 mod buffers;
+#[path = "memory/combinations.rs"]
+mod combinations;
 #[path = "memory/contiguous.rs"]
 mod contiguous;
-#[path = "memory/corners.rs"]
-mod corners;
 #[path = "memory/devices.rs"]
 mod devices;
 #[path = "memory/epochs.rs"]
 mod epochs;
+#[path = "memory/eviction.rs"]
+mod eviction;
 #[path = "memory/faults.rs"]
 mod faults;
 #[path = "memory/fixture.rs"]
@@ -29,16 +33,14 @@ mod histories;
 mod huge;
 #[path = "memory/invalidation.rs"]
 mod invalidation;
-#[path = "memory/kept.rs"]
-mod kept;
-#[path = "memory/late.rs"]
-mod late;
 #[path = "memory/log.rs"]
 mod log;
 #[path = "memory/log_words.rs"]
 mod log_words;
 #[path = "memory/mapped.rs"]
 mod mapped;
+#[path = "memory/memslots.rs"]
+mod memslots;
 #[path = "memory/outcomes.rs"]
 mod outcomes;
 #[path = "memory/pairs.rs"]
@@ -57,13 +59,11 @@ mod replaced;
 mod ring;
 #[path = "memory/shared_ring.rs"]
 mod shared_ring;
-#[path = "memory/slots.rs"]
-mod slots;
+#[path = "memory/spilled_bits.rs"]
+mod spilled_bits;
 #[path = "memory/switches.rs"]
 mod switches;
-#[path = "memory/taken.rs"]
-mod taken;
-#[path = "memory/two_slots.rs"]
-mod two_slots;
+#[path = "memory/two_memslots.rs"]
+mod two_memslots;
 #[path = "memory/watched.rs"]
 mod watched;

@@ -7,7 +7,7 @@
 
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::format::ept::Ept1G;
-use slat::{Access, Ageing, Format, Gpa, GpaRange, Hpa, Memory, PageSize, Skip, Vmid};
+use slat::{Access, AgeOptions, Format, Gpa, GpaRange, Hpa, Memory, PageSize, TableBits, Vmid};
 use slat_guest::*;
 use slat_sim::fast::FastMachine;
 use slat_sim::{Arch, Arm, Ept};
@@ -69,7 +69,7 @@ struct Run<'r, F: Format, A: Arch> {
     epochs: Mutex<Epochs>,
 }
 
-fn room() -> TableStorage {
+fn storage() -> TableStorage {
     [const { None }; TABLE_PAGES]
 }
 
@@ -80,8 +80,8 @@ fn spec(log_dirty: bool) -> MemslotSpec {
 impl<F: Format, A: Arch> Run<'_, F, A> {
     fn vcpu(&self, id: u16, seed: u64) {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut room = room();
-        let mut vcpu = Vcpu::new(self.guest, id, &mut room).unwrap();
+        let mut storage = storage();
+        let mut vcpu = Vcpu::new(self.guest, id, &mut storage).unwrap();
         let mut cpu = self.machine.cpu(id as usize).unwrap();
         cpu.load(VMID, vcpu.root());
         while !self.stop.load(Ordering::Relaxed) {
@@ -100,7 +100,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
                 }
                 match vcpu.fault(Gpa(gpa), access) {
                     Outcome::RingFull | Outcome::Retry(_) => std::thread::yield_now(),
-                    Outcome::Refused(why) => panic!("{why:?}"),
+                    Outcome::Refused(reason) => panic!("{reason:?}"),
                     // While the memslot is being replaced.
                     Outcome::Mmio => std::thread::yield_now(),
                     _ => {}
@@ -136,7 +136,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
             worker.clear_log(MemslotId(0), 0, PAGES, &bits).unwrap();
         }
         self.copy_pages(set(&bits));
-        let none = DirtyPage { slot: MemslotId(9), page: 0 };
+        let none = DirtyPage { memslot: MemslotId(9), page: 0 };
         for vcpu in 0..2 {
             let mut pages = vec![none; 256];
             let count = worker.harvest_ring(vcpu, &mut pages);
@@ -148,8 +148,8 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
     /// Does everything else that happens to the memory.
     fn disturb(&self, seed: u64) {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut room = room();
-        let mut worker = Worker::new(self.guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(self.guest, &mut storage).unwrap();
         while !self.stop.load(Ordering::Relaxed) {
             let page = rng.u64(..PAGES);
             let count = rng.u64(1..=32).min(PAGES - page);
@@ -162,8 +162,9 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
                     EagerSplit::new(table, PageSize::SIZE_4K).run(&mut worker, || false);
                 }
                 _ => {
-                    let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)];
-                    let how = Ageing { clear: true, skip, fresh: rng.bool() };
+                    let skip =
+                        [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)];
+                    let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: rng.bool() };
                     let some = GpaRange::new(Gpa(BASE + page * K4), count * K4).unwrap();
                     worker.age(some, None, &mut [0], how).unwrap();
                 }
@@ -232,8 +233,8 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         copying: Mutex::new(()),
         epochs: Mutex::new(Epochs::new(MemslotId(0))),
     };
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     worker.set_memslot(spec(false)).unwrap();
     std::thread::scope(|scope| {
         let run = &run;
@@ -418,14 +419,14 @@ fn a_guest_is_torn_down_during_faults_ageing_and_invalidations() {
             scope.spawn(move || run.vcpu(1, 2)),
             scope.spawn(move || run.disturb(3)),
         ];
-        let mut room = room();
-        let mut worker = Worker::new(&guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(&guest, &mut storage).unwrap();
         for round in 0..40 {
             assert_eq!(worker.set_memslot(spec(round % 2 == 1)), Ok(MemslotChange::Inserted));
             std::thread::sleep(Duration::from_millis(3));
             worker.teardown();
             let left: u64 = worker.leaves_by_size().iter().map(|&(_, count)| count).sum();
-            assert_eq!(left, 0, "leaves of a slot that is gone");
+            assert_eq!(left, 0, "leaves of a memslot that is gone");
         }
         run.stop.store(true, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().unwrap());

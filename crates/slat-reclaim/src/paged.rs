@@ -2,15 +2,15 @@
 
 use crate::arrivals::Arrivals;
 use crate::bits::Bits;
-use crate::order::{Generations, Lists, Looks, Order};
-use crate::page::{Claim, NUMBERS, Place, Word};
+use crate::order::{Generations, Lists, Order, ScanOptions};
+use crate::page::{Claim, NUMBERS, PageState, Word};
 use crate::pool::{Pool, PoolError, Ram};
 use crate::slots::Owner;
 use crate::stats::Counters;
 use crate::swap::Swap;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use slat::{Access, Memory, Skip};
+use slat::{Access, Memory, TableBits};
 use slat_guest::{Backing, Hva, HvaRange, NoPage, Page};
 use spin::Mutex;
 
@@ -41,8 +41,8 @@ pub struct Config {
     /// memory.
     pub window: u32,
     /// Which parts of the tables a walk skips, if non-leaf entries have accessed bits. With
-    /// [`Skip::Exact`] each call of a walk costs a TLB invalidation: windows should be large.
-    pub skip: Skip,
+    /// [`TableBits::Exact`] each call of a walk costs a TLB invalidation: windows should be large.
+    pub table_bits: TableBits,
     /// Ends each call of a walk with a TLB invalidation; without it, a page that a TLB holds may
     /// look idle while it is used.
     pub fresh: bool,
@@ -67,7 +67,7 @@ pub struct Config {
 
 impl Config {
     /// Returns the default configuration with this limit: generations with look-around and
-    /// frequency, windows of 2^18 pages (1 GiB of 4 KiB pages), [`Skip::Exact`], batches of 64
+    /// frequency, windows of 2^18 pages (1 GiB of 4 KiB pages), [`TableBits::Exact`], batches of 64
     /// pages, no huge pages, no minimum residency, no bound on swap, and no protected pages.
     pub const fn new(limit: u32) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Config {
             look_around: true,
             frequency: true,
             window: 1 << 18,
-            skip: Skip::Exact,
+            table_bits: TableBits::Exact,
             fresh: false,
             huge: false,
             residency: 0,
@@ -89,14 +89,14 @@ impl Config {
 
 /// Memory of one guest on a [`Pool`]: the [`Backing`] of its memslots.
 ///
-/// A fault on a page that is not in memory is answered [`NoPage::NotYet`]; the thread that runs the
+/// A fault on a page that is not in memory is answered [`NoPage::Absent`]; the thread that runs the
 /// vCPU then calls [`Pager::bring_in`](crate::Pager::bring_in).
 ///
 /// It belongs to one guest only, because a pager unmaps pages from the guest that its worker
-/// belongs to. When the guest ends, [`Paged::release`] gives its memory back to the pool, or
+/// belongs to. When the guest ends, [`PagedMemory::release`] gives its memory back to the pool, or
 /// [`Pager::discard`](crate::Pager::discard) does so page by page.
 #[derive(Debug)]
-pub struct Paged<'h, M, S> {
+pub struct PagedMemory<'h, M, S> {
     pub(crate) pool: &'h Pool<M, S>,
     /// The guest, as the slots of swap know it.
     pub(crate) owner: Owner,
@@ -126,7 +126,7 @@ pub struct Paged<'h, M, S> {
     /// of copies.
     pub(crate) away: AtomicU32,
     /// Pages given up so far.
-    pub(crate) given_up: AtomicU64,
+    pub(crate) evicted: AtomicU64,
     pub(crate) arrivals: Arrivals,
     /// Held by the one thread that gives up pages of the guest, or walks, for as long as it does.
     pub(crate) turn: Mutex<Turn>,
@@ -178,7 +178,7 @@ pub struct Places {
 /// Base-2 logarithm of the unit in which ticks are kept: a millisecond, if ticks are nanoseconds.
 pub(crate) const BORN_SHIFT: u32 = 20;
 
-impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
+impl<'h, M: Ram, S: Swap> PagedMemory<'h, M, S> {
     /// Makes memory of `bytes` bytes on `pool`, which the guest's memslots have at the host's
     /// address `start`. `now` is the time, in ticks of the guest's host.
     ///
@@ -203,7 +203,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             return Err(PoolError::TooMany { pages });
         }
         let pages = pages as u32;
-        let looks = Looks {
+        let looks = ScanOptions {
             window: config.window,
             around: config.look_around,
             frequency: config.frequency,
@@ -231,7 +231,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             protecting: Mutex::new(()),
             slots: AtomicU32::new(0),
             away: AtomicU32::new(0),
-            given_up: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
             arrivals: Arrivals::new(pages),
             turn: Mutex::new(Turn::new(pages)),
             order,
@@ -304,11 +304,11 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         let mut places = Places::default();
         for word in &self.words {
             *match word.load() {
-                Place::Nowhere => &mut places.nowhere,
-                Place::Here { copy: None, .. } => &mut places.here,
-                Place::Here { .. } => &mut places.copied,
-                Place::Moving => &mut places.moving,
-                Place::Away { .. } => &mut places.away,
+                PageState::Empty => &mut places.nowhere,
+                PageState::Resident { copy: None, .. } => &mut places.here,
+                PageState::Resident { .. } => &mut places.copied,
+                PageState::Moving => &mut places.moving,
+                PageState::Swapped { .. } => &mut places.away,
             } += 1;
         }
         places
@@ -325,13 +325,13 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         let mut slots = self.pool.withheld(self.owner);
         for word in &self.words {
             let slot = match word.load() {
-                Place::Here { frame, copy } => {
+                PageState::Resident { frame, copy } => {
                     self.pool.frames.give(frame);
                     copy
                 }
-                Place::Away { slot, .. } => Some(slot),
+                PageState::Swapped { slot, .. } => Some(slot),
                 // No page is claimed: a thread that moves one borrows this.
-                Place::Nowhere | Place::Moving => None,
+                PageState::Empty | PageState::Moving => None,
             };
             slot.into_iter().for_each(|slot| slots.add(slot));
         }
@@ -356,7 +356,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     pub(crate) fn note(&self, turn: &mut Turn) {
         self.order.note(&self.arrivals, self.resident(), |page| {
             let place = self.words[page as usize].load();
-            if matches!(place, Place::Moving | Place::Here { copy: Some(_), .. }) {
+            if matches!(place, PageState::Moving | PageState::Resident { copy: Some(_), .. }) {
                 turn.copies.add(page);
             }
         });
@@ -415,7 +415,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     }
 }
 
-impl<M: Ram, S: Swap> Paged<'_, M, S> {
+impl<M: Ram, S: Swap> PagedMemory<'_, M, S> {
     fn page_of(&self, number: u32, frame: u32, write: bool) -> Page {
         let layout = &self.pool.layout;
         Page {
@@ -428,7 +428,8 @@ impl<M: Ram, S: Swap> Paged<'_, M, S> {
     }
 }
 
-/// [`Backing`] of a guest whose memory is [`Paged`]; a [`Pager`](crate::Pager) moves its pages.
+/// [`Backing`] of a guest whose memory is [`PagedMemory`]; a [`Pager`](crate::Pager) moves its
+/// pages.
 pub trait PagedBacking: Backing {
     /// Memory that the frames are in.
     type Ram: Ram;
@@ -436,28 +437,28 @@ pub trait PagedBacking: Backing {
     type Swap: Swap;
 
     /// Returns the guest's memory.
-    fn paged(&self) -> &Paged<'_, Self::Ram, Self::Swap>;
+    fn paged(&self) -> &PagedMemory<'_, Self::Ram, Self::Swap>;
 }
 
-impl<M: Ram, S: Swap> PagedBacking for &Paged<'_, M, S> {
+impl<M: Ram, S: Swap> PagedBacking for &PagedMemory<'_, M, S> {
     type Ram = M;
     type Swap = S;
 
-    fn paged(&self) -> &Paged<'_, M, S> {
+    fn paged(&self) -> &PagedMemory<'_, M, S> {
         self
     }
 }
 
-impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
+impl<M: Ram, S: Swap> Backing for &PagedMemory<'_, M, S> {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         let number = self.number(host).ok_or(NoPage::Never)?;
         let word = &self.words[number as usize];
         loop {
             let place = word.load();
-            let Place::Here { frame, copy } = place else { return Err(NoPage::NotYet) };
+            let PageState::Resident { frame, copy } = place else { return Err(NoPage::Absent) };
             if let (Access::Write, Some(slot)) = (access, copy) {
                 // The guest may write the page from here on, which makes the copy in swap stale.
-                if word.exchange(place, Place::Here { frame, copy: None }) {
+                if word.exchange(place, PageState::Resident { frame, copy: None }) {
                     self.give_slot(slot);
                 }
                 continue;
@@ -469,9 +470,9 @@ impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
     fn make_writable<R>(&self, host: Hva, grant: impl FnOnce(Page) -> R) -> Option<R> {
         let number = self.number(host)?;
         let word = &self.words[number as usize];
-        let place = word.claim(|place| matches!(place, Place::Here { .. })).ok()?;
-        let Place::Here { frame, copy } = place else { return None };
-        let _claim = Claim { word, place: Place::Here { frame, copy: None } };
+        let place = word.claim(|place| matches!(place, PageState::Resident { .. })).ok()?;
+        let PageState::Resident { frame, copy } = place else { return None };
+        let _claim = Claim { word, place: PageState::Resident { frame, copy: None } };
         copy.into_iter().for_each(|slot| self.give_slot(slot));
         Some(grant(self.page_of(number, frame, true)))
     }

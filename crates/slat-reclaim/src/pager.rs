@@ -9,12 +9,12 @@ mod tests;
 
 pub use idle::{Generation, Idle};
 pub use pin::PagesPinned;
-pub use reclaim::{ReclaimError, Reclaimed};
+pub use reclaim::{ReclaimCounts, ReclaimError};
 
 use crate::buffer::Buffer;
 use crate::order::{Accessed, Look};
-use crate::page::{Claim, Place};
-use crate::paged::{BORN_SHIFT, Paged, PagedBacking};
+use crate::page::{Claim, PageState};
+use crate::paged::{BORN_SHIFT, PagedBacking, PagedMemory};
 use crate::pool::Ram;
 use crate::stats::Counters;
 use crate::swap::{Swap, SwapError};
@@ -23,7 +23,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::Ordering;
-use slat::{Access, Ageing, ChangeError, Format, Hpa, PageSize, Skip};
+use slat::{Access, AgeOptions, ChangeError, Format, Hpa, PageSize, TableBits};
 use slat_guest::{AgeError, Host, Hva, HvaRange, PinError, Worker};
 
 /// Lock under which pages are aged and unmapped: a baseline, to measure the cost of such a lock.
@@ -37,10 +37,10 @@ pub trait Gate: Sync {
 /// fault waits for a page.
 ///
 /// Any number of threads may bring pages in. Only one at a time gives up pages of a guest; the
-/// others get [`Reclaimed::busy`].
+/// others get [`ReclaimCounts::busy`].
 pub struct Pager<'a, 'w, F: Format, H: Host, B: PagedBacking> {
     worker: &'a mut Worker<'w, F, H, B>,
-    paged: &'w Paged<'w, B::Ram, B::Swap>,
+    paged: &'w PagedMemory<'w, B::Ram, B::Swap>,
     #[cfg(feature = "baselines")]
     gate: Option<&'a dyn Gate>,
     content: Buffer,
@@ -79,7 +79,7 @@ pub enum PageError {
     /// There is no free frame, and no page can be given up: the guest has to wait.
     NoRoom {
         /// Why no page can be given up.
-        why: ReclaimError,
+        reason: ReclaimError,
     },
 }
 
@@ -98,8 +98,8 @@ impl fmt::Display for PageError {
             Self::Read { host, error } => {
                 write!(f, "the page at {host} does not come back from swap: {error}")
             }
-            Self::NotPinned(why) => why.fmt(f),
-            Self::NoRoom { why } => write!(f, "no room for a page: {why}"),
+            Self::NotPinned(reason) => reason.fmt(f),
+            Self::NoRoom { reason } => write!(f, "no room for a page: {reason}"),
         }
     }
 }
@@ -111,7 +111,7 @@ impl core::error::Error for PageError {}
 const ATTEMPTS: u32 = 16;
 
 impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
-    /// Makes a pager that works on `worker`'s seat.
+    /// Makes a pager that works on `worker`'s reader slot.
     pub fn new(worker: &'a mut Worker<'w, F, H, B>) -> Self {
         Self {
             paged: worker.guest().backing().paged(),
@@ -129,7 +129,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     }
 
     /// Returns the guest's memory.
-    pub const fn paged(&self) -> &'w Paged<'w, B::Ram, B::Swap> {
+    pub const fn paged(&self) -> &'w PagedMemory<'w, B::Ram, B::Swap> {
         self.paged
     }
 
@@ -153,7 +153,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     }
 
     /// Brings in the page at `host` for `access`, after a fault that was answered
-    /// [`Retry::NotYet`](slat_guest::Retry::NotYet). Makes room by giving up other pages of the
+    /// [`Retry::Absent`](slat_guest::Retry::Absent). Makes room by giving up other pages of the
     /// guest if need be. Waits, by [`Host::wait`], while another thread moves the page, and, if no
     /// frame is free, while another thread gives up pages of this guest: as long as swap takes for
     /// a batch.
@@ -178,16 +178,17 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         let word = &paged.words[page as usize];
         loop {
             match word.load() {
-                Place::Here { .. } => return Ok(()),
-                Place::Moving => {
+                PageState::Resident { .. } => return Ok(()),
+                PageState::Moving => {
                     self.wait();
                     continue;
                 }
-                Place::Nowhere if paged.config.huge && self.bring_block(page) => return Ok(()),
-                Place::Nowhere | Place::Away { .. } => {}
+                PageState::Empty if paged.config.huge && self.bring_block(page) => return Ok(()),
+                PageState::Empty | PageState::Swapped { .. } => {}
             }
             let frame = self.frame()?;
-            let away = |place: &Place| matches!(place, Place::Nowhere | Place::Away { .. });
+            let away =
+                |place: &PageState| matches!(place, PageState::Empty | PageState::Swapped { .. });
             match word.claim(away) {
                 Ok(place) => return self.fill(page, place, frame, access),
                 // Another thread is bringing it in.
@@ -200,7 +201,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     fn fill(
         &mut self,
         page: u32,
-        place: Place,
+        place: PageState,
         frame: u32,
         access: Access,
     ) -> Result<(), PageError> {
@@ -214,13 +215,13 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         let mut copy = None;
         let mut distance = None;
         let result = match place {
-            Place::Away { slot, since } => {
+            PageState::Swapped { slot, since } => {
                 let begin = self.now();
                 let result = pool.swap.read(slot, self.content.page(bytes));
                 paged.counters.read.add(self.now() - begin);
                 copy = Some(slot);
-                let given_up = paged.given_up.load(Ordering::Relaxed) as u32;
-                distance = Some(given_up.wrapping_sub(since) & (crate::page::NUMBERS - 1) as u32);
+                let evicted = paged.evicted.load(Ordering::Relaxed) as u32;
+                distance = Some(evicted.wrapping_sub(since) & (crate::page::NUMBERS - 1) as u32);
                 result
             }
             _ => {
@@ -238,7 +239,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         if copy.is_some() {
             paged.away.fetch_sub(1, Ordering::Release);
         }
-        word.release(Place::Here { frame, copy: kept });
+        word.release(PageState::Resident { frame, copy: kept });
         if let (Some(slot), None) = (copy, kept) {
             paged.give_slot(slot);
         }
@@ -252,7 +253,10 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             None => Counters::add(&paged.counters.first_touches, 1),
             Some(distance) => {
                 Counters::add(&paged.counters.refaults, 1);
-                Counters::add(&paged.counters.soon, u64::from(distance <= paged.resident()));
+                Counters::add(
+                    &paged.counters.refaults_within_set,
+                    u64::from(distance <= paged.resident()),
+                );
             }
         }
         paged.arrivals.push(page, distance);
@@ -262,10 +266,10 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     /// statistics.
     fn frame(&mut self) -> Result<u32, PageError> {
         let frame = self.find_frame();
-        if let Err(PageError::NoRoom { why }) = frame {
+        if let Err(PageError::NoRoom { reason }) = frame {
             let counters = &self.paged.counters;
             Counters::add(
-                match why {
+                match reason {
                     ReclaimError::Quota { .. } => &counters.over_quota,
                     ReclaimError::Protected { .. } => &counters.below_protected,
                     ReclaimError::Thrashing => &counters.thrashing,
@@ -292,16 +296,16 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             paged.here.fetch_sub(1, Ordering::AcqRel);
             let want = if within { self.share() } else { paged.config.batch };
             match self.reclaim_of(want, 1) {
-                Ok(Reclaimed { busy: true, .. }) => self.wait(),
+                Ok(ReclaimCounts { busy: true, .. }) => self.wait(),
                 Ok(_) => made_room = true,
-                Err(why @ (ReclaimError::Nothing | ReclaimError::InUse)) => {
+                Err(reason @ (ReclaimError::Nothing | ReclaimError::InUse)) => {
                     attempts += 1;
                     if attempts == ATTEMPTS || paged.all_pinned() {
-                        return Err(PageError::NoRoom { why });
+                        return Err(PageError::NoRoom { reason });
                     }
                     self.wait();
                 }
-                Err(why) => return Err(PageError::NoRoom { why }),
+                Err(reason) => return Err(PageError::NoRoom { reason }),
             }
         }
     }
@@ -338,11 +342,11 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         };
         let _claim = Claim { word, place };
         let result = match place {
-            Place::Here { frame, .. } => {
+            PageState::Resident { frame, .. } => {
                 pool.ram.read(pool.hpa(frame), to);
                 Ok(())
             }
-            Place::Away { slot, .. } => {
+            PageState::Swapped { slot, .. } => {
                 let page = self.content.page(pool.layout.page.bytes());
                 pool.swap.read(slot, page).map(|()| to.copy_from_slice(page))
             }
@@ -373,15 +377,15 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         let word = &paged.words[page as usize];
         loop {
             self.bring_in(host, if write { Access::Write } else { Access::Read })?;
-            let Ok(place) = word.claim(|place| matches!(place, Place::Here { .. })) else {
+            let Ok(place) = word.claim(|place| matches!(place, PageState::Resident { .. })) else {
                 self.wait();
                 continue;
             };
-            let Place::Here { frame, copy } = place else { continue };
+            let PageState::Resident { frame, copy } = place else { continue };
             let kept = copy.filter(|_| !write);
             // A device sets no accessed bit, so this use is recorded here.
             paged.arrivals.push(page, Some(0));
-            let _claim = Claim { word, place: Place::Here { frame, copy: kept } };
+            let _claim = Claim { word, place: PageState::Resident { frame, copy: kept } };
             if write {
                 copy.into_iter().for_each(|slot| paged.give_slot(slot));
                 // A thread that finds the page in the log and copies it waits for the claim.
@@ -416,9 +420,9 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             let Some(page) = paged.number(Hva(host)) else { continue };
             let word = &paged.words[page as usize];
             let place = loop {
-                match word.claim(|place| *place != Place::Nowhere) {
+                match word.claim(|place| *place != PageState::Empty) {
                     Ok(place) => break place,
-                    Err(Place::Nowhere) => break Place::Nowhere,
+                    Err(PageState::Empty) => break PageState::Empty,
                     // The thread that has claimed the page may wait for a slot.
                     Err(_) => {
                         slots.wipe();
@@ -426,26 +430,26 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
                     }
                 }
             };
-            if place == Place::Nowhere {
+            if place == PageState::Empty {
                 continue;
             }
             let mut claim = Claim { word, place };
             let slot = match place {
                 // A device uses it.
-                Place::Here { .. } if paged.is_pinned(page) => continue,
-                Place::Here { frame, copy } => {
+                PageState::Resident { .. } if paged.is_pinned(page) => continue,
+                PageState::Resident { frame, copy } => {
                     self.break_block(page);
                     self.worker.evict(&[paged.host(page, 1)], |_| {});
                     self.mark_written(page);
-                    claim.place = Place::Nowhere;
+                    claim.place = PageState::Empty;
                     drop(claim);
                     paged.give_frame(frame);
                     copy
                 }
-                Place::Away { slot, .. } => {
+                PageState::Swapped { slot, .. } => {
                     self.mark_written(page);
                     paged.away.fetch_sub(1, Ordering::Release);
-                    claim.place = Place::Nowhere;
+                    claim.place = PageState::Empty;
                     Some(slot)
                 }
                 _ => continue,
@@ -467,20 +471,20 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
 }
 
 /// The guest as the order of its pages sees it: an implementation of [`Accessed`].
-struct Eyes<'e, P> {
+struct GuestView<'e, P> {
     pager: &'e mut P,
-    /// The time, in the units of [`Paged::born`].
+    /// The time, in the units of [`PagedMemory::born`].
     now: u64,
 }
 
-impl<'e, 'a, 'w, F: Format, H: Host, B: PagedBacking> Eyes<'e, Pager<'a, 'w, F, H, B>> {
+impl<'e, 'a, 'w, F: Format, H: Host, B: PagedBacking> GuestView<'e, Pager<'a, 'w, F, H, B>> {
     fn new(pager: &'e mut Pager<'a, 'w, F, H, B>) -> Self {
         let now = pager.now() >> BORN_SHIFT;
         Self { pager, now }
     }
 }
 
-impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F, H, B>> {
+impl<F: Format, H: Host, B: PagedBacking> Accessed for GuestView<'_, Pager<'_, '_, F, H, B>> {
     fn pages(&self) -> u32 {
         self.pager.paged.words.len() as u32
     }
@@ -518,10 +522,10 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
         let paged = pager.paged;
         let begin = pager.now();
         let walk = look == Look::Walk;
-        let how = Ageing {
+        let how = AgeOptions {
             clear: true,
-            skip: if walk { paged.config.skip } else { Skip::Nothing },
-            fresh: walk && paged.config.fresh,
+            table_bits: if walk { paged.config.table_bits } else { TableBits::Ignored },
+            flush_tlb: walk && paged.config.fresh,
         };
         let range = paged.host(first, count);
         let unanswered = match pager.alone(|worker| worker.age_host(range, None, young, how)) {
@@ -543,7 +547,7 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
     fn progress(&self) -> u64 {
         let paged = self.pager.paged;
         let counters = &paged.counters;
-        let came = [&counters.first_touches, &counters.refaults, &paged.given_up];
+        let came = [&counters.first_touches, &counters.refaults, &paged.evicted];
         came.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
     }
 
@@ -554,7 +558,7 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
 
 /// Returns the pages of a sorted list as ranges.
 fn ranges<M: Ram, S: Swap>(
-    paged: &Paged<'_, M, S>,
+    paged: &PagedMemory<'_, M, S>,
     pages: impl Iterator<Item = u32>,
 ) -> Vec<HvaRange> {
     let mut ranges: Vec<HvaRange> = vec![];

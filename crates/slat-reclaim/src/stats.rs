@@ -44,7 +44,8 @@ macro_rules! stats {
             $(pub $count: AtomicU64,)*
         }
 
-        /// Statistics of the reclaim of one guest, since its [`Paged`](crate::Paged) was made.
+        /// Statistics of the reclaim of one guest, since its [`PagedMemory`](crate::PagedMemory)
+        /// was made.
         #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
         #[non_exhaustive]
         pub struct Stats {
@@ -97,9 +98,9 @@ stats! {
         /// Pages that came back.
         refaults,
         /// Of those, pages that would have stayed with twice the memory.
-        soon,
+        refaults_within_set,
         /// Pages that were given up.
-        given_up,
+        evicted,
         /// Of those, pages that already had a valid copy in swap.
         clean,
         /// Pages that were next to be given up, but had been used.

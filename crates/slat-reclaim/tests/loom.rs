@@ -17,11 +17,11 @@ extern crate alloc;
 #[path = "../src/arrivals.rs"]
 mod arrivals;
 
-use fixture::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, slot};
+use fixture::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, memslot};
 use loom::sync::Mutex;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TwoSlots};
-use slat::{Access, Ageing, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Vmid};
+use slat::{Access, AgeOptions, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Vmid};
 use slat_guest::{Guest, Hva, Outcome, Retry, Vcpu, Worker};
 use slat_reclaim::*;
 
@@ -66,7 +66,7 @@ impl Swap for &'static Content {
     }
 }
 
-type ThePaged = Paged<'static, &'static Content, &'static Content>;
+type ThePaged = PagedMemory<'static, &'static Content, &'static Content>;
 type TheGuest = Guest<'static, Tiny, World, &'static ThePaged>;
 type TheVcpu = Vcpu<'static, Tiny, World, &'static ThePaged>;
 type TheWorker = Worker<'static, Tiny, World, &'static ThePaged>;
@@ -87,7 +87,7 @@ fn guest() -> (&'static TheGuest, &'static Content) {
     // Two lists, because walks are not part of these models.
     let config = Config { policy: Policy::TwoLists, batch: 1, ..Config::new(2) };
     let paged: &'static ThePaged =
-        Box::leak(Box::new(Paged::new(pool, Hva(HOST), 2 * PAGE, config, 0).unwrap()));
+        Box::leak(Box::new(PagedMemory::new(pool, Hva(HOST), 2 * PAGE, config, 0).unwrap()));
     let world = World::new(BreakBeforeMake::Never);
     let TwoSlots(arm) = Tiny::default();
     let format = TwoSlots(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm });
@@ -95,7 +95,7 @@ fn guest() -> (&'static TheGuest, &'static Content) {
     let config = slat_guest::Config::new(2, page);
     let guest = Guest::new(format, Vmid(1), BITS, world, paged, config).unwrap();
     let guest: &'static TheGuest = Box::leak(Box::new(guest));
-    worker(guest).set_memslot(slot(false)).unwrap();
+    worker(guest).set_memslot(memslot(false)).unwrap();
     (guest, content)
 }
 
@@ -119,7 +119,7 @@ fn write(vcpu: &mut TheVcpu, content: &Content, value: u64) {
             }
         }
         match vcpu.fault(Gpa(0), Access::Write) {
-            Outcome::Retry(Retry::NotYet(_)) => {
+            Outcome::Retry(Retry::Absent(_)) => {
                 Pager::new(vcpu.worker()).bring_in(Hva(HOST), Access::Write).unwrap();
             }
             Outcome::Retry(_) => loom::thread::yield_now(),
@@ -186,7 +186,8 @@ fn a_first_write_while_its_page_leaves_and_comes_back_is_not_lost() {
         back_with_a_copy(&mut writer);
         // So that the first look finds it idle.
         let range = GpaRange::new(Gpa(0), PAGE).unwrap();
-        let how = Ageing { clear: true, skip: slat::Skip::Nothing, fresh: false };
+        let how =
+            AgeOptions { clear: true, table_bits: slat::TableBits::Ignored, flush_tlb: false };
         writer.worker().age(range, None, &mut [0], how).unwrap();
         let writer = Sent(writer);
         let thread = spawn(move || {

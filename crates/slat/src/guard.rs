@@ -1,16 +1,16 @@
 //! A thread inside the tables: operations are its methods.
 
 use crate::addr::{Gpa, GpaRange, RangeError};
-use crate::counts::Counts;
+use crate::counts::OpCounts;
 use crate::format::{Format, Geometry};
-use crate::grace::Inside;
-use crate::invalidation::{Invalidation, Owed, Vmid};
-use crate::participant::Participant;
+use crate::invalidation::{Invalidation, PendingFlush, Vmid};
+use crate::leaf_delta::LeafDelta;
 use crate::platform::Platform;
+use crate::reader::Reader;
+use crate::readers::Inside;
 use crate::shootdown::Shootdown;
-use crate::sizes::Sizes;
-use crate::tables::{Early, Halted, Start, Tables};
-use crate::walk::{Budget, Tally};
+use crate::tables::{Early, Start, Stopped, Tables};
+use crate::walk::{Budget, WalkCounts};
 use core::fmt;
 
 /// A thread inside the tables of a guest.
@@ -18,10 +18,10 @@ use core::fmt;
 /// While the guard lives, no table that the thread may meet is given back. Operations are methods
 /// of the guard, and any number of threads work on one guest at once, each through its own guard.
 /// The guard gathers the invalidation that its operations owe, as one range that covers all of it,
-/// until [`Guard::complete`] executes it, or [`Tables::shootdown`] takes it to merge it with other
-/// threads'. A guard that owes the invalidation of rights or dirty state that it took completes it
-/// when it is dropped. A guard that has only split hands what it owes to the guest, and the next
-/// thread that completes covers it, as splits alone change no translation.
+/// until [`Guard::invalidate`] executes it, or [`Tables::shootdown`] takes it to merge it with
+/// other threads'. A guard that owes the invalidation of rights or dirty state that it took
+/// completes it when it is dropped. A guard that has only split hands what it owes to the guest,
+/// and the next thread that completes covers it, as splits alone change no translation.
 ///
 /// Where a CPU invalidates address by address (Arm without FEAT_TLBIRANGE, Power), a range around
 /// distant pages costs an invalidation of the whole guest: complete between such pages.
@@ -39,12 +39,12 @@ use core::fmt;
 /// /// Begins a dirty log of `ram`: when this returns, no write goes unnoticed.
 /// fn log<'p, F: Format, P: Platform>(
 ///     tables: &Tables<'p, F, P>,
-///     participant: &mut Participant<'p, P>,
+///     reader: &mut Reader<'p, P>,
 ///     ram: GpaRange,
-/// ) -> Result<(), Halted<ChangeError>> {
-///     let mut guard = tables.enter(participant).expect("a participant of the same platform");
+/// ) -> Result<(), Stopped<ChangeError>> {
+///     let mut guard = tables.enter(reader).expect("a reader of the same platform");
 ///     guard.write_protect(ram)?;
-///     guard.complete();
+///     guard.invalidate();
 ///     Ok(())
 /// }
 ///
@@ -52,7 +52,7 @@ use core::fmt;
 /// fn fault<F: Format, P: Platform>(
 ///     guard: &mut Guard<'_, '_, F, P>,
 ///     page: GpaRange,
-/// ) -> Result<(), Halted<ChangeError>> {
+/// ) -> Result<(), Stopped<ChangeError>> {
 ///     guard.relax(page, Access::Write)?.flush_local();
 ///     Ok(())
 /// }
@@ -66,7 +66,7 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     live: bool,
     /// The entries that operations may still read ([`Guard::limit`]).
     pub(crate) limit: u64,
-    pub(crate) sums: Sums,
+    pub(crate) sums: GuardState,
 }
 
 /// Counts of the operations since their guard was made, and the invalidation that they owe. It is
@@ -75,23 +75,23 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
 ///
 /// [`Reservation`]: crate::Reservation
 #[derive(Debug)]
-pub(crate) struct Sums {
-    pub counts: Counts,
-    pub sizes: Sizes,
-    pub owed: Owed,
+pub(crate) struct GuardState {
+    pub counts: OpCounts,
+    pub sizes: LeafDelta,
+    pub owed: PendingFlush,
 }
 
-impl Sums {
+impl GuardState {
     /// Adds what a walk did to the entries of one table. `stale` says that translations changed.
     #[inline]
-    pub fn settle<F: Format>(&mut self, level: u8, tally: &Tally, stale: bool) {
+    pub fn settle<F: Format>(&mut self, level: u8, tally: &WalkCounts, stale: bool) {
         self.counts.entries_read += tally.read;
         if tally.changed != 0 {
             self.counts.entries_written += tally.changed;
             self.counts.bytes_changed += tally.changed << F::shift(level);
             if stale {
                 self.owed.leaves(tally.start, tally.end, F::size(level));
-                self.owed.take();
+                self.owed.set_revoked();
             }
         }
     }
@@ -101,29 +101,29 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Enters the tables, and returns a guard, whose methods are the operations.
     ///
     /// # Errors
-    /// [`Foreign`] if the member registered with another platform's grace.
+    /// [`WrongPlatform`] if the reader registered with another platform.
     #[inline]
     pub fn enter<'t>(
         &'t self,
-        member: &'t mut Participant<'p, P>,
-    ) -> Result<Guard<'t, 'p, F, P>, Foreign> {
-        if !member.serves(self.platform) {
-            return Err(Foreign);
+        reader: &'t mut Reader<'p, P>,
+    ) -> Result<Guard<'t, 'p, F, P>, WrongPlatform> {
+        if !reader.serves(self.platform) {
+            return Err(WrongPlatform);
         }
-        Ok(Guard::new(self, Some(member.enter(self.seat)), true))
+        Ok(Guard::new(self, Some(reader.enter(self.reader_vmid)), true))
     }
 
-    /// Enters the tables without a seat: the exclusive borrow keeps all other threads out.
-    pub fn exclusive(&mut self) -> Guard<'_, 'p, F, P> {
+    /// Enters the tables without a reader slot: the exclusive borrow keeps all other threads out.
+    pub fn enter_mut(&mut self) -> Guard<'_, 'p, F, P> {
         Guard::new(self, None, true)
     }
 
-    /// Enters the tables without a seat, for callers that keep unlinked tables allocated by other
-    /// means, such as their own read-copy-update.
+    /// Enters the tables without a reader slot, for callers that keep unlinked tables allocated by
+    /// other means, such as their own read-copy-update.
     ///
     /// # Safety
     /// No thread calls [`Tables::reclaim`] while the guard lives.
-    pub unsafe fn enter_unseated(&self) -> Guard<'_, 'p, F, P> {
+    pub unsafe fn enter_unchecked(&self) -> Guard<'_, 'p, F, P> {
         Guard::new(self, None, true)
     }
 
@@ -131,15 +131,15 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// later.
     ///
     /// # Errors
-    /// [`Foreign`] if the guard belongs to other tables.
+    /// [`WrongTables`] if the guard belongs to other tables.
     pub fn shootdown<'t>(
         &'t self,
         guard: &mut Guard<'_, 'p, F, P>,
-    ) -> Result<Shootdown<'t, 'p, F, P>, Foreign> {
+    ) -> Result<Shootdown<'t, 'p, F, P>, WrongTables> {
         if !core::ptr::eq(guard.tables, self) {
-            return Err(Foreign);
+            return Err(WrongTables);
         }
-        Ok(Shootdown::new(self, core::mem::replace(&mut guard.sums.owed, Owed::NOTHING)))
+        Ok(Shootdown::new(self, core::mem::replace(&mut guard.sums.owed, PendingFlush::NOTHING)))
     }
 }
 
@@ -150,7 +150,11 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         inside: Option<Inside<'t>>,
         live: bool,
     ) -> Self {
-        let sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: Owed::NOTHING };
+        let sums = GuardState {
+            counts: OpCounts::NONE,
+            sizes: LeafDelta::NONE,
+            owed: PendingFlush::NOTHING,
+        };
         Self { tables, start: tables.start(), inside, live, limit: u64::MAX, sums }
     }
 
@@ -159,7 +163,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     #[inline]
     pub(crate) fn token(&self) -> u64 {
         match &self.inside {
-            Some(inside) => F::reserved(inside.token(self.tables.platform.grace())),
+            Some(inside) => F::reserved(inside.token(self.tables.platform.readers())),
             None => self.tables.tokens.next::<F>(),
         }
     }
@@ -188,7 +192,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     #[inline]
     pub fn refresh(&mut self) {
         if let Some(inside) = &mut self.inside {
-            inside.refresh(self.tables.platform.grace());
+            inside.refresh(self.tables.platform.readers());
         }
     }
 
@@ -230,25 +234,25 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         budget.spent
     }
 
-    /// Ends an operation early: as paused, or for the reason `why`.
+    /// Ends an operation early: as paused, or for the reason `reason`.
     #[cold]
-    pub(crate) fn ended<T, E: Early>(at: Gpa, paused: bool, why: E) -> Result<T, Halted<E>> {
-        Self::halted(at, if paused { E::PAUSED } else { why })
+    pub(crate) fn ended<T, E: Early>(at: Gpa, paused: bool, reason: E) -> Result<T, Stopped<E>> {
+        Self::stopped(at, if paused { E::PAUSED } else { reason })
     }
 
     /// Returns the exact costs of the guard's operations since it was made.
-    pub const fn counts(&self) -> Counts {
+    pub const fn counts(&self) -> OpCounts {
         self.sums.counts
     }
 
     /// Returns the leaves that the guard's operations added and removed since it was made.
     #[inline]
-    pub const fn sizes(&self) -> &Sizes {
+    pub const fn leaf_delta(&self) -> &LeafDelta {
         &self.sums.sizes
     }
 
     /// Returns the invalidation that the guard's operations owe; `None` if they left nothing stale.
-    pub fn owed(&self) -> Option<Invalidation> {
+    pub fn pending_invalidation(&self) -> Option<Invalidation> {
         if self.live { self.tables.invalidation(&self.sums.owed) } else { None }
     }
 
@@ -258,18 +262,18 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     ///
     /// # Errors
     /// [`RangeError`]; nothing is owed.
-    pub fn owe(&mut self, range: GpaRange) -> Result<(), RangeError> {
+    pub fn defer_invalidation(&mut self, range: GpaRange) -> Result<(), RangeError> {
         self.tables.check(&range)?;
         self.sums.owed.any(range.start().0, range.end().0);
-        self.sums.owed.take();
+        self.sums.owed.set_revoked();
         Ok(())
     }
 
     /// Executes the invalidation that is owed, and those that dropped values left behind; returns
     /// once they have completed on all CPUs.
     #[inline]
-    pub fn complete(&mut self) {
-        let owed = core::mem::replace(&mut self.sums.owed, Owed::NOTHING);
+    pub fn invalidate(&mut self) {
+        let owed = core::mem::replace(&mut self.sums.owed, PendingFlush::NOTHING);
         if self.live {
             self.tables.complete(owed);
         }
@@ -278,7 +282,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Takes the invalidation that is owed, to merge it with other threads' or to complete it
     /// later.
     pub fn shootdown(&mut self) -> Shootdown<'t, 'p, F, P> {
-        Shootdown::new(self.tables, core::mem::replace(&mut self.sums.owed, Owed::NOTHING))
+        Shootdown::new(self.tables, core::mem::replace(&mut self.sums.owed, PendingFlush::NOTHING))
     }
 
     /// Counts this guard before it clears dirty state. Until the invalidation of that has
@@ -293,8 +297,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     /// Ends an operation that was refused before it changed anything, or that stopped early.
     #[cold]
-    pub(crate) fn halted<T, E>(at: Gpa, why: E) -> Result<T, Halted<E>> {
-        Err(Halted { at, why })
+    pub(crate) fn stopped<T, E>(at: Gpa, reason: E) -> Result<T, Stopped<E>> {
+        Err(Stopped { at, reason })
     }
 }
 
@@ -303,21 +307,33 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     fn drop(&mut self) {
         let inside = self.inside.take();
         if self.live && !self.sums.owed.is_untouched() {
-            self.sums.owed.let_go(self.tables, inside);
+            self.sums.owed.release(self.tables, inside);
         } else if let Some(inside) = inside {
             inside.leave();
         }
     }
 }
 
-/// A member of another platform's grace, a guard in other tables, or work on other tables.
+/// A reader of another platform.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Foreign;
+pub struct WrongPlatform;
 
-impl fmt::Display for Foreign {
+impl fmt::Display for WrongPlatform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("it belongs to other tables, or to another platform; use those of these tables")
+        f.write_str("the reader is of another platform; register with the platform of these tables")
     }
 }
 
-impl core::error::Error for Foreign {}
+impl core::error::Error for WrongPlatform {}
+
+/// A guard in other tables, or work on other tables.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WrongTables;
+
+impl fmt::Display for WrongTables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it belongs to other tables; use one of these tables")
+    }
+}
+
+impl core::error::Error for WrongTables {}

@@ -20,7 +20,7 @@
 //! assert_eq!(space.query(Gpa(0x1234)).unwrap().hpa, Hpa(0x2_0000_1234));
 //! // Begin a dirty log: split the block into pages, and protect them. No write goes unnoticed now.
 //! let mut cache = TableCache::filled(&host, 1)?;
-//! let mut guest = space.guard();
+//! let mut guest = space.enter();
 //! guest.split(ram, PageSize::SIZE_4K, &mut cache)?;
 //! guest.write_protect(ram)?;
 //! guest.harvest(ram, &mut [0; 8])?;
@@ -41,17 +41,17 @@
 //!
 //! - [`Tables`] are the tables of one guest, and a [`Format`] has the bits of one architecture
 //!   (each is a cargo feature).
-//! - A thread takes a seat once ([`Participant::register`]), and enters the tables by
+//! - A thread takes a reader slot once ([`Reader::register`]), and enters the tables by
 //!   [`Tables::enter`]. This gives it a [`Guard`], whose methods are the operations. Tables that
 //!   the thread may meet stay allocated until it drops the guard.
 //! - A caller fills a [`TableCache`] before an operation, which takes its table pages from there.
 //!   If they run out, the operation returns the address where it stopped.
 //! - The guard gathers the TLB invalidation that its operations owe. The thread
-//!   [completes](Guard::complete) it, or hands it on as a [`Shootdown`].
+//!   [invalidates](Guard::invalidate) it, or hands it on as a [`Shootdown`].
 //! - An unmap hands out the memory of a leaf only after the guest cannot reach it any more
-//!   ([`Removals::complete`]). A harvest reports dirty pages only after no later write can go
+//!   ([`UnmapBatch::complete`]). A harvest reports dirty pages only after no later write can go
 //!   unrecorded ([`Guard::harvest`]).
-//! - [`Inactive`] tables, which no CPU has loaded, change by plain stores.
+//! - [`UnloadedTables`], which no CPU has loaded, change by plain stores.
 //! - [`GuestRoot`] has the values of a CPU's registers. The module `fault` of each format decodes
 //!   why a guest stopped, into an address and an [`Access`].
 //!
@@ -87,33 +87,33 @@ mod build;
 mod cache;
 mod counts;
 pub mod format;
-mod grace;
-mod granted;
 mod guard;
+mod guest_cpus;
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 mod heap;
-mod inactive;
 mod invalidation;
+mod leaf_delta;
+mod local_flush;
 #[cfg(feature = "observed")]
 pub mod observe;
 #[cfg(not(feature = "observed"))]
 mod observe;
 mod ops;
-mod participant;
 mod platform;
 mod pte;
-mod ran;
+mod reader;
+mod readers;
 #[cfg(doctest)]
 mod refusals;
 mod retired;
 mod shootdown;
-mod sizes;
 mod space;
 #[doc(hidden)]
 pub mod sync;
 mod table;
 mod tables;
 mod underway;
+mod unloaded;
 mod walk;
 
 pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
@@ -126,30 +126,30 @@ pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 ))]
 pub use any::AnyAddressSpace;
 pub use cache::{OutOfFrames, TableCache};
-pub use counts::Counts;
+pub use counts::OpCounts;
 pub use format::{Access, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software};
-pub use grace::{Grace, Moment, NoSeat, Seat};
-pub use granted::Granted;
-pub use guard::{Foreign, Guard};
+pub use guard::{Guard, WrongPlatform, WrongTables};
+#[cfg(loom)]
+#[doc(hidden)]
+pub use guest_cpus::Broken;
+pub use guest_cpus::{GuestCpus, NoSuchCpu, RemoteFlush};
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 pub use heap::AllocPlatform;
-pub use inactive::Inactive;
 pub use invalidation::{BreakBeforeMake, Invalidation, Vmid};
+pub use leaf_delta::LeafDelta;
+pub use local_flush::LocalFlush;
 pub use ops::{
-    Aged, Ageing, Ages, ChangeError, Consumer, ConsumerError, Dump, Leaf, Leaves, MapError, Owner,
-    OwnerError, Pages, Place, Removals, Removed, ReplaceError, Reservation, Skip, SplitError,
-    UnmapError,
+    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Consumer, ConsumerError, Dump, Leaf, Leaves,
+    MapError, Owner, OwnerError, Pages, ReplaceError, Reservation, SplitError, TableBits,
+    UnmapBatch, UnmapEntry, UnmapError, UnmappedRun,
 };
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};
-pub use participant::Participant;
 pub use platform::{Maintenance, Platform};
-#[cfg(loom)]
-#[doc(hidden)]
-pub use ran::Broken;
-pub use ran::{Announced, NoCpu, Ran};
+pub use reader::Reader;
+pub use readers::{GracePeriod, ReaderSlot, Readers, TooManyReaders};
 pub use shootdown::Shootdown;
-pub use sizes::Sizes;
 pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Pte};
-pub use tables::{Contended, Halted, NewError, Tables, Translation};
+pub use tables::{Contended, NewError, Stopped, Tables, Translation};
+pub use unloaded::UnloadedTables;

@@ -1,17 +1,17 @@
 //! The interface to the machine. Every side effect beyond a page-table entry goes through it.
 
 use crate::addr::Hpa;
-use crate::grace::Grace;
 use crate::invalidation::{BreakBeforeMake, Invalidation};
 use crate::pte::{Frame, Pte};
+use crate::readers::Readers;
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 
 /// The machine under the tables: a hypervisor, a simulator, a benchmark.
 ///
 /// Threads that share tables share it, so it is `Sync` if there is more than one thread. No call of
-/// the engine needs interrupts to be off ([`Ran::enter`](crate::Ran::enter) does); a thread that is
-/// interrupted inside tables keeps unlinked tables allocated meanwhile.
+/// the engine needs interrupts to be off ([`GuestCpus::enter`](crate::GuestCpus::enter) does); a
+/// thread that is interrupted inside tables keeps unlinked tables allocated meanwhile.
 ///
 /// # Safety
 /// Implementations promise:
@@ -23,7 +23,7 @@ use core::ptr::NonNull;
 ///    change by compare-and-swap (Arm: with the MMU off, exclusive accesses are not defined).
 /// 3. [`Platform::invalidate`] returns only when no CPU can use a translation, or a walk-cache
 ///    entry, that the invalidation names.
-/// 4. [`Platform::grace`] and [`Platform::break_before_make`] are the same at every call.
+/// 4. [`Platform::readers`] and [`Platform::break_before_make`] are the same at every call.
 /// 5. [`Platform::fill`] stores exactly the sequence that it is asked for.
 /// 6. No method unwinds: its caller may hold markers, or owe an invalidation.
 pub unsafe trait Platform {
@@ -53,8 +53,9 @@ pub unsafe trait Platform {
     ///
     /// Where TLB entries are tagged by EPT root, ASID or VMID, CPUs that ran the guest earlier may
     /// hold entries as well, until they invalidate. The platform interrupts them too, or notes that
-    /// such a CPU has to invalidate before it enters the guest again ([`Ran`](crate::Ran)). It
-    /// keeps a `Ran` for each guest, and a table in which it finds the guest's by the VMID.
+    /// such a CPU has to invalidate before it enters the guest again
+    /// ([`GuestCpus`](crate::GuestCpus)). It keeps a `GuestCpus` for each guest, and a table in
+    /// which it finds the guest's by the VMID.
     ///
     /// Other walkers of the tables may hold entries, too: an IOMMU in its TLB and walk caches,
     /// devices by ATS. The platform invalidates and waits for them as for CPUs, because the engine
@@ -62,9 +63,10 @@ pub unsafe trait Platform {
     fn invalidate(&self, what: &Invalidation);
 
     /// Invalidates the translations that `what` names on the *calling* CPU only, and returns once
-    /// that has completed. [`Granted::flush_local`](crate::Granted::flush_local) calls it after a
-    /// fault of this CPU got a right, or found it given, and before the guest goes on. The walks
-    /// that follow see all earlier stores to tables that the caller knows of, also other threads'.
+    /// that has completed. [`LocalFlush::flush_local`](crate::LocalFlush::flush_local) calls it
+    /// after a fault of this CPU got a right, or found it given, and before the guest goes on. The
+    /// walks that follow see all earlier stores to tables that the caller knows of, also other
+    /// threads'.
     ///
     /// It is called only where [`Format::KEEPS_FAULTING`](crate::Format::KEEPS_FAULTING), and never
     /// for unlinked tables. The default is [`Platform::invalidate`], which is right everywhere, but
@@ -81,8 +83,8 @@ pub unsafe trait Platform {
     /// Returns which changes of a live entry's size this machine's CPUs allow without a break.
     fn break_before_make(&self) -> BreakBeforeMake;
 
-    /// Returns the seats of the threads that walk the tables of this platform's guests.
-    fn grace(&self) -> &Grace;
+    /// Returns the reader slots of the threads that walk the tables of this platform's guests.
+    fn readers(&self) -> &Readers;
 
     /// Makes guest memory coherent with the caches, before the guest sees it or after the guest
     /// used it uncached. The default does nothing; a platform whose machine needs maintenance
@@ -90,7 +92,7 @@ pub unsafe trait Platform {
     ///
     /// Operations call it before they publish a leaf, or give one the right to execute, where the
     /// leaf's attributes require it ([`Guard::map`](crate::Guard::map)); so does
-    /// [`Guard::flush`](crate::Guard::flush).
+    /// [`Guard::clean_caches`](crate::Guard::clean_caches).
     #[inline(always)]
     fn maintain(&self, _memory: Hpa, _bytes: u64, _what: Maintenance) {}
 

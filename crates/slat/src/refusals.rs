@@ -3,27 +3,27 @@
 //! A caller cannot read the memory behind an unmapped leaf before the invalidation has completed:
 //! ```
 //! # use slat::*;
-//! fn memory<F: Format, P: Platform>(removals: &mut Removals<'_, '_, F, P>) -> Option<Hpa> {
-//!     removals.complete().next().map(|leaves| leaves.hpa)
+//! fn memory<F: Format, P: Platform>(batch: &mut UnmapBatch<'_, '_, F, P>) -> Option<Hpa> {
+//!     batch.complete().next().map(|leaves| leaves.hpa)
 //! }
 //! ```
 //! ```compile_fail,E0616
 //! # use slat::*;
-//! fn memory<F: Format, P: Platform>(removals: &mut Removals<'_, '_, F, P>) -> Option<Hpa> {
-//!     removals.storage[0].0.map(|leaves| leaves.hpa)
+//! fn memory<F: Format, P: Platform>(batch: &mut UnmapBatch<'_, '_, F, P>) -> Option<Hpa> {
+//!     batch.storage[0].0.map(|leaves| leaves.hpa)
 //! }
 //! ```
 //! ```compile_fail,E0616
 //! # use slat::*;
-//! fn memory(storage: &[Place]) -> Option<Hpa> {
+//! fn memory(storage: &[UnmapEntry]) -> Option<Hpa> {
 //!     storage[0].0.map(|leaves| leaves.hpa)
 //! }
 //! ```
-//! A caller cannot free live tables. It can free inactive ones, and to make tables inactive it
+//! A caller cannot free live tables. It can free unloaded ones, and to unload tables it
 //! promises that no CPU has them loaded:
 //! ```
 //! # use slat::*;
-//! fn end<F: Format, P: Platform>(tables: Inactive<'_, F, P>) {
+//! fn end<F: Format, P: Platform>(tables: UnloadedTables<'_, F, P>) {
 //!     tables.destroy();
 //! }
 //! ```
@@ -42,8 +42,8 @@
 //! A caller cannot free tables while any thread is inside them:
 //! ```compile_fail,E0505
 //! # use slat::*;
-//! fn end<F: Format, P: Platform>(tables: Tables<'_, F, P>, participant: &mut Participant<'_, P>) {
-//!     let walker = tables.enter(participant).unwrap();
+//! fn end<F: Format, P: Platform>(tables: Tables<'_, F, P>, reader: &mut Reader<'_, P>) {
+//!     let walker = tables.enter(reader).unwrap();
 //!     // SAFETY: no CPU has the root loaded.
 //!     unsafe { tables.deactivate() }.destroy();
 //!     walker.dump();

@@ -1,4 +1,4 @@
-//! Tables with one owner, which needs no seat, no cache and no guard.
+//! Tables with one owner, which needs no reader slot, no cache and no guard.
 
 mod change;
 mod cursor;
@@ -13,15 +13,15 @@ use self::fill::Fill;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
 use crate::format::{Attributes, Format, Geometry, GuestRoot, Rights, Software};
 use crate::guard::Guard;
-use crate::invalidation::{Owed, Vmid};
+use crate::invalidation::{PendingFlush, Vmid};
 use crate::ops::{
-    ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Removed, Rule, UnmapError,
+    ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Rule, UnmapError, UnmappedRun,
     maintenance,
 };
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::sync::relax;
-use crate::tables::{Contended, Halted, NewError, Tables, Translation};
+use crate::tables::{Contended, NewError, Stopped, Tables, Translation};
 use crate::walk::PATIENCE;
 use core::fmt;
 
@@ -31,7 +31,7 @@ use core::fmt;
 /// allocates the table pages that it needs, splits blocks that its range cuts, invalidates what it
 /// has to, and gives back tables that it left empty. When it returns, all of that is complete. An
 /// owner that has several threads, or needs dirty logs, ageing, or one invalidation for many calls,
-/// uses [`AddressSpace::guard`], or [`Tables`] from the start.
+/// uses [`AddressSpace::enter`], or [`Tables`] from the start.
 ///
 /// Dropping it leaks its tables, as hardware may be walking them: see [`AddressSpace::destroy`].
 ///
@@ -60,11 +60,12 @@ use core::fmt;
 /// ```
 ///
 /// Only calls that take `&mut self` give tables back. So lookups and guards, which borrow it, need
-/// no seat. [`Tables`], which several threads may reclaim, are not available at the same time:
+/// no reader slot. [`Tables`], which several threads may reclaim, are not available at the same
+/// time:
 /// ```compile_fail,E0502
 /// # use slat::*;
 /// fn look<F: Format, P: Platform>(space: &mut AddressSpace<'_, F, P>) {
-///     let guard = space.guard();
+///     let guard = space.enter();
 ///     space.tables().reclaim();
 ///     guard.dump();
 /// }
@@ -154,13 +155,13 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         self.tables.vmid()
     }
 
-    /// As [`Tables::renew`].
+    /// As [`Tables::set_vmid`].
     ///
     /// # Safety
-    /// The contract of [`Tables::renew`].
-    pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
+    /// The contract of [`Tables::set_vmid`].
+    pub unsafe fn set_vmid(&self, vmid: Vmid) -> Vmid {
         // SAFETY: the caller's promise is the callee's.
-        unsafe { self.tables.renew(vmid) }
+        unsafe { self.tables.set_vmid(vmid) }
     }
 
     /// Returns the platform that the tables use.
@@ -168,24 +169,24 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         self.tables.platform()
     }
 
-    /// Returns the tables, for threads that have seats. They may work on the tables, and reclaim,
-    /// at once.
+    /// Returns the tables, for threads that have reader slots. They may work on the tables, and
+    /// reclaim, at once.
     pub fn tables(&mut self) -> &Tables<'p, F, P> {
         self.cursor.forget();
         &self.tables
     }
 
     /// Enters the tables: all operations of the engine are methods of the guard. Any number of
-    /// threads have guards of their own at once, and none needs a seat. The caller
-    /// [completes](Guard::complete) what an operation leaves stale; if it took rights or dirty
+    /// threads have guards of their own at once, and none needs a reader slot. The caller
+    /// [invalidates](Guard::invalidate) what an operation leaves stale; if it took rights or dirty
     /// state, dropping the guard completes it. Tables that an operation unlinks stay until
     /// [`AddressSpace::reclaim`].
-    pub fn guard(&self) -> Guard<'_, 'p, F, P> {
+    pub fn enter(&self) -> Guard<'_, 'p, F, P> {
         self.cursor.forget();
         // SAFETY: the guard borrows `self`, so no thread calls `Tables::reclaim` while it lives:
         // only methods that borrow `self` mutably do, and users of `AddressSpace::tables`, which
         // also borrows it mutably.
-        unsafe { self.tables.enter_unseated() }
+        unsafe { self.tables.enter_unchecked() }
     }
 
     /// As [`Tables::add_consumer`].
@@ -196,7 +197,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         self.tables.add_consumer(mark)
     }
 
-    /// Gives back tables that [guards](AddressSpace::guard) have unlinked, and returns how many, as
+    /// Gives back tables that [guards](AddressSpace::enter) have unlinked, and returns how many, as
     /// [`Tables::reclaim`]. [`AddressSpace::unmap`] and [`AddressSpace::discard`] do so at their
     /// end.
     pub fn reclaim(&mut self) -> usize {
@@ -215,9 +216,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         hpa: Hpa,
         attributes: Attributes,
         largest: PageSize,
-    ) -> Result<(), Halted<SpaceError>> {
+    ) -> Result<(), Stopped<SpaceError>> {
         let Self { tables, cursor } = self;
-        let refused = |why| Halted { at: range.start(), why: SpaceError::Map(why) };
+        let refused = |reason| Stopped { at: range.start(), reason: SpaceError::Map(reason) };
         let plan = tables.plan(&range, hpa, attributes, largest).map_err(refused)?;
         let bounds = (plan.start, plan.end);
         // A single page cannot be half done.
@@ -240,13 +241,13 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// [`SpaceError::Change`] of [`ChangeError::Range`], or of [`ChangeError::Attributes`] for
     /// rights that the format, as configured, cannot express; [`SpaceError::OutOfFrames`] where a
     /// block that the range cuts cannot be split. No leaf's rights are changed.
-    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
+    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Stopped<SpaceError>> {
         let format = self.tables.format;
         let Rights { read, write, execute } = rights;
         let leaf = Attributes { read, write, execute, ..Attributes::RAM };
-        if let Err(why) = format.encode(leaf) {
-            let why = SpaceError::Change(ChangeError::Attributes(why));
-            return Err(Halted { at: range.start(), why });
+        if let Err(reason) = format.encode(leaf) {
+            let reason = SpaceError::Change(ChangeError::Attributes(reason));
+            return Err(Stopped { at: range.start(), reason });
         }
         if write {
             self.rewrite(range, Exactly::<F, true>(format, rights))
@@ -269,9 +270,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         range: GpaRange,
         set: Software,
         clear: Software,
-    ) -> Result<u64, Halted<SpaceError>> {
+    ) -> Result<u64, Stopped<SpaceError>> {
         let bits = |software| {
-            let refused = |why| Halted { at: range.start(), why: SpaceError::Change(why) };
+            let refused =
+                |reason| Stopped { at: range.start(), reason: SpaceError::Change(reason) };
             self.tables.user_bits(software).map_err(refused)
         };
         let (set, clear) = (bits(set)?, bits(clear)?);
@@ -279,11 +281,11 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     }
 
     /// Rewrites each leaf by `rule`, and splits a block that the range cuts and that changes.
-    fn rewrite(&mut self, range: GpaRange, rule: impl Rule<F>) -> Result<u64, Halted<SpaceError>> {
+    fn rewrite(&mut self, range: GpaRange, rule: impl Rule<F>) -> Result<u64, Stopped<SpaceError>> {
         let tables = &self.tables;
-        let refused = |why| SpaceError::Change(ChangeError::Range(why));
+        let refused = |reason| SpaceError::Change(ChangeError::Range(reason));
         let bounds = self.bounds(&range, refused)?;
-        let mut owed = Owed::NOTHING;
+        let mut owed = PendingFlush::NOTHING;
         let split = tables.cut(bounds, |raw| rule.change(raw) == raw, &mut owed);
         let mut rewrite = Rewrite { tables, rule, owed, changed: 0 };
         // From the root, as write protection of tables is pushed down on the way.
@@ -298,9 +300,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         &self,
         range: &GpaRange,
         refused: impl Fn(RangeError) -> SpaceError,
-    ) -> Result<(u64, u64), Halted<SpaceError>> {
+    ) -> Result<(u64, u64), Stopped<SpaceError>> {
         let (at, end) = (range.start(), range.end());
-        self.tables.check(range).map_err(|why| Halted { at, why: refused(why) })?;
+        self.tables.check(range).map_err(|reason| Stopped { at, reason: refused(reason) })?;
         Ok((at.0, end.0))
     }
 
@@ -315,8 +317,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     pub fn unmap(
         &mut self,
         range: GpaRange,
-        mut removed: impl FnMut(Removed),
-    ) -> Result<u64, Halted<SpaceError>> {
+        mut removed: impl FnMut(UnmappedRun),
+    ) -> Result<u64, Stopped<SpaceError>> {
         // A page makes one run.
         if range.size() == 1 << F::PAGE_SHIFT {
             self.empty(range, &mut [None], Some(&mut removed))
@@ -328,12 +330,12 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     fn empty<'a>(
         &'a mut self,
         range: GpaRange,
-        runs: &'a mut [Option<Removed>],
-        removed: Option<&'a mut dyn FnMut(Removed)>,
-    ) -> Result<u64, Halted<SpaceError>> {
-        let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
+        runs: &'a mut [Option<UnmappedRun>],
+        removed: Option<&'a mut dyn FnMut(UnmappedRun)>,
+    ) -> Result<u64, Stopped<SpaceError>> {
+        let bounds = self.bounds(&range, |reason| SpaceError::Unmap(UnmapError::Range(reason)))?;
         let Self { tables, cursor } = self;
-        let mut owed = Owed::NOTHING;
+        let mut owed = PendingFlush::NOTHING;
         let split = match cursor.covers::<F>(bounds) {
             true => Ok(()),
             false => tables.cut(bounds, |_| false, &mut owed),
@@ -360,9 +362,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// # Errors
     /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
     /// cannot be split: nothing is unmapped.
-    pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
-        let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
-        let mut owed = Owed::NOTHING;
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Stopped<SpaceError>> {
+        let bounds = self.bounds(&range, |reason| SpaceError::Unmap(UnmapError::Range(reason)))?;
+        let mut owed = PendingFlush::NOTHING;
         let split = self.tables.cut(bounds, |_| false, &mut owed);
         self.tables.complete_alone(&owed);
         split?;
@@ -376,17 +378,18 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ///
     /// # Errors
     /// [`SpaceError::Unmap`].
-    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<Removed>, Halted<SpaceError>> {
+    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<UnmappedRun>, Stopped<SpaceError>> {
         let Some(Translation { size, .. }) = self.query(gpa) else { return Ok(None) };
         let start = Gpa(gpa.0 & !(size.bytes() - 1));
-        let failed = |why| Halted { at: gpa, why: SpaceError::Unmap(UnmapError::Range(why)) };
+        let failed =
+            |reason| Stopped { at: gpa, reason: SpaceError::Unmap(UnmapError::Range(reason)) };
         let mut found = None;
         self.unmap(GpaRange::new(start, size.bytes()).map_err(failed)?, |run| found = Some(run))?;
         Ok(found)
     }
 
     /// Translates `gpa`; `None` if nothing is mapped there, or if [`AddressSpace::translate`] finds
-    /// it contended, which it does only beside [guards](AddressSpace::guard).
+    /// it contended, which it does only beside [guards](AddressSpace::enter).
     #[inline(always)]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
         // No thread reclaims: that takes `&mut self`, and `self` is borrowed here.

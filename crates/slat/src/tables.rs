@@ -10,16 +10,16 @@ mod tokens;
 use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
 use crate::format::{Attributes, Format, Geometry, GuestRoot, Kind};
-use crate::grace::Moment;
-use crate::invalidation::{Invalidation, Owed, Vmid};
+use crate::invalidation::{Invalidation, PendingFlush, Vmid};
 use crate::platform::Platform;
+use crate::readers::GracePeriod;
 use crate::retired::Retired;
 use crate::sync::{AtomicU64, Ordering, acquired, agreed};
 use crate::table::{Frame, Pte};
 use crate::underway::Pending;
 use crate::walk::{Budget, Outcome, Visitor, touch_each, walk};
 pub(crate) use ended::Early;
-pub use ended::{Contended, Halted, NewError};
+pub use ended::{Contended, NewError, Stopped};
 pub(crate) use lookup::{Found, Link, Start};
 use owners::Owners;
 use root::Root;
@@ -33,7 +33,8 @@ pub(crate) use tokens::Tokens;
 /// bits. No thread holds a lock: atomic exchanges order two operations on one page-table entry.
 ///
 /// Dropping the tables leaks their frames, as hardware may still be walking them.
-/// [`Tables::deactivate`] and [`Inactive::destroy`](crate::Inactive::destroy) give them back.
+/// [`Tables::deactivate`] and [`UnloadedTables::destroy`](crate::UnloadedTables::destroy) give them
+/// back.
 ///
 /// ```
 /// use slat::format::ept::Ept1G;
@@ -45,9 +46,9 @@ pub(crate) use tokens::Tokens;
 ///     for cpu in 0..2 {
 ///         let (tables, host) = (&tables, &host);
 ///         scope.spawn(move || {
-///             let mut participant = Participant::register(host).expect("a seat is free");
+///             let mut reader = Reader::register(host).expect("a reader slot is free");
 ///             let mut cache = TableCache::filled(host, 3).expect("the host has memory");
-///             let mut guest = tables.enter(&mut participant).expect("its own platform's");
+///             let mut guest = tables.enter(&mut reader).expect("its own platform's");
 ///             // A fault of each thread's vCPU: reserve the entry, find the memory, map it.
 ///             let gpa = Gpa(cpu << 12);
 ///             let entry = guest.reserve(gpa, PageSize::SIZE_4K, &mut cache).expect("it is empty");
@@ -57,7 +58,7 @@ pub(crate) use tokens::Tokens;
 /// });
 /// // SAFETY: no CPU has the root loaded.
 /// let mut tables = unsafe { tables.deactivate() };
-/// assert_eq!(tables.guard().translate(Gpa(0x1abc))?.unwrap().hpa, Hpa(0x2_0000_1abc));
+/// assert_eq!(tables.enter_mut().translate(Gpa(0x1abc))?.unwrap().hpa, Hpa(0x2_0000_1abc));
 /// tables.destroy();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -68,9 +69,9 @@ pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) platform: &'p P,
     /// The VMID under which CPUs cache the guest's translations.
     vmid: AtomicU64,
-    /// The VMID that the tables were made with. [`Tables::renew`] does not change it: threads
-    /// inside have it in their seats.
-    pub(crate) seat: Vmid,
+    /// The VMID that the tables were made with. [`Tables::set_vmid`] does not change it: threads
+    /// inside have it in their reader slots.
+    pub(crate) reader_vmid: Vmid,
     geometry: Geometry,
     root: Root<'p>,
     pub(crate) pending: Pending,
@@ -115,7 +116,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             format,
             platform,
             vmid: AtomicU64::new(vmid.0.into()),
-            seat: vmid,
+            reader_vmid: vmid,
             geometry,
             root,
             pending: Pending::new(),
@@ -175,7 +176,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// 2. All CPUs have dropped the entries that they held under the new VMID.
     /// 3. All CPUs drop the entries that they hold under the old VMID before other tables get it.
     ///    (One invalidation of all guests, when a generation begins, serves 2 and 3.)
-    pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
+    pub unsafe fn set_vmid(&self, vmid: Vmid) -> Vmid {
         let old = self.vmid.swap(vmid.0.into(), Ordering::AcqRel);
         agreed();
         Vmid(old as u16)
@@ -230,7 +231,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     #[inline]
-    pub(crate) fn invalidation(&self, owed: &Owed) -> Option<Invalidation> {
+    pub(crate) fn invalidation(&self, owed: &PendingFlush) -> Option<Invalidation> {
         if owed.is_nothing() {
             return None;
         }
@@ -238,7 +239,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         owed.invalidation(self.current(), breaks)
     }
 
-    /// The VMID, read after the change that is to be invalidated: see [`Tables::renew`].
+    /// The VMID, read after the change that is to be invalidated: see [`Tables::set_vmid`].
     #[inline]
     fn current(&self) -> Vmid {
         agreed();
@@ -250,7 +251,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// The dropped ones are counted as covered only after the invalidation, as another thread that
     /// finds them covered returns without invalidating.
     #[inline]
-    pub(crate) fn complete(&self, owed: Owed) {
+    pub(crate) fn complete(&self, owed: PendingFlush) {
         if !self.pending.is_covered() {
             self.complete_all();
         } else if let Some(what) = self.invalidation(&owed) {
@@ -259,10 +260,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.pending.cleans.end(owed.cleans());
     }
 
-    /// [`Tables::complete`] for a caller that excludes [`Tables::renew`], so that the VMID needs no
-    /// fence. A clean is no work of such a caller.
+    /// [`Tables::complete`] for a caller that excludes [`Tables::set_vmid`], so that the VMID needs
+    /// no fence. A clean is no work of such a caller.
     #[inline]
-    pub(crate) fn complete_alone(&self, owed: &Owed) {
+    pub(crate) fn complete_alone(&self, owed: &PendingFlush) {
         let breaks = self.platform.break_before_make().breaks_size_change();
         if !self.pending.is_covered() {
             self.complete_all();
@@ -277,10 +278,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     /// Completes or hands on `owed`, which a dropped guard left.
-    pub(crate) fn let_go(&self, owed: Owed) {
-        match owed.is_taken() {
+    pub(crate) fn release(&self, owed: PendingFlush) {
+        match owed.is_revoked() {
             true => self.complete(owed),
-            false => self.pending.owe(owed),
+            false => self.pending.defer(owed),
         }
     }
 
@@ -345,35 +346,36 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     #[inline(never)]
     fn reclaim_retired(&self) -> usize {
-        let grace = self.platform.grace();
-        let now = || grace.advance();
-        let passed = |reading| grace.passed(reading, self.seat);
+        let readers = self.platform.readers();
+        let now = || readers.advance();
+        let passed = |reading| readers.passed(reading, self.reader_vmid);
         self.retired.reclaim::<F>(self.platform, || self.invalidate_all(), now, passed)
     }
 
-    /// Returns whether all threads that were inside tables of this guest at `moment` have left, or
-    /// [refreshed](crate::Guard::refresh) their guards. Threads inside another guest's tables count
-    /// only if those were made with the same VMID. A caller that is inside never finds this true
-    /// until it refreshes.
-    pub fn is_past(&self, moment: Moment) -> bool {
-        self.platform.grace().passed(moment.0, self.seat)
+    /// Returns whether all threads that were inside tables of this guest when `period` began have
+    /// left, or [refreshed](crate::Guard::refresh) their guards. Threads inside another guest's
+    /// tables count only if those were made with the same VMID. A caller that is inside never finds
+    /// this true until it refreshes.
+    pub fn has_elapsed(&self, period: GracePeriod) -> bool {
+        self.platform.readers().passed(period.0, self.reader_vmid)
     }
 
     /// Returns whether the calling thread is inside tables of this guest, or of another with its
-    /// VMID, so that [`Tables::is_past`] would never become true while it waits. Debug builds know
-    /// it, if the platform tells threads apart ([`Platform::thread`]); otherwise this is false.
+    /// VMID, so that [`Tables::has_elapsed`] would never become true while it waits. Debug builds
+    /// know it, if the platform tells threads apart ([`Platform::thread`]); otherwise this is
+    /// false.
     pub fn caller_is_inside(&self) -> bool {
         cfg!(debug_assertions)
             && self
                 .platform
                 .thread()
-                .is_some_and(|thread| self.platform.grace().has(thread, self.seat))
+                .is_some_and(|thread| self.platform.readers().has(thread, self.reader_vmid))
     }
 
     /// Gives back every frame of tables that the caller owns and that hardware no longer uses.
     pub(crate) fn free_all(self) {
         let platform = self.platform;
-        // Guards borrow the tables, so no thread is in them, even if the grace says that threads
+        // Guards borrow the tables, so no thread is in them, even if the readers say that threads
         // are in other guests' tables.
         self.retired.free_all::<F>(platform);
         // SAFETY: `self` is owned, so no software walker exists, and hardware does not use the

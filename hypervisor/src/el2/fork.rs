@@ -66,7 +66,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
 
     let begin = cpu::now();
     hypervisor.stalls.begin();
-    let held = thread.worker().hold_writes(all);
+    let held = thread.worker().freeze_writes(all);
     let truth = sums(here, &here.memory, pages)?;
     let fork = here.memory.fork(thread.worker()).map_err(|error| error.to_string())?;
     drop(held);
@@ -76,10 +76,10 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         for page in first..pages.min(first + TOGETHER) {
             let host = Hva(GUEST.0 + page * PAGE);
             // No guest maps the fork, so the manager asks its backing for a page to write to.
-            while let Err(why) = fork.page(host, Access::Write) {
+            while let Err(reason) = fork.page(host, Access::Write) {
                 // There may be no frame, because the guest copies the last page that the two share.
-                if why != NoPage::NotYet {
-                    return Err(format!("page {page}: {why:?}"));
+                if reason != NoPage::Absent {
+                    return Err(format!("page {page}: {reason:?}"));
                 }
                 waits += 1;
                 cpu::relax();

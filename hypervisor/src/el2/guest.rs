@@ -167,9 +167,9 @@ impl Hypervisor {
         };
         if options.job == Job::Fork && options.caches == Caches::Exact && !format.forced_write_back
         {
-            let why = "vCPUs whose caches are off have tables of their own, and are not forked: \
+            let reason = "vCPUs whose caches are off have tables of their own, and are not forked: \
                        take --caches first, or --cpu max";
-            return Err(why.into());
+            return Err(reason.into());
         }
         let keeper = (options.job == Job::Private).then(|| Keeper::new(options.memory));
         let machine = El2::new(&id, &format, options.fault, keeper);
@@ -252,8 +252,8 @@ impl Hypervisor {
     }
 
     /// Ends the guest and stores why. The manager then reports and switches the machine off.
-    pub fn end(&self, why: String) {
-        self.end.lock().get_or_insert(why);
+    pub fn end(&self, reason: String) {
+        self.end.lock().get_or_insert(reason);
         self.ended.store(true, Ordering::Release);
     }
 }
@@ -306,8 +306,8 @@ pub fn ram(options: &Options<'_>) -> MemslotSpec {
 }
 
 fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::MemslotError> {
-    let mut room = [const { None }; TABLE_PAGES];
-    let mut worker = Worker::new(memory, &mut room).expect("nobody has a seat yet");
+    let mut storage = [const { None }; TABLE_PAGES];
+    let mut worker = Worker::new(memory, &mut storage).expect("nobody has a reader slot yet");
     worker.set_memslot(ram(options))?;
     let devices = [DISTRIBUTOR, redistributors(options.vcpus), UART];
     for (number, device) in devices.into_iter().enumerate() {

@@ -19,8 +19,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use serde_json::json;
 use slat::{
-    Attributes, Gpa, GpaRange, Halted, Hpa, Invalidation, Leaf, MapError, Owner, Participant,
-    Platform, ReplaceError, TableCache, Vmid,
+    Attributes, Gpa, GpaRange, Hpa, Invalidation, Leaf, MapError, Owner, Platform, Reader,
+    ReplaceError, Stopped, TableCache, Vmid,
 };
 use slat_guest::HvaRange;
 use slat_hypervisor::layout::{GUEST_RAM, away};
@@ -51,7 +51,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     own(hypervisor)?;
     let moved = move_leaves(hypervisor, home, away)?;
     sleep(hypervisor, RUNS);
-    let still = renew(hypervisor, thread)?;
+    let still = set_vmid(hypervisor, thread)?;
     sleep(hypervisor, RUNS);
     hypervisor.control.stop.store(true, Ordering::Release);
     wait_for(hypervisor, 2)?;
@@ -73,23 +73,24 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
 fn own(hypervisor: &'static Hypervisor) -> Result<(), String> {
     let machine = hypervisor.machine;
     let tables = hypervisor.memory.tables();
-    let mut participant = Participant::register(machine).map_err(|error| error.to_string())?;
-    let mut guard = tables.enter(&mut participant).map_err(|error| error.to_string())?;
+    let mut reader = Reader::register(machine).map_err(|error| error.to_string())?;
+    let mut guard = tables.enter(&mut reader).map_err(|error| error.to_string())?;
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(machine, &mut storage);
     cache.fill(8).map_err(|error| error.to_string())?;
     let behind = Gpa(GUEST_RAM + hypervisor.options.memory);
     let page = GpaRange::new(behind, PAGE).map_err(|error| error.to_string())?;
-    let said = |halted: Halted<slat::OwnerError>| halted.to_string();
+    let said = |stopped: Stopped<slat::OwnerError>| stopped.to_string();
     guard.set_owner(page, None, Some(HYPERVISOR), &mut cache).map_err(said)?;
     let found = guard.owner(behind).map_err(|error| error.to_string())?;
     let mapped = guard.map(page, Hpa(0), Attributes::RAM, super::guest::PAGE_SIZE, &mut cache);
-    let refused = mapped == Err(Halted { at: behind, why: MapError::Owned { owner: HYPERVISOR } });
+    let refused =
+        mapped == Err(Stopped { at: behind, reason: MapError::Owned { owner: HYPERVISOR } });
     if found != Some(HYPERVISOR) || !refused {
         return Err(format!("{behind} is {found:?}'s, and a mapping there came to {mapped:?}"));
     }
     guard.set_owner(page, Some(HYPERVISOR), None, &mut cache).map_err(said)?;
-    let tables = guard.prune(page).map_err(|halted| halted.to_string())?;
+    let tables = guard.prune(page).map_err(|stopped| stopped.to_string())?;
     say!(
         "{behind} was owner {:#x}'s, and a mapping there was refused; {tables} tables pruned",
         HYPERVISOR.word()
@@ -128,10 +129,9 @@ impl Alike {
 
 /// Moves leaves of the guest's RAM from one region to the other while the guest runs.
 fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, String> {
-    let mut participant =
-        Participant::register(hypervisor.machine).map_err(|error| error.to_string())?;
+    let mut reader = Reader::register(hypervisor.machine).map_err(|error| error.to_string())?;
     let tables = hypervisor.memory.tables();
-    let mut guard = tables.enter(&mut participant).map_err(|error| error.to_string())?;
+    let mut guard = tables.enter(&mut reader).map_err(|error| error.to_string())?;
     let ram = GpaRange::new(Gpa(GUEST_RAM), hypervisor.options.memory);
     let ram = ram.map_err(|error| error.to_string())?;
     let leaves = guard.leaves(ram).map_err(|error| error.to_string())?;
@@ -155,22 +155,22 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
         while at < end {
             let pages = Run { first: at / PAGE, pages: (end - at) / PAGE };
             let range = GpaRange::new(Gpa(GUEST_RAM + at), end - at).map_err(|e| e.to_string())?;
-            guard.write_protect(range).map_err(|halted| halted.to_string())?;
+            guard.write_protect(range).map_err(|stopped| stopped.to_string())?;
             // This job has no log, so nothing else takes away the right to write. Otherwise a leaf
             // could be write-protected again after a vCPU wrote during the copy, and the write
             // would be lost.
-            guard.owe(range).map_err(|error| error.to_string())?;
-            guard.complete();
+            guard.defer_invalidation(range).map_err(|error| error.to_string())?;
+            guard.invalidate();
             pages.copy(from, to);
             let replaced = guard.replace(range, Hpa(from + at), Hpa(to + at), held);
-            guard.complete();
+            guard.invalidate();
             let reached = match replaced {
                 Ok(_) => end,
-                Err(Halted {
+                Err(Stopped {
                     at: Gpa(gpa),
-                    why: ReplaceError::Writable | ReplaceError::Contended,
+                    reason: ReplaceError::Writable | ReplaceError::Contended,
                 }) => gpa - GUEST_RAM,
-                Err(halted) => return Err(halted.to_string()),
+                Err(stopped) => return Err(stopped.to_string()),
             };
             if at < reached {
                 hypervisor.memory.backing().inner().moved(at, reached - at);
@@ -199,7 +199,7 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
 }
 
 /// Gives the guest another VMID. Returns for how many ticks its vCPUs stood still.
-fn renew(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<u64, String> {
+fn set_vmid(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<u64, String> {
     let begin = cpu::now();
     hypervisor.stopped.store(true, Ordering::Release);
     let all = HvaRange { start: GUEST, bytes: hypervisor.options.memory };
@@ -219,7 +219,7 @@ fn renew(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<u64
     //    they run again. This CPU loads it below.
     // 2. There is no other guest, and this guest never had the new VMID.
     // 3. The old VMID is invalidated below on all CPUs, before any guest could get it.
-    let old = unsafe { hypervisor.memory.renew(RENEWED) };
+    let old = unsafe { hypervisor.memory.set_vmid(RENEWED) };
     let left = Invalidation { vmid: old, range: None, leaf: None, tables: true };
     hypervisor.machine.invalidate(&left);
     vcpu::load(hypervisor, hypervisor.memory.tables().guest_root());

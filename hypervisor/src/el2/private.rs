@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use serde_json::json;
 use slat::{Gpa, GpaRange, Hpa};
 use slat_guest::{
-    ConvertError, Denied, MemoryKind, PinError, PrivateAt, PrivateHooks, PrivateLeaves,
+    ConvertError, Denial, MemoryKind, PinError, PrivateAt, PrivateHooks, PrivateLeaves,
     PrivateRange, Worker,
 };
 use slat_hypervisor::granules::Granules;
@@ -99,7 +99,7 @@ impl Keeper {
 }
 
 impl PrivateHooks for Keeper {
-    fn convert(&self, range: GpaRange, to: MemoryKind) -> Result<(), Denied> {
+    fn convert(&self, range: GpaRange, to: MemoryKind) -> Result<(), Denial> {
         let firm = GUEST_RAM + DEVICE_TREE..GUEST_RAM + DEVICE_TREE + FIRM;
         let code = if range.start().0 < firm.end && firm.start < range.end().0 {
             answer::FIRM
@@ -110,10 +110,10 @@ impl PrivateHooks for Keeper {
             return Ok(());
         };
         self.refused[code as usize - 1].fetch_add(1, Ordering::Relaxed);
-        Err(Denied(code))
+        Err(Denial(code))
     }
 
-    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denied> {
+    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denial> {
         match self.numbers(&leaf) {
             Some((first, pages)) => self.pages.give(first, pages),
             None => self.pages.is_wrong(),
@@ -121,7 +121,7 @@ impl PrivateHooks for Keeper {
         Ok(())
     }
 
-    fn split(&self, _block: PrivateLeaves) -> Result<(), Denied> {
+    fn split(&self, _block: PrivateLeaves) -> Result<(), Denial> {
         self.splits.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -150,9 +150,9 @@ pub fn asked(worker: &mut Worker<'_, Stage2, El2, Behind>, word: u64) -> u64 {
     let Ok(page) = GpaRange::new(Gpa((word >> 1) << 12), 1 << 12) else {
         return answer::NOT_PRIVATE;
     };
-    match worker.convert(page, to, |_| {}).map_err(|halted| halted.why) {
+    match worker.convert(page, to, |_| {}).map_err(|stopped| stopped.reason) {
         Ok(_) => 0,
-        Err(ConvertError::Denied(Denied(code))) => code,
+        Err(ConvertError::Denied(Denial(code))) => code,
         Err(ConvertError::NotPrivate) => answer::NOT_PRIVATE,
         Err(ConvertError::Pinned) => answer::PINNED,
         Err(_) => answer::OTHER,
@@ -200,7 +200,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         let taken = thread
             .worker()
             .invalidate_private(all, |leaves| done.taken_back += leaves.bytes / PAGE);
-        drop(taken.map_err(|halted| halted.to_string())?);
+        drop(taken.map_err(|stopped| stopped.to_string())?);
         sleep(hypervisor, USES);
         if thread.worker().pin(runs[0]).map(|_| ()) != Err(PinError::Private) {
             return Err(format!("private memory at {} was pinned", runs[0].start()));
@@ -214,7 +214,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         let pinned = thread.worker().pin(runs[0]).map_err(|error| error.to_string())?;
         let refused = thread.worker().convert(runs[0], MemoryKind::Private, |_| {});
         drop(pinned);
-        if refused.map_err(|halted| halted.why) != Err(ConvertError::Pinned) {
+        if refused.map_err(|stopped| stopped.reason) != Err(ConvertError::Pinned) {
             return Err(format!("{} was pinned, and {refused:?}", runs[0].start()));
         }
         done.rounds += 1;
@@ -274,10 +274,10 @@ fn convert(
                 done.pages += pages;
                 return Ok(());
             }
-            Err(halted) if halted.why == ConvertError::Denied(Denied(answer::BUSY)) => {
+            Err(stopped) if stopped.reason == ConvertError::Denied(Denied(answer::BUSY)) => {
                 done.busy += 1;
             }
-            Err(halted) => return Err(format!("{} to {to:?}: {halted}", run.start())),
+            Err(stopped) => return Err(format!("{} to {to:?}: {stopped}", run.start())),
         }
     }
 }

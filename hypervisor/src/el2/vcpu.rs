@@ -12,7 +12,7 @@ use alloc::string::String;
 use core::sync::atomic::Ordering;
 use slat::format::arm64::fault::{self, Abort, Kind};
 use slat::{Access, Gpa, GuestRoot};
-use slat_guest::{CacheSwitch, Outcome, Refused, Retry, TABLE_PAGES, Vcpu};
+use slat_guest::{CacheSwitch, Outcome, Refusal, Retry, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
 use slat_hypervisor::options::Trap;
 use slat_hypervisor::progress::{Place, Progress};
@@ -26,15 +26,15 @@ const START_STATE: u64 = 0b1111 << 6 | 0b0101;
 
 /// Runs vCPU `id` on this CPU until it is switched off.
 pub fn run(hypervisor: &'static Hypervisor, id: u64) -> ! {
-    let why = {
-        let mut room = [const { None }; TABLE_PAGES];
-        match Vcpu::new(&hypervisor.memory, id as u16, &mut room) {
+    let reason = {
+        let mut storage = [const { None }; TABLE_PAGES];
+        match Vcpu::new(&hypervisor.memory, id as u16, &mut storage) {
             Ok(vcpu) => Running::new(hypervisor, vcpu).run(),
             Err(error) => Some(format!("vCPU {id} cannot run: {error}")),
         }
     };
-    if let Some(why) = why {
-        hypervisor.end(why);
+    if let Some(reason) = reason {
+        hypervisor.end(reason);
     }
     psci::cpu_off()
 }
@@ -120,9 +120,9 @@ impl<'w> Running<'w> {
             match next {
                 Next::Run => {}
                 Next::Off => return None,
-                Next::End(why) => {
+                Next::End(reason) => {
                     self.dump();
-                    return Some(why);
+                    return Some(reason);
                 }
             }
         }
@@ -183,8 +183,8 @@ impl<'w> Running<'w> {
                 Next::Run
             }
             Answer::Off => Next::Off,
-            Answer::End(why) => {
-                self.hypervisor.end(why.into());
+            Answer::End(reason) => {
+                self.hypervisor.end(reason.into());
                 Next::Off
             }
         }
@@ -217,7 +217,7 @@ impl<'w> Running<'w> {
         }
         match outcome {
             // This CPU runs nothing else, so it waits for the page.
-            Outcome::Retry(Retry::NotYet(Some(arrival))) => {
+            Outcome::Retry(Retry::Absent(Some(arrival))) => {
                 while !self.vcpu.is_ready(&arrival) && !self.hypervisor.ended() {
                     cpu::relax();
                 }
@@ -237,12 +237,12 @@ impl<'w> Running<'w> {
                 skip();
                 Next::Run
             }
-            Outcome::Mmio | Outcome::Refused(Refused::NoPage | Refused::NotExecutable) => {
+            Outcome::Mmio | Outcome::Refused(Refusal::NoPage | Refusal::NotExecutable) => {
                 inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
                 self.moved_on(far, gpa, access, at)
             }
-            Outcome::Refused(why) => {
-                Next::End(format!("vCPU {}: {access:?} at {gpa}: {why:?}", self.vcpu.id()))
+            Outcome::Refused(reason) => {
+                Next::End(format!("vCPU {}: {access:?} at {gpa}: {reason:?}", self.vcpu.id()))
             }
             _ => self.moved_on(far, gpa, access, at),
         }

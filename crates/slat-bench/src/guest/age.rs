@@ -4,10 +4,10 @@
 //! by page. Linux's reclaim takes a lock for a run of at most 64 pages, or for each page; each
 //! fault takes it shared.
 
-use super::fixture::{Fixture, Shape, TheGuest, room};
+use super::fixture::{Fixture, Shape, TheGuest, storage};
 use super::lock::FairLock;
 use super::runner::{Locks, Runner};
-use super::tables::{Figures, MEANING, reader};
+use super::tables::{Figures, MEANING, renderer};
 use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::format::TablesArgs;
@@ -15,11 +15,11 @@ use crate::on_machine;
 use crate::threads::{Pin, cpus};
 use anyhow::{Context, ensure};
 use clap::Args;
-use slat::{Access, Ageing, Format, Participant};
+use slat::{Access, AgeOptions, Format, Reader};
 use slat_guest::Worker;
 use slat_lab::cli::count;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -107,7 +107,7 @@ impl Scenario for Age {
     const NAME: &'static str = "age";
     const ABOUT: &'static str = "Look for used pages beside faults";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!([FIGURES], MEANING);
+    const RENDERER: Renderer = renderer!([FIGURES], MEANING);
     type Settings = AgeArgs;
 
     fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
@@ -223,13 +223,14 @@ fn sample<F: Format, A: Arch>(
         let (over, running) = (&AtomicBool::new(false), &std::sync::atomic::AtomicU64::new(vcpus));
         let vcpu = |id: u64| {
             move || -> anyhow::Result<Times> {
-                let mut room = room();
-                let room = &mut room;
+                let mut storage = storage();
+                let storage = &mut storage;
                 let pages = |first: u64| first + half * id / vcpus..first + half * (id + 1) / vcpus;
                 let mut prepared = once(move || -> anyhow::Result<_> {
                     // The scan has the last CPU, if there are at least two.
                     let pin = Pin::to(cpus[id as usize % (cpus.len() - 1).max(1)])?;
-                    let mut runner = Runner::new(guest, fixture.machine(), id as u16, room, locks)?;
+                    let mut runner =
+                        Runner::new(guest, fixture.machine(), id as u16, storage, locks)?;
                     // Maps the half that is scanned.
                     pages(0).try_for_each(|page| runner.write(fixture.gpa(page), page))?;
                     runner.times = Times::default();
@@ -248,8 +249,8 @@ fn sample<F: Format, A: Arch>(
                 Ok(prepared?.0.times)
             }
         };
-        let mut room = room();
-        let mut worker = Worker::new(guest, &mut room)?;
+        let mut storage = storage();
+        let mut worker = Worker::new(guest, &mut storage)?;
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..vcpus).map(|id| scope.spawn(vcpu(id))).collect();
             let pin = Pin::to(cpus[cpus.len() - 1]);
@@ -312,7 +313,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
             }
             return Ok(sample);
         }
-        let mut participant = Participant::register(self.fixture.machine())?;
+        let mut reader = Reader::register(self.fixture.machine())?;
         // Number of pages that are made young again together.
         let batch = 512;
         let mut young = vec![0u64; self.way.pages.div_ceil(64) as usize];
@@ -330,7 +331,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                             self.fixture.range(call, pages),
                             None,
                             &mut young,
-                            Ageing::LEAVES,
+                            AgeOptions::LEAVES,
                         )
                     };
                     let aged = match self.way.locked {
@@ -344,11 +345,11 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                 }
                 sample.scan += begin.elapsed().as_secs_f64();
                 sample.scanned += pages;
-                let mut guard = self.guest.tables().enter(&mut participant)?;
+                let mut guard = self.guest.tables().enter(&mut reader)?;
                 guard
                     .relax(self.fixture.range(first, pages), Access::Read)
-                    .map(slat::Granted::elsewhere)?;
-                guard.complete();
+                    .map(slat::LocalFlush::not_needed_here)?;
+                guard.invalidate();
             }
         }
         ensure!(

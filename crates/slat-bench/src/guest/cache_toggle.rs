@@ -6,7 +6,7 @@
 //! `every` grows with vCPUs and memory, that of `exact` with the pages that were touched with
 //! caches off.
 
-use super::tables::{Figures, MEANING, reader};
+use super::tables::{Figures, MEANING, renderer};
 use super::turns::{Recorder, counts, ratios, take_turns};
 use crate::lines;
 use anyhow::{Context, ensure};
@@ -20,8 +20,8 @@ use slat_guest::{
 };
 use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -52,7 +52,7 @@ struct Flushing {
 // SAFETY: all methods are those of the fast machine, except `maintain`, which changes no memory.
 unsafe impl Platform for Flushing {
     slat_sim::forward!(
-        machine: allocate free entries publish invalidate invalidate_local break_before_make grace
+        machine: allocate free entries publish invalidate invalidate_local break_before_make readers
     );
 
     fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
@@ -197,7 +197,7 @@ impl Scenario for CacheToggle {
     const ABOUT: &'static str =
         "Switch the caches of an Arm guest's vCPUs on, and maintain what each policy says";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!([FIGURES], MEANING);
+    const RENDERER: Renderer = renderer!([FIGURES], MEANING);
     type Settings = CacheToggleArgs;
 
     fn run(args: &CacheToggleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
@@ -304,8 +304,8 @@ fn boot(host: &Flushing, args: &CacheToggleArgs, caches: CachePolicy) -> anyhow:
         // Other cores help the thread that flushes.
         for _ in 1..args.threads {
             scope.spawn(|| {
-                let mut room = room();
-                let Ok(mut worker) = Worker::new(&guest, &mut room) else { return };
+                let mut storage = storage();
+                let Ok(mut worker) = Worker::new(&guest, &mut storage) else { return };
                 while !stop.load(Ordering::Relaxed) {
                     if worker.help_flush() == 0 {
                         std::thread::yield_now();
@@ -339,11 +339,11 @@ fn switches(
     let (memory, image) = (args.memory(), args.image.bytes());
     let mut seconds = Vec::new();
     for id in 0..args.vcpus {
-        let mut room = room();
-        let mut vcpu = Vcpu::new(guest, id, &mut room)?;
+        let mut storage = storage();
+        let mut vcpu = Vcpu::new(guest, id, &mut storage)?;
         if id == 0 {
-            let slot = MemslotSpec::new(MemslotId(0), Gpa(BASE), memory, Hva(0));
-            vcpu.worker().set_memslot(slot)?;
+            let memslot = MemslotSpec::new(MemslotId(0), Gpa(BASE), memory, Hva(0));
+            vcpu.worker().set_memslot(memslot)?;
             touch(host, &mut vcpu, 0, image, PAGE)?;
         }
         touch(host, &mut vcpu, image, image + u64::from(args.startup) * PAGE, PAGE)?;
@@ -380,7 +380,7 @@ fn touch(
     Ok(())
 }
 
-fn room() -> TableStorage {
+fn storage() -> TableStorage {
     [const { None }; TABLE_PAGES]
 }
 

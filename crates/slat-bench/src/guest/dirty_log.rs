@@ -7,10 +7,10 @@
 use super::log_options::{DirtyLogArgs, LogWay};
 use super::migration::{Migration, RING};
 use super::{density, parallel};
-use crate::guest::fixture::{Fixture, Shape, room};
+use crate::guest::fixture::{Fixture, Shape, storage};
 use crate::guest::lock::FairLock;
 use crate::guest::runner::{Locks, Runner};
-use crate::guest::tables::{Figures, MEANING, reader};
+use crate::guest::tables::{Figures, MEANING, renderer};
 use crate::guest::times::Times;
 use crate::guest::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::guest::vcpus::faults_between;
@@ -18,8 +18,8 @@ use crate::on_machine;
 use anyhow::Context;
 use slat::Format;
 use slat_guest::{Config, Logging, Worker};
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -63,7 +63,7 @@ impl Scenario for DirtyLog {
     const NAME: &'static str = "dirty-log";
     const ABOUT: &'static str = "Log the dirty pages of a guest, in six ways";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!(TABLES, MEANING);
+    const RENDERER: Renderer = renderer!(TABLES, MEANING);
     type Settings = DirtyLogArgs;
 
     fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
@@ -204,8 +204,8 @@ fn sample<F: Format, A: Arch>(
         let (over, barrier) = (&AtomicBool::new(false), &Barrier::new(usize::from(vcpus) + 1));
         let writer = |id: u16| {
             move || -> anyhow::Result<(Times, u64)> {
-                let mut room = room();
-                let runner = Runner::new(guest, fixture.machine(), id, &mut room, locks);
+                let mut storage = storage();
+                let runner = Runner::new(guest, fixture.machine(), id, &mut storage, locks);
                 let mut runner = runner.inspect_err(|_| over.store(true, Ordering::Relaxed));
                 let populated = match &mut runner {
                     Ok(runner) => write(fixture, runner, id, plan.percent, None),
@@ -220,10 +220,10 @@ fn sample<F: Format, A: Arch>(
                 Ok((runner.times, written))
             }
         };
-        let mut room = room();
+        let mut storage = storage();
         let mut migration = Migration {
             fixture,
-            worker: Worker::new(guest, &mut room)?,
+            worker: Worker::new(guest, &mut storage)?,
             lock: &lock,
             way,
             bitmap: vec![0; fixture.pages().div_ceil(64) as usize],
@@ -264,7 +264,7 @@ fn sample<F: Format, A: Arch>(
             };
             migration.finish()?;
             let disable = Instant::now();
-            migration.worker.set_memslot(fixture.slot(false))?;
+            migration.worker.set_memslot(fixture.memslot(false))?;
             let disable = disable.elapsed().as_secs_f64();
             let counts = counts([
                 ("faults", count(|f| f.1)),

@@ -24,8 +24,8 @@ use serde_json::{Map, Value, json};
 use settings::{AccessPattern, EXAMPLES, ReclaimArgs, ReclaimPolicy, SwapPlace};
 use slat::Format;
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -113,11 +113,11 @@ impl Scenario for Reclaim {
     const ABOUT: &'static str =
         "Run a guest with more memory than there is: what leaves, and what that costs";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = Reader {
+    const RENDERER: Renderer = Renderer {
         reads: |m| GUEST.has(m),
         tables: |results| [GUEST, THREAD].iter().filter_map(|of| of.table(results)).collect(),
         meaning: MEANING,
-        ..Reader::NONE
+        ..Renderer::NONE
     };
     type Settings = ReclaimArgs;
 
@@ -319,7 +319,7 @@ impl Sample {
 
     /// Returns the nanoseconds of reclaim for each page that was given up.
     fn per_page(&self) -> f64 {
-        self.stats.reclaim.ticks as f64 / self.stats.given_up.max(1) as f64
+        self.stats.reclaim.ticks as f64 / self.stats.evicted.max(1) as f64
     }
 
     /// Returns the share of reclaim that `ticks` are, in percent.
@@ -333,8 +333,8 @@ impl Sample {
             ("accesses", self.accesses),
             ("faults", self.faults.count()),
             ("refaults", self.refaults),
-            ("refaults_soon", stats.soon),
-            ("given_up", stats.given_up),
+            ("refaults_soon", stats.refaults_within_set),
+            ("given_up", stats.evicted),
             ("given_up_clean", stats.clean),
             ("kept", stats.kept),
             ("rescued", stats.rescued),

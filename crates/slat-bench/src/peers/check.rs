@@ -21,12 +21,12 @@ use fastrand::Rng;
 use serde_json::json;
 use slat::format::arm64::Arm64;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, PageSize,
-    Pages, Participant, Place, Removals, TableCache, Tables,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard,
+    PageSize, Pages, Reader, TableCache, Tables, UnmapBatch, UnmapEntry,
 };
 use slat_lab::failure::Failure;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::unit::Unit;
@@ -108,7 +108,7 @@ impl Scenario for Check {
     const ABOUT: &'static str =
         "Check Linux's tables against the engine's by random histories of operations";
     const EXAMPLES: &'static str = CHECK_EXAMPLES;
-    const READER: Reader = super::tables::HISTORIES;
+    const RENDERER: Renderer = super::tables::HISTORIES;
     type Settings = CheckArgs;
 
     fn run(args: &CheckArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
@@ -249,15 +249,15 @@ fn one<F: Format>(
         loose: BTreeSet::new(),
         rejuvenated: Vec::new(),
     };
-    let mut member = Participant::register(arena)?;
+    let mut reader = Reader::register(arena)?;
     // Not every step that is drawn can be done.
     for _ in 0..args.length * 16 {
         if steps.len() == args.length as usize {
             break;
         }
-        let Some(step) = both.choose(&mut rng, &mut member)? else { continue };
+        let Some(step) = both.choose(&mut rng, &mut reader)? else { continue };
         steps.push(step);
-        both.step(step, &mut member)?;
+        both.step(step, &mut reader)?;
         tally.steps += 1;
         tally.leaves += both.compare()?;
     }
@@ -287,7 +287,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     fn choose(
         &self,
         rng: &mut Rng,
-        member: &mut Participant<'p, Arena>,
+        reader: &mut Reader<'p, Arena>,
     ) -> anyhow::Result<Option<Step>> {
         let (page, all) = (self.page(), self.fixture.range());
         let mut one_of = |sizes: &[PageSize]| sizes[rng.usize(..sizes.len())].bytes();
@@ -311,7 +311,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         if start >= end {
             return Ok(None);
         }
-        let guard = self.tables.enter(member)?;
+        let guard = self.tables.enter(reader)?;
         let (from, to) = widened(&guard, start, end)?;
         let (start_whole, size) = (from, to - from);
         let mapped = guard.translate(Gpa(at))?;
@@ -378,14 +378,14 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         self.helper.call(what).map_err(interrupted)
     }
 
-    fn step(&mut self, step: Step, member: &mut Participant<'p, Arena>) -> anyhow::Result<()> {
+    fn step(&mut self, step: Step, reader: &mut Reader<'p, Arena>) -> anyhow::Result<()> {
         if let Step::Split { start, size, .. } = step {
             let blocks = self.found(start, start + size).into_iter().flat_map(|run| each(&run));
             let page = self.page();
             let old = blocks.filter(|leaf| leaf.size > page && leaf.raw & leaves::ACCESSED == 0);
             self.rejuvenated.extend(old.map(|leaf| (leaf.gpa, leaf.gpa + leaf.size)));
         }
-        let ours = self.ours(step, member)?;
+        let ours = self.ours(step, reader)?;
         let host = Fixture::<F>::host(&self.fixture.range()).0 - self.fixture.range().start().0;
         let (largest, page) = (self.sizes[self.sizes.len() - 1].bytes(), self.page());
         match step {
@@ -450,12 +450,12 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     }
 
     /// Does the step in the engine; for ageing, returns the number of young pages.
-    fn ours(&mut self, step: Step, member: &mut Participant<'p, Arena>) -> anyhow::Result<u64> {
-        let mut places = [Place::EMPTY; 4096];
-        let mut removals = Removals::new(self.tables, &mut places);
+    fn ours(&mut self, step: Step, reader: &mut Reader<'p, Arena>) -> anyhow::Result<u64> {
+        let mut places = [UnmapEntry::EMPTY; 4096];
+        let mut batch = UnmapBatch::new(self.tables, &mut places);
         let mut storage = crate::fixture::chunk_storage();
         let mut cache = TableCache::new(self.arena, &mut storage);
-        let mut guard = self.tables.enter(member)?;
+        let mut guard = self.tables.enter(reader)?;
         let range = |start, size| GpaRange::new(Gpa(start), size);
         let mut young = 0;
         match step {
@@ -467,7 +467,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
                 guard.map(range, Fixture::<F>::host(&range), attributes, leaf, &mut cache)?;
             }
             Step::Unmap { start, size } => {
-                guard.unmap(range(start, size)?, &mut removals)?;
+                guard.unmap(range(start, size)?, &mut batch)?;
             }
             Step::Split { start, size, .. } => {
                 let (mut at, end) = (start, start + size);
@@ -487,8 +487,8 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             Step::Age { start, size } => {
                 let words = (size / self.sizes[0].bytes()).div_ceil(64) as usize;
                 let (mut yes, mut unanswered) = (vec![0; words], vec![0; words]);
-                let mut ages = Ages { young: &mut yes, unanswered: &mut unanswered };
-                young = guard.age(range(start, size)?, &mut ages, Ageing::LEAVES)?.young;
+                let mut ages = AgeBitmaps { young: &mut yes, unanswered: &mut unanswered };
+                young = guard.age(range(start, size)?, &mut ages, AgeOptions::LEAVES)?.young;
             }
             Step::Write { gpa } | Step::Read { gpa } => {
                 let write = matches!(step, Step::Write { .. });
@@ -496,12 +496,12 @@ impl<'p, F: Format> Both<'_, 'p, F> {
                 let access = if write { Access::Write } else { Access::Read };
                 guard
                     .relax(range(gpa & !(leaf - 1), leaf)?, access)
-                    .map(slat::Granted::elsewhere)?;
+                    .map(slat::LocalFlush::not_needed_here)?;
             }
         }
-        guard.complete();
+        guard.invalidate();
         drop(guard);
-        removals.complete().for_each(drop);
+        batch.complete().for_each(drop);
         Ok(young)
     }
 

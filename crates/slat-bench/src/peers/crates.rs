@@ -18,8 +18,8 @@ use serde_json::json;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
-    AddressSpace, Attributes, BreakBeforeMake, Format, Gpa, Inactive, PageSize, Rights, TableCache,
-    Vmid,
+    AddressSpace, Attributes, BreakBeforeMake, Format, Gpa, PageSize, Rights, TableCache,
+    UnloadedTables, Vmid,
 };
 use slat_lab::size::Size;
 use std::hint::black_box;
@@ -175,7 +175,7 @@ impl<F: Format> Ours<F> {
         let Self { fixture, op, .. } = self;
         let arena = arena.begin(BreakBeforeMake::Never, Stores::Plain);
         let all = fixture.range();
-        let mut tables = Inactive::new(*fixture.format(), Vmid(1), self.address_bits, arena)?;
+        let mut tables = UnloadedTables::new(*fixture.format(), Vmid(1), self.address_bits, arena)?;
         let mut storage =
             storage((fixture.pages() / 512 + fixture.pages() / (512 * 512)) as usize + 8);
         let mut each_cache = TableCache::new(arena, &mut storage);
@@ -223,12 +223,12 @@ impl<F: Format> Ours<F> {
                 let mut split = 0;
                 for chunk in steps(all, CHUNK) {
                     cache.fill(usize::MAX)?;
-                    split += tables.guard().split(chunk, PageSize::SIZE_4K, &mut cache)?;
+                    split += tables.enter_mut().split(chunk, PageSize::SIZE_4K, &mut cache)?;
                 }
                 split
             }
             Op::Lookup => {
-                let sum = look_up(&tables.guard(), &self.addresses)?;
+                let sum = look_up(&tables.enter_mut(), &self.addresses)?;
                 ensure!(black_box(sum) == self.sum, "other addresses");
                 all.size()
             }
@@ -238,12 +238,12 @@ impl<F: Format> Ours<F> {
         }
         ensure!(done == all.size(), "{done} bytes");
         if check && matches!(op, Op::Unmap | Op::Drop) {
-            let found = tables.guard().leaves(all)?.next();
+            let found = tables.enter_mut().leaves(all)?.next();
             ensure!(found.is_none(), "{found:?} is left");
         } else if check {
             let write = *op != Op::Protect;
             let right = |a: Attributes| a.write == write;
-            fixture.check(&tables.guard(), all, PageSize::SIZE_4K, right)?;
+            fixture.check(&tables.enter_mut(), all, PageSize::SIZE_4K, right)?;
         }
         Ok(Sample::time(seconds))
     }
@@ -294,12 +294,12 @@ impl<F: Format> Ours<F> {
         }
         ensure!(done == all.size(), "{done} bytes");
         if check && matches!(op, Op::Unmap | Op::Drop) {
-            let found = space.guard().leaves(all)?.next();
+            let found = space.enter().leaves(all)?.next();
             ensure!(found.is_none(), "{found:?} is left");
         } else if check {
             let write = *op != Op::Protect;
             let right = |a: Attributes| a.write == write;
-            fixture.check(&space.guard(), all, leaf, right)?;
+            fixture.check(&space.enter(), all, leaf, right)?;
         }
         Ok(Sample::time(seconds))
     }

@@ -8,7 +8,7 @@ use crate::stopwatch::Stopwatch;
 use anyhow::{Context, ensure};
 use slat::{
     Attributes, Batched, Bounded, Childless, EveryEntry, Format, Frame, Gpa, GpaRange, Guard, Hpa,
-    Inactive, PageSize, Participant, SplitWalk, TableCache, Tables, Tested, Vmid,
+    PageSize, Reader, SplitWalk, TableCache, Tables, Tested, UnloadedTables, Vmid,
 };
 
 /// Guest address at which RAM begins, as on arm64's `virt` machines.
@@ -74,7 +74,7 @@ impl<F: Format> Work<F> {
         arena: &'a Arena,
         leaves: PageSize,
     ) -> anyhow::Result<Tables<'a, F, Arena>> {
-        let mut tables = Inactive::new(self.format, Vmid(1), self.address_bits, arena)?;
+        let mut tables = UnloadedTables::new(self.format, Vmid(1), self.address_bits, arena)?;
         let mut storage: Vec<Option<Frame>> = Vec::new();
         storage.resize_with(Self::chunk_tables() as usize + 4, || None);
         let mut cache = TableCache::new(arena, &mut storage);
@@ -107,11 +107,11 @@ impl<F: Format> Work<F> {
         storage.resize_with(Self::chunk_tables() as usize, || None);
         let mut cache = TableCache::new(arena, &mut storage);
         let before = arena.invalidations();
-        let mut participant = Participant::register(&*arena)?;
+        let mut reader = Reader::register(&*arena)?;
         let watch = Stopwatch::start();
-        let mut guard = tables.enter(&mut participant)?;
+        let mut guard = tables.enter(&mut reader)?;
         run(&mut guard, self.pte()?, self.target, case, &mut cache)?;
-        guard.complete();
+        guard.invalidate();
         let seconds = watch.seconds();
         let invalidations = arena.invalidations() - before;
         let counts = guard.counts();
@@ -182,7 +182,7 @@ fn run<F: Format, W: SplitWalk>(
         When::Enable => {
             if case.what == What::Call {
                 guard.write_protect(pte)?;
-                guard.complete();
+                guard.invalidate();
             }
             for chunk in steps(pte, CHUNK) {
                 split_range::<F, W>(guard, chunk, target, cache)?;

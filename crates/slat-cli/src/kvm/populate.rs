@@ -11,8 +11,8 @@ use slat_kvm::Error;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::populate;
 use slat_lab::cli::count;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -76,12 +76,12 @@ impl Scenario for Populate {
     const ABOUT: &'static str = "Touch memory for the first time";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = Reader {
+    const RENDERER: Renderer = Renderer {
         reads: |m| is(m, Self::NAME),
         verdict: |results| cost(results, Self::NAME, "populate", "The first touch of memory"),
         tables: |results| of(results, Self::NAME, "First touches (KVM)", COLUMNS, WHOLE_PHASES),
         meaning: MEANING,
-        ..Reader::NONE
+        ..Renderer::NONE
     };
     type Settings = PopulateArgs;
 
@@ -115,7 +115,10 @@ fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measure
         match case.measure(session, Answer::Time(Phase::Populate), populate::run) {
             Ok(measured) => results.extend(measured.results),
             // A host that lacks one of several backings may have the others.
-            Err(error) if cases.len() > 1 && error.downcast_ref().is_some_and(Error::is_lack) => {
+            Err(error)
+                if cases.len() > 1
+                    && error.downcast_ref().is_some_and(Error::is_missing_feature) =>
+            {
                 session.skip(case.name(), format!("{error:#}"));
             }
             Err(error) => return Err(error),

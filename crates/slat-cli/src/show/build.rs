@@ -3,9 +3,9 @@
 use super::dump::{Dump, Rights, Run};
 use super::ops::{Op, What};
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa, GpaRange,
-    Guard, Halted, Hpa, MapError, Memory, PageSize, Place, Software, SplitError, TableCache,
-    Tables, UnmapError, Vmid,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa,
+    GpaRange, Guard, Hpa, MapError, Memory, PageSize, Software, SplitError, Stopped, TableCache,
+    Tables, UnmapEntry, UnmapError, Vmid,
 };
 use slat_bench::arena::Arena;
 use slat_bench::format::TableFormat;
@@ -40,10 +40,10 @@ fn of<F: Format>(format: F, ops: &[Op]) -> anyhow::Result<Dump> {
     let arena = Arena::new(TABLES, page, BreakBeforeMake::Always)?;
     let mut tables = Tables::new(format, Vmid(1), ADDRESS_BITS, &arena)?;
     let mut storage = [const { None::<Frame> }; AT_HAND];
-    let mut work = Work { guard: tables.exclusive(), cache: TableCache::new(&arena, &mut storage) };
+    let mut work = Work { guard: tables.enter_mut(), cache: TableCache::new(&arena, &mut storage) };
     for op in ops {
         work.run(op)?;
-        work.guard.complete();
+        work.guard.invalidate();
     }
     let mut dump = Dump::new(format!("{}, {} pages", F::NAME, Size(page as u64)), page as u64);
     dump.operations = ops.iter().map(ToString::to_string).collect();
@@ -141,7 +141,7 @@ impl<F: Format> Work<'_, '_, '_, F> {
         range: GpaRange,
         largest: PageSize,
         rights: Rights,
-    ) -> anyhow::Result<Result<(), Halted<MapError>>> {
+    ) -> anyhow::Result<Result<(), Stopped<MapError>>> {
         let mut rest = range;
         // A format that has no leaf of this size uses its largest.
         let largest = largest.min(F::size(F::LARGEST_LEAF));
@@ -150,10 +150,10 @@ impl<F: Format> Work<'_, '_, '_, F> {
             let hpa = Hpa(rest.start().0 + HOST_OFFSET);
             match self.guard.map(rest, hpa, attributes(rights), largest, &mut self.cache) {
                 Ok(_) => return Ok(Ok(())),
-                Err(Halted { at, why: MapError::CacheEmpty }) => {
+                Err(Stopped { at, reason: MapError::CacheEmpty }) => {
                     rest = GpaRange::new(at, range.end().0 - at.0)?;
                 }
-                Err(halted) => return Ok(Err(halted)),
+                Err(stopped) => return Ok(Err(stopped)),
             }
         }
     }
@@ -162,31 +162,32 @@ impl<F: Format> Work<'_, '_, '_, F> {
         &mut self,
         range: GpaRange,
         to: PageSize,
-    ) -> anyhow::Result<Result<(), Halted<SplitError>>> {
+    ) -> anyhow::Result<Result<(), Stopped<SplitError>>> {
         let mut rest = range;
         loop {
             self.fill()?;
             match self.guard.split(rest, to, &mut self.cache) {
                 Ok(_) => return Ok(Ok(())),
-                Err(Halted { at, why: SplitError::CacheEmpty }) => {
+                Err(Stopped { at, reason: SplitError::CacheEmpty }) => {
                     rest = GpaRange::new(at, range.end().0 - at.0)?;
                 }
-                Err(halted) => return Ok(Err(halted)),
+                Err(stopped) => return Ok(Err(stopped)),
             }
         }
     }
 
-    fn unmap(&mut self, range: GpaRange) -> Result<(), Halted<UnmapError>> {
-        let mut storage = [Place::EMPTY; AT_HAND];
-        let mut removals = self.guard.removals(&mut storage);
+    fn unmap(&mut self, range: GpaRange) -> Result<(), Stopped<UnmapError>> {
+        let mut storage = [UnmapEntry::EMPTY; AT_HAND];
+        let mut batch = self.guard.unmap_batch(&mut storage);
         let mut rest = range;
         loop {
-            let done = self.guard.unmap(rest, &mut removals);
-            removals.complete().for_each(drop);
+            let done = self.guard.unmap(rest, &mut batch);
+            batch.complete().for_each(drop);
             match done {
-                Err(Halted { at, why: UnmapError::Full }) => {
+                Err(Stopped { at, reason: UnmapError::Full }) => {
                     let range = GpaRange::new(at, range.end().0 - at.0);
-                    rest = range.map_err(|error| Halted { at, why: UnmapError::Range(error) })?;
+                    rest =
+                        range.map_err(|error| Stopped { at, reason: UnmapError::Range(error) })?;
                 }
                 done => return done.map(drop),
             }
@@ -206,7 +207,7 @@ impl<F: Format> Work<'_, '_, '_, F> {
             .collect::<anyhow::Result<_>>()?;
         anyhow::ensure!(!leaves.is_empty(), "nothing is mapped there");
         for leaf in leaves {
-            self.guard.relax(leaf, access)?.elsewhere();
+            self.guard.relax(leaf, access)?.not_needed_here();
         }
         Ok(())
     }
@@ -214,8 +215,8 @@ impl<F: Format> Work<'_, '_, '_, F> {
     fn age(&mut self, range: GpaRange) -> anyhow::Result<()> {
         let words = (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize;
         let (mut young, mut unanswered) = (vec![0; words], vec![0; words]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let _ = self.guard.age(range, &mut ages, Ageing::LEAVES)?;
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let _ = self.guard.age(range, &mut ages, AgeOptions::LEAVES)?;
         Ok(())
     }
 }

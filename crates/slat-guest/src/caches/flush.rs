@@ -10,7 +10,9 @@ use crate::sync::{AtomicU64, Ordering, agreed};
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use slat::{Contended, Execute, Foreign, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables};
+use slat::{
+    Contended, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables, WrongTables,
+};
 
 impl Flush {
     /// The size of chunks in bytes: some milliseconds of work.
@@ -25,8 +27,8 @@ impl Flush {
         let mut total = 0;
         if worker.guest.caches.matters() {
             worker.guest.wait_for_faults();
-            let ranges =
-                worker.look(|view| view.iter().map(|slot| slot.spec.range()).collect::<Vec<_>>());
+            let ranges = worker
+                .look(|view| view.iter().map(|memslot| memslot.spec.range()).collect::<Vec<_>>());
             for range in ranges {
                 parts.push((total, range));
                 total += range.size();
@@ -50,12 +52,12 @@ impl Flush {
     /// still work on their chunks: [`Flush::finish`] waits for them.
     ///
     /// # Errors
-    /// [`Foreign`]: the flush is of another guest than the worker's; nothing was done.
+    /// [`WrongTables`]: the flush is of another guest than the worker's; nothing was done.
     pub fn run<F: Format, H: Host, B: Backing>(
         &self,
         worker: &mut Worker<'_, F, H, B>,
-    ) -> Result<u64, Foreign> {
-        if self.guest == worker.guest.identity { Ok(self.share(worker)) } else { Err(Foreign) }
+    ) -> Result<u64, WrongTables> {
+        if self.guest == worker.guest.identity { Ok(self.share(worker)) } else { Err(WrongTables) }
     }
 
     /// [`Flush::run`] by a worker of the same guest.
@@ -81,11 +83,11 @@ impl Flush {
     /// Takes chunks until none is left, and waits until other threads have finished theirs.
     ///
     /// # Errors
-    /// [`Foreign`]: the flush is of another guest than the worker's; nothing was done.
+    /// [`WrongTables`]: the flush is of another guest than the worker's; nothing was done.
     pub fn finish<F: Format, H: Host, B: Backing>(
         &self,
         worker: &mut Worker<'_, F, H, B>,
-    ) -> Result<(), Foreign> {
+    ) -> Result<(), WrongTables> {
         self.run(worker)?;
         self.wait(worker);
         Ok(())
@@ -217,13 +219,13 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         &self,
         counters: &Counters,
         bytes: u64,
-        own_view: bool,
+        uncached: bool,
         memory: Memory,
     ) {
         if !self.caches.matters() || memory != Memory::Normal {
             return;
         }
-        match own_view {
+        match uncached {
             true => counters.touched_bytes.add(bytes),
             false => counters.mapped_bytes.add(bytes),
         }

@@ -4,10 +4,10 @@ use super::{Fault, Step};
 use crate::backing::{Backing, MAY_EXECUTE};
 use crate::config::ExecuteHuge;
 use crate::host::Host;
-use crate::outcome::{Outcome, Refused};
+use crate::outcome::{Outcome, Refusal};
 use crate::private::MemoryKind;
 use crate::worker::Inside;
-use slat::{ChangeError, Format, Halted, Translation};
+use slat::{ChangeError, Format, Stopped, Translation};
 
 impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
     pub(super) fn execute(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
@@ -18,24 +18,24 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             };
         }
         if !leaf.attributes.software.contains(MAY_EXECUTE) {
-            return Outcome::Refused(Refused::NotExecutable).into();
+            return Outcome::Refused(Refusal::NotExecutable).into();
         }
         let (page, fetch) = (F::size(0), fault.access);
         let block = leaf.size > page;
         if block
             && fault.kind == MemoryKind::Private
-            && fault.slots.execute_huge != ExecuteHuge::Allowed
+            && fault.memslots.execute_huge != ExecuteHuge::Allowed
         {
             return Step::SplitsPrivate;
         }
-        match fault.slots.execute_huge {
+        match fault.memslots.execute_huge {
             ExecuteHuge::Allowed => return self.relax(fault, leaf.size, MAY_EXECUTE),
             #[cfg(feature = "baselines")]
             ExecuteHuge::Zap if block => {
                 // The marks of the block's other pages are kept, because its leaf is removed.
-                let moving = self.guest.leaving.begin();
+                let moving = self.guest.marks_in_flight.begin();
                 self.empty(fault, leaf.size, |guest, view, removed| {
-                    guest.keep_marks(view, removed)
+                    guest.spill_marks(view, removed)
                 });
                 drop(moving);
                 return match self.map_apart(fault, page) {
@@ -52,7 +52,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 Err(step) => return step,
                 // Nothing was split: the leaf is given the right below.
                 Ok(granted) if !granted.is_changed() => {
-                    granted.elsewhere();
+                    granted.not_needed_here();
                 }
                 Ok(granted) => {
                     self.note_table(fault);
@@ -68,15 +68,17 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             }
             _ => {}
         }
-        let granted = match fault.slots.execute_huge {
+        let granted = match fault.memslots.execute_huge {
             ExecuteHuge::Split => {
                 let around = fault.page(F::size(1));
                 match self.guard.allow_execute(around, fetch, MAY_EXECUTE) {
                     Ok(granted) if granted.is_changed() => granted.flush_local(),
                     // The rights of the page itself are checked below.
-                    Ok(granted) => granted.elsewhere(),
-                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
-                    Err(Halted { why, .. }) => return Outcome::from(why).into(),
+                    Ok(granted) => granted.not_needed_here(),
+                    Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
+                        return Step::Again;
+                    }
+                    Err(Stopped { reason, .. }) => return Outcome::from(reason).into(),
                 }
             }
             _ => 0,

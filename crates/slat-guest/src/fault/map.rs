@@ -4,10 +4,10 @@ use super::rare::{no_page, not_reserved};
 use super::{Fault, Mode, Step};
 use crate::backing::{Backing, Hva, HvaRange, Page};
 use crate::config::{ExecuteHuge, Logging};
-use crate::follow::DeviceLeaf;
+use crate::device_notifier::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::outcome::{Outcome, Refused, Retry};
+use crate::outcome::{Outcome, Refusal, Retry};
 use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::fitting;
 use crate::worker::Inside;
@@ -17,17 +17,17 @@ impl Fault<'_> {
     /// Returns whether the guest may write the page of the backing that is to be mapped.
     #[inline(always)]
     fn may_write(&self, page: &Page) -> bool {
-        page.write && !self.slot.spec.read_only
+        page.write && !self.memslot.spec.read_only
     }
 }
 
 /// Returns why the page of the backing does not serve the access, if it does not.
 #[inline(always)]
-fn refusal(fault: &Fault<'_>, page: &Page) -> Option<Refused> {
+fn refusal(fault: &Fault<'_>, page: &Page) -> Option<Refusal> {
     if fault.access.is_fetch() && !page.execute {
-        return Some(Refused::NotExecutable);
+        return Some(Refusal::NotExecutable);
     }
-    (fault.access == Access::Write && !fault.may_write(page)).then_some(Refused::NoPage)
+    (fault.access == Access::Write && !fault.may_write(page)).then_some(Refusal::NoPage)
 }
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
@@ -36,7 +36,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// seen here, or ended before the backing is asked.
     #[inline(always)]
     fn withheld(&self, fault: &Fault<'_>, range: &GpaRange) -> Option<Retry> {
-        let (spec, start) = (&fault.slot.spec, range.start().0);
+        let (spec, start) = (&fault.memslot.spec, range.start().0);
         let (invalidations, start) = match fault.kind {
             MemoryKind::Shared => (&self.invalidations, spec.host_of(start)),
             MemoryKind::Private => (&self.private_invalidations, Hva(spec.private_of(start).0)),
@@ -47,8 +47,8 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         }
         let replaces = fault.kind == MemoryKind::Shared
             && fault.access != Access::Write
-            && (fault.slots.aliases || !self.views.is_empty())
-            && self.replacing.cover(&asks);
+            && (fault.memslots.aliases || !self.views.is_empty())
+            && self.cow_in_flight.cover(&asks);
         replaces.then_some(Retry::Contended)
     }
 
@@ -58,7 +58,8 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         let written = fault.access == Access::Write;
         let block = bytes > F::size(0).bytes();
         let protects = fault.logs() && self.config.logging == Logging::Protect;
-        let execute = page.execute && !(block && fault.slots.execute_huge != ExecuteHuge::Allowed);
+        let execute =
+            page.execute && !(block && fault.memslots.execute_huge != ExecuteHuge::Allowed);
         let may_write = fault.may_write(page);
         let write = may_write && (written || !protects);
         Attributes {
@@ -82,7 +83,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         fault.access == Access::Write
             && fault.kind == MemoryKind::Shared
             && fault.mode != Mode::Alone
-            && (fault.slots.aliases
+            && (fault.memslots.aliases
                 || !self.guest.views.is_empty() && self.guest.caches.any_uncached())
     }
 
@@ -99,29 +100,30 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         if self.must_be_alone(fault) {
             return Step::Replaces(fault.host::<F>());
         }
-        let (spec, kind) = (&fault.slot.spec, fault.kind);
+        let (spec, kind) = (&fault.memslot.spec, fault.kind);
         let tells = self.tells_devices();
         // If fetches split, private memory is mapped in pages: a private block may be split only
         // with the machine's consent, and nothing puts it together again.
-        let huge = kind == MemoryKind::Shared || fault.slots.execute_huge == ExecuteHuge::Allowed;
-        let mut largest = match fault.logs_pages() || fault.own_view || !huge {
+        let huge =
+            kind == MemoryKind::Shared || fault.memslots.execute_huge == ExecuteHuge::Allowed;
+        let mut largest = match fault.logs_pages() || fault.uncached || !huge {
             true => F::size(0),
             false => fitting::<F>(largest, |bytes| spec.fits_in(kind, fault.gpa.0, bytes)),
         };
         let logs = fault.logs();
-        let mut folds = fault.mode == Mode::Folds && !logs && !fault.own_view;
+        let mut folds = fault.mode == Mode::Folds && !logs && !fault.uncached;
         loop {
             // Each result has its own `match`: with a common one, the compiler writes both results
             // to memory.
             let reservation = if folds {
                 match self.guard.reserve_contiguous(fault.gpa, largest, self.cache) {
                     Ok(reservation) => reservation,
-                    Err(halted) => return not_reserved(halted.why),
+                    Err(stopped) => return not_reserved(stopped.reason),
                 }
             } else {
                 match self.guard.reserve(fault.gpa, largest, self.cache) {
                     Ok(reservation) => reservation,
-                    Err(halted) => return not_reserved(halted.why),
+                    Err(stopped) => return not_reserved(stopped.reason),
                 }
             };
             let range = reservation.range();
@@ -130,11 +132,11 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 folds = false;
                 continue;
             }
-            if let Some(why) = self.guest.withheld(fault, &range) {
-                return Outcome::Retry(why).into();
+            if let Some(reason) = self.guest.withheld(fault, &range) {
+                return Outcome::Retry(reason).into();
             }
             // Checked after the reservation, as invalidations are: see `memslots::kinds`.
-            if fault.slot.kind_of::<F>(&range) != Some(kind) {
+            if fault.memslot.kind_of::<F>(&range) != Some(kind) {
                 if bytes <= F::size(0).bytes() {
                     return Outcome::Retry(Retry::Converting).into();
                 }
@@ -145,18 +147,18 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             let page = if kind == MemoryKind::Shared && fault.mode != Mode::Ahead {
                 match self.guest.backing.page(spec.host_of(at), fault.access) {
                     Ok(page) => page,
-                    Err(why) => return no_page(why, fault, at),
+                    Err(reason) => return no_page(reason, fault, at),
                 }
             } else {
                 match self.guest.page_otherwise(fault, at) {
                     Ok(page) => page,
-                    Err(why) => return no_page(why, fault, at),
+                    Err(reason) => return no_page(reason, fault, at),
                 }
             };
             if page.block < F::size(0)
                 && let Err(error) = F::level_of(page.block)
             {
-                return Outcome::Refused(Refused::Page(MapError::LeafSize(error))).into();
+                return Outcome::Refused(Refusal::Page(MapError::LeafSize(error))).into();
             }
             if page.block.bytes() < bytes {
                 if core::mem::take(&mut folds) {
@@ -165,8 +167,8 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 largest = fitting::<F>(largest, |bytes| bytes <= page.block.bytes());
                 continue;
             }
-            if let Some(why) = refusal(fault, &page) {
-                return Outcome::Refused(why).into();
+            if let Some(reason) = refusal(fault, &page) {
+                return Outcome::Refused(reason).into();
             }
             let attributes = self.guest.attributes(fault, &page, bytes);
             let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
@@ -177,12 +179,12 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                     let leaf = PrivateLeaves { gpa: range.start(), hpa, bytes };
                     match reservation.commit_told(hpa, attributes, || hooks.map(leaf)) {
                         Ok(committed) => committed,
-                        Err(denied) => return Outcome::Refused(Refused::Private(denied)).into(),
+                        Err(denied) => return Outcome::Refused(Refusal::Private(denied)).into(),
                     }
                 }
                 MemoryKind::Shared => {
                     let host = self.tables.platform();
-                    let _turn = tells.then(|| self.guest.telling.take(host));
+                    let _turn = tells.then(|| self.guest.device_notifier_lock.take(host));
                     let committed = reservation.commit(hpa, attributes);
                     if let (true, Ok(Some(_))) = (tells, &committed) {
                         if core::mem::take(&mut to_log) {
@@ -207,11 +209,11 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                     if to_log {
                         self.guest.written(fault, range);
                     }
-                    self.guest.count_maintained(self.counters, bytes, fault.own_view, page.memory);
+                    self.guest.count_maintained(self.counters, bytes, fault.uncached, page.memory);
                     Outcome::Mapped(PageSize::from_bytes(bytes).unwrap_or(F::size(0))).into()
                 }
                 Ok(None) => Step::Again,
-                Err(why) => Outcome::Refused(Refused::Page(why)).into(),
+                Err(reason) => Outcome::Refused(Refusal::Page(reason)).into(),
             };
         }
     }

@@ -6,7 +6,7 @@ use crate::budget::NoPages;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
-use crate::outcome::{Outcome, Refused, Retry};
+use crate::outcome::{Outcome, Refusal, Retry};
 use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use slat::{Access, Format, Gpa, MapError, Memory};
@@ -31,16 +31,16 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                 Step::Again => {}
                 Step::Replaces(host) => {
                     let tables = guest.space(self.view);
-                    replacing = Some((host, self.worker.empty_elsewhere((tables, gpa), host)));
+                    replacing = Some((host, self.worker.unmap_elsewhere((tables, gpa), host)));
                 }
                 Step::SplitsPrivate => {
                     if let Err(refused) = self.worker.split_private_page(gpa) {
                         return Outcome::Refused(refused);
                     }
                 }
-                Step::NotYet(slot, host) => {
+                Step::Absent(memslot, host) => {
                     let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
-                    if let Ok(outcome) = self.wait_for(slot, page, host) {
+                    if let Ok(outcome) = self.wait_for(memslot, page, host) {
                         return outcome;
                     }
                 }
@@ -53,9 +53,9 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                         self.leave_for_room();
                     }
                     Err(NoPages::Limit(limit)) => {
-                        return Outcome::Refused(Refused::TableLimit(limit));
+                        return Outcome::Refused(Refusal::TableLimit(limit));
                     }
-                    Err(NoPages::Frames(_)) => return Outcome::Refused(Refused::OutOfFrames),
+                    Err(NoPages::Frames(_)) => return Outcome::Refused(Refusal::OutOfFrames),
                 },
             }
             if attempts == ATTEMPTS {
@@ -72,10 +72,10 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// Asks the backing for a page in the less usual cases: private memory, and pages at hand.
     #[inline(never)]
     pub(super) fn page_otherwise(&self, fault: &Fault<'_>, at: u64) -> Result<Page, NoPage> {
-        let (backing, spec) = (&self.backing, &fault.slot.spec);
+        let (backing, spec) = (&self.backing, &fault.memslot.spec);
         match (fault.kind, fault.mode == Mode::Ahead) {
             (MemoryKind::Shared, false) => backing.page(spec.host_of(at), fault.access),
-            (MemoryKind::Shared, true) => backing.at_hand(spec.host_of(at)).ok_or(NoPage::NotYet),
+            (MemoryKind::Shared, true) => backing.try_page(spec.host_of(at)).ok_or(NoPage::Absent),
             (MemoryKind::Private, false) => {
                 backing.private_page(spec.private_of(at)).map(|page| Page {
                     hpa: page.hpa,
@@ -86,30 +86,30 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
                 })
             }
             // Private memory is mapped only for an access of the guest.
-            (MemoryKind::Private, true) => Err(NoPage::NotYet),
+            (MemoryKind::Private, true) => Err(NoPage::Absent),
         }
     }
 }
 
 /// Returns the step after a reservation that failed.
 #[cold]
-pub(super) fn not_reserved(why: MapError) -> Step {
-    match why {
+pub(super) fn not_reserved(reason: MapError) -> Step {
+    match reason {
         MapError::Occupied { .. } => Step::Again,
         MapError::CacheEmpty => Step::Dry,
         MapError::Contended => Outcome::Retry(Retry::Contended).into(),
-        why => Outcome::Refused(Refused::Page(why)).into(),
+        reason => Outcome::Refused(Refusal::Page(reason)).into(),
     }
 }
 
 /// Returns the step after the backing has answered that it has no page at guest address `at`.
 #[cold]
-pub(super) fn no_page(why: NoPage, fault: &Fault<'_>, at: u64) -> Step {
-    let spec = &fault.slot.spec;
-    match (why, fault.kind) {
+pub(super) fn no_page(reason: NoPage, fault: &Fault<'_>, at: u64) -> Step {
+    let spec = &fault.memslot.spec;
+    match (reason, fault.kind) {
         // Arrivals are reported by addresses of shared memory only.
-        (NoPage::NotYet, MemoryKind::Private) => Outcome::Retry(Retry::NotYet(None)).into(),
-        (NoPage::NotYet, MemoryKind::Shared) => Step::NotYet(spec.id, spec.host_of(at)),
-        (NoPage::Never, _) => Outcome::Refused(Refused::NoPage).into(),
+        (NoPage::Absent, MemoryKind::Private) => Outcome::Retry(Retry::Absent(None)).into(),
+        (NoPage::Absent, MemoryKind::Shared) => Step::Absent(spec.id, spec.host_of(at)),
+        (NoPage::Never, _) => Outcome::Refused(Refusal::NoPage).into(),
     }
 }

@@ -9,7 +9,7 @@ use crate::outcome::SplitReport;
 use crate::ranges::pieces;
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
-use slat::{ChangeError, Format, GpaRange, Granted, Guard, Halted, PageSize, Pages, Tables};
+use slat::{ChangeError, Format, GpaRange, Guard, LocalFlush, PageSize, Pages, Stopped, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Allocates room for hardware's marks in one piece of the memslot, if hardware logs.
@@ -90,7 +90,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.until_done(tables, range, |guard, rest| {
             let mut from = rest;
             loop {
-                let leaves = guard.leaves(from).map_err(|why| Halted { at: from.start(), why })?;
+                let leaves =
+                    guard.leaves(from).map_err(|reason| Stopped { at: from.start(), reason })?;
                 // No thread makes a block in a memslot that logs (`blocks`), so there is none
                 // behind this.
                 let block = leaves.flatten().find(|leaf| leaf.size > F::size(0));
@@ -104,32 +105,35 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             Ok(0)
         });
-        let kept = self.look(|view| view.named(spec.id).map(|slot| slot.kept.clone()));
+        let spilled_bits =
+            self.look(|view| view.named(spec.id).map(|memslot| memslot.spilled_bits.clone()));
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
-            let moving = kept.as_ref().map(|kept| kept.moves.begin());
+            let moving = spilled_bits.as_ref().map(|spilled_bits| spilled_bits.moves.begin());
             let words = &mut scratch[..(piece.size() >> F::PAGE_SHIFT).div_ceil(64) as usize];
             words.fill(0);
             loop {
                 let result = self.inside(tables, |Inside { guard, .. }| {
-                    guard.owe(piece).expect("a slot's pages");
+                    guard.defer_invalidation(piece).expect("a memslot's pages");
                     guard.harvest(piece, words)
                 });
                 match result {
                     Ok(_) => break,
-                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
+                    Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
                         while self.cut_ends(spec).is_err() {}
                     }
-                    Err(Halted { why: ChangeError::Contended, .. }) => tables.platform().wait(),
-                    Err(Halted { why, .. }) => unreachable!("a slot's pages, and bits: {why}"),
+                    Err(Stopped { reason: ChangeError::Contended, .. }) => tables.platform().wait(),
+                    Err(Stopped { reason, .. }) => {
+                        unreachable!("a memslot's pages, and bits: {reason}")
+                    }
                 }
             }
-            let Some(kept) = &kept else {
+            let Some(spilled_bits) = &spilled_bits else {
                 self.guest.piece_done(piece);
                 continue;
             };
             for (first, count) in (Pages { start: piece.start(), bits: words }).runs() {
                 let at = piece.start().0 + ((first as u64) << F::PAGE_SHIFT);
-                kept.written.mark::<F>(spec, at, (count as u64) << F::PAGE_SHIFT);
+                spilled_bits.written.mark::<F>(spec, at, (count as u64) << F::PAGE_SHIFT);
             }
             drop(moving);
             self.guest.piece_done(piece);
@@ -153,7 +157,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         if guest.marks_writes {
             let change = |guard: &mut Guard<'_, 'w, F, H>, rest| {
-                guard.allow_write(rest, MAY_WRITE).map(Granted::elsewhere)
+                guard.allow_write(rest, MAY_WRITE).map(LocalFlush::not_needed_here)
             };
             self.until_given(&guest.tables, range, change);
         } else {

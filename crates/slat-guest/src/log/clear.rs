@@ -9,7 +9,7 @@
 use super::LogError;
 use super::read::Logs;
 use crate::backing::{Backing, MAY_WRITE};
-use crate::bits::{Bits, Kept};
+use crate::bits::{Bits, SpilledBits};
 use crate::config::Logging;
 use crate::guest::Guest;
 use crate::host::Host;
@@ -18,12 +18,12 @@ use crate::ranges::widened;
 use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Format, Gpa, GpaRange, Guard, Halted, PageSize, Pages, SplitError,
+    ChangeError, Contended, Format, Gpa, GpaRange, Guard, PageSize, Pages, SplitError, Stopped,
 };
 
 /// The result of a clear.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Cleared {
+pub struct ClearCounts {
     /// Pages that were dirty, and are now clean.
     pub pages: u64,
     /// Bytes of blocks that were split for the clear.
@@ -56,7 +56,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         first: u64,
         count: u64,
         bitmap: &[u64],
-    ) -> Result<Cleared, LogError> {
+    ) -> Result<ClearCounts, LogError> {
         // In Linux's order.
         if !first.is_multiple_of(64) {
             return Err(LogError::Unaligned);
@@ -81,11 +81,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         logging: &Logs,
         from: usize,
         words: &[u64],
-    ) -> Result<Cleared, LogError> {
+    ) -> Result<ClearCounts, LogError> {
         let guest = self.guest;
-        let Logs { spec, log, kept } = logging;
-        let kept = kept.as_deref().filter(|_| guest.config.logging == Logging::Hardware);
-        let mut cleared = Cleared::default();
+        let Logs { spec, log, spilled_bits } = logging;
+        let spilled_bits =
+            spilled_bits.as_deref().filter(|_| guest.config.logging == Logging::Hardware);
+        let mut cleared = ClearCounts::default();
         let mut shootdown = None;
         let mut result = Ok(());
         for (at, words) in words.chunks(CHUNK).enumerate() {
@@ -96,24 +97,26 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let start = Gpa(spec.gpa.0 + ((from as u64) << (F::PAGE_SHIFT + 6)));
             for tables in guest.spaces() {
                 let shared = core::ptr::eq(tables, &*guest.tables);
-                let one = self.with_slots(tables, |view, inside| {
+                let one = self.with_memslots(tables, |view, inside| {
                     if !view.logs_into(spec, log) {
                         return Err(LogError::Missing { id: spec.id });
                     }
                     if shared {
                         let bits = taken.bits.iter_mut().zip(words).enumerate();
-                        bits.for_each(|(at, (taken, &word))| *taken = log.take(from + at, word));
+                        bits.for_each(|(at, (taken, &word))| {
+                            *taken = log.swap_out(from + at, word)
+                        });
                     }
                     // The log takes the leaves' marks, which are yet to be reported to the host.
-                    let moving = kept.map(|kept| kept.moves.begin());
-                    let marks = kept.map(|kept| (spec, kept, &**log));
+                    let moving = spilled_bits.map(|spilled_bits| spilled_bits.moves.begin());
+                    let marks = spilled_bits.map(|spilled_bits| (spec, spilled_bits, &**log));
                     let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
                     let mut clear = Clear { cleared: &mut cleared, marks, split };
                     let bits = &taken.bits[..words.len()];
                     let result = inside.clear(&mut clear, start, bits);
                     let guard = &mut inside.guard;
-                    if let Some(kept) = kept {
-                        keep(guest, (spec, kept), guard, start, bits);
+                    if let Some(spilled_bits) = spilled_bits {
+                        keep(guest, (spec, spilled_bits), guard, start, bits);
                     }
                     drop(moving);
                     match shared {
@@ -124,7 +127,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                                 Some(all) => all.merge(owed),
                             }
                         }
-                        false => guard.complete(),
+                        false => guard.invalidate(),
                     }
                     Ok(result)
                 });
@@ -187,7 +190,7 @@ impl Drop for Taken<'_> {
 /// first: either it has looked for moves, and seen this one, or its announcement is seen here.
 fn keep<F: Format, H: Host, B: Backing>(
     guest: &Guest<'_, F, H, B>,
-    (spec, kept): (&MemslotSpec, &Kept),
+    (spec, spilled_bits): (&MemslotSpec, &SpilledBits),
     guard: &Guard<'_, '_, F, H>,
     start: Gpa,
     words: &[u64],
@@ -197,7 +200,7 @@ fn keep<F: Format, H: Host, B: Backing>(
         let run =
             spec.common(&GpaRange::new(Gpa(at), (count as u64) << F::PAGE_SHIFT).expect("a run"));
         let Some(run) = run else { continue };
-        let leaves = guard.leaves(run).expect("a slot's pages");
+        let leaves = guard.leaves(run).expect("a memslot's pages");
         for leaf in leaves {
             // An entry that another thread is changing counts as a leaf: there was one, or will be
             // one.
@@ -210,11 +213,11 @@ fn keep<F: Format, H: Host, B: Backing>(
             // Only the named pages of a block: `whole` keeps the rest if it cleans the block as a
             // whole.
             if let Some(part) = common(&run, &leaf) {
-                kept.written.mark::<F>(spec, part.start().0, part.size());
+                spilled_bits.written.mark::<F>(spec, part.start().0, part.size());
             }
         }
-        if guest.leaving.any() || guest.taking.any() {
-            kept.written.mark::<F>(spec, run.start().0, run.size());
+        if guest.marks_in_flight.any() || guest.host_unmaps.any() {
+            spilled_bits.written.mark::<F>(spec, run.start().0, run.size());
         }
     }
 }
@@ -226,15 +229,15 @@ fn common(one: &GpaRange, other: &GpaRange) -> Option<GpaRange> {
 
 /// The state of a clear, over one set of tables or several.
 pub(crate) struct Clear<'c> {
-    pub cleared: &'c mut Cleared,
+    pub cleared: &'c mut ClearCounts,
     /// If hardware logs: the places for the marks of blocks that are cleaned as a whole.
-    pub marks: Option<(&'c MemslotSpec, &'c Kept, &'c Bits)>,
+    pub marks: Option<(&'c MemslotSpec, &'c SpilledBits, &'c Bits)>,
     /// The size to which blocks are split; `None` if faults split them.
     pub split: Option<PageSize>,
 }
 
 /// Where a clear stopped, and why.
-type Stopped = (Gpa, LogError);
+type ClearStop = (Gpa, LogError);
 
 /// A step of a clear.
 enum Step {
@@ -252,7 +255,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         clear: &mut Clear<'_>,
         start: Gpa,
         words: &[u64],
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), ClearStop> {
         // Groups are aligned like tables, not like memslots.
         let word_bytes = 64u64 << F::PAGE_SHIFT;
         let group = (F::entries(0) / 64).max(1);
@@ -282,7 +285,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         let hull = hull.expect("a page at least");
         // A thread that protected one of these pages before may not have completed its
         // invalidation.
-        self.guard.owe(hull).expect("a slot's pages");
+        self.guard.defer_invalidation(hull).expect("a memslot's pages");
         let mut patience = PATIENCE;
         loop {
             match self.attempt(clear, hull, &Pages { start, bits })? {
@@ -305,11 +308,13 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         if let Some(to) = to {
             match self.split_for(clear, hull, to) {
                 Ok(()) => {}
-                Err(Halted { why: SplitError::CacheEmpty, .. }) => return self.whole(clear, hull),
-                Err(Halted { at, why: SplitError::Contended }) => {
+                Err(Stopped { reason: SplitError::CacheEmpty, .. }) => {
+                    return self.whole(clear, hull);
+                }
+                Err(Stopped { at, reason: SplitError::Contended }) => {
                     return Ok(Step::Again(LogError::Contended { at }));
                 }
-                Err(Halted { at, why }) => return Err(LogError::splitting(at, why)),
+                Err(Stopped { at, reason }) => return Err(LogError::splitting(at, reason)),
             }
         }
         let result = match self.guest.config.logging {
@@ -323,12 +328,12 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         };
         match result {
             Ok(_) => Ok(Step::Done),
-            Err(Halted { at, why: ChangeError::CutsBlock { .. } }) => match to {
+            Err(Stopped { at, reason: ChangeError::CutsBlock { .. } }) => match to {
                 // Another thread has made a block there after the split.
                 Some(to) if to == F::size(0) => Ok(Step::Again(LogError::Contended { at })),
                 _ => self.whole(clear, hull),
             },
-            Err(halted) => again(halted),
+            Err(stopped) => again(stopped),
         }
     }
 
@@ -346,11 +351,11 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         clear: &mut Clear<'_>,
         range: GpaRange,
         to: PageSize,
-    ) -> Result<(), Halted<SplitError>> {
+    ) -> Result<(), Stopped<SplitError>> {
         let (budget, vcpus) = (&self.guest.budget, self.guest.config.vcpus);
         let before = self.guard.counts().bytes_changed;
         let mut result = self.guard.split(range, to, self.cache);
-        while let Err(Halted { why: SplitError::CacheEmpty, .. }) = result {
+        while let Err(Stopped { reason: SplitError::CacheEmpty, .. }) = result {
             if budget.fill(self.cache, 1, vcpus).is_err() {
                 break;
             }
@@ -378,41 +383,41 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         };
         match self.guard.write_protect(range) {
             Ok(bytes) => clear.cleared.whole += bytes,
-            Err(halted) => return again(halted),
+            Err(stopped) => return again(stopped),
         }
         if self.guest.config.logging == Logging::Protect {
             return Ok(Step::Done);
         }
         let blocks: Vec<_> = match self.guard.leaves(range) {
             Ok(leaves) => leaves.flatten().filter(|leaf| leaf.size > F::size(0)).collect(),
-            Err(why) => return Err(LogError::changing(range.start(), why)),
+            Err(reason) => return Err(LogError::changing(range.start(), reason)),
         };
         for block in blocks {
             let range = GpaRange::new(block.gpa, block.size.bytes()).expect("a leaf is not empty");
             let result = self.guard.clean(range);
             let found = self.guard.translate(block.gpa);
             let stays = matches!(found, Ok(Some(leaf)) if leaf.size == block.size);
-            if let Some((slot, kept, log)) = clear.marks {
+            if let Some((memslot, spilled_bits, log)) = clear.marks {
                 if !stays {
-                    log.mark::<F>(slot, range.start().0, range.size());
+                    log.mark::<F>(memslot, range.start().0, range.size());
                 }
                 if !stays || block.attributes.dirty {
-                    kept.written.mark::<F>(slot, range.start().0, range.size());
+                    spilled_bits.written.mark::<F>(memslot, range.start().0, range.size());
                 }
             }
-            if let Err(halted) = result {
-                return again(halted);
+            if let Err(stopped) = result {
+                return again(stopped);
             }
         }
         Ok(Step::Done)
     }
 }
 
-fn again(halted: Halted<ChangeError>) -> Result<Step, LogError> {
-    match halted {
-        Halted { at, why: ChangeError::Contended | ChangeError::CutsBlock { .. } } => {
+fn again(stopped: Stopped<ChangeError>) -> Result<Step, LogError> {
+    match stopped {
+        Stopped { at, reason: ChangeError::Contended | ChangeError::CutsBlock { .. } } => {
             Ok(Step::Again(LogError::Contended { at }))
         }
-        Halted { at, why } => Err(LogError::changing(at, why)),
+        Stopped { at, reason } => Err(LogError::changing(at, reason)),
     }
 }

@@ -2,13 +2,13 @@
 
 use super::LogError;
 use crate::backing::Backing;
-use crate::bits::{Bits, Kept};
+use crate::bits::{Bits, SpilledBits};
 use crate::host::Host;
 use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::sync::{AtomicU64, Ordering};
 use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::sync::Arc;
-use slat::{ChangeError, Contended, Format, Halted, Tables};
+use slat::{ChangeError, Contended, Format, Stopped, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Copies the log of `id` into `bitmap`, one bit for each page; returns the number of dirty
@@ -54,12 +54,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// As [`Worker::read_log`]. No mark is lost: all that was read is still in the log.
     pub fn take_log(&mut self, id: MemslotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let logging = self.logging(id, bitmap.len())?;
-        self.take(&logging, bitmap)
+        self.drain_log(&logging, bitmap)
     }
 
     /// As [`Worker::take_log`], for the log that a look-up found: [`LogError::Missing`] if the
     /// memslot has another by now.
-    pub(crate) fn take(&mut self, logging: &Logs, bitmap: &mut [u64]) -> Result<u64, LogError> {
+    pub(crate) fn drain_log(
+        &mut self,
+        logging: &Logs,
+        bitmap: &mut [u64],
+    ) -> Result<u64, LogError> {
         let log = &*logging.log;
         let dirty = self.read(logging, bitmap)?;
         let words = &bitmap[..log.words().len()];
@@ -81,36 +85,38 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         logging: &Logs,
         bitmap: &mut [u64],
     ) -> Result<(), LogError> {
-        let Logs { spec, log, kept } = logging;
+        let Logs { spec, log, spilled_bits } = logging;
         let mut result = Ok(());
         for _ in 0..PATIENCE {
             bitmap.fill(0);
-            let step = self.with_slots(tables, |view, Inside { guard, .. }| {
+            let step = self.with_memslots(tables, |view, Inside { guard, .. }| {
                 if !view.logs_into(spec, log) {
                     return Err(LogError::Missing { id: spec.id });
                 }
                 // The log takes the marks, which are yet to be reported to the host.
-                let _moving = kept.as_ref().map(|kept| kept.moves.begin());
+                let _moving = spilled_bits.as_ref().map(|spilled_bits| spilled_bits.moves.begin());
                 // Harvests the whole range again: marks found before are in the log, and their
                 // leaves are clean.
                 let found = guard.harvest(spec.range(), bitmap);
                 for (word, &bits) in bitmap.iter().enumerate() {
                     log.add(word, bits);
-                    kept.iter().for_each(|kept| kept.written.add(word, bits));
+                    spilled_bits
+                        .iter()
+                        .for_each(|spilled_bits| spilled_bits.written.add(word, bits));
                 }
                 Ok(found)
             })?;
             match step {
                 Ok(_) => return Ok(()),
-                Err(Halted { at, why: ChangeError::CutsBlock { .. } }) => {
+                Err(Stopped { at, reason: ChangeError::CutsBlock { .. } }) => {
                     result = Err(LogError::Contended { at });
                     match self.cut_ends(spec) {
                         Ok(()) => {}
                         Err(Contended { at }) => return Err(LogError::Contended { at }),
                     }
                 }
-                Err(Halted { at, why }) => {
-                    result = Err(LogError::changing(at, why));
+                Err(Stopped { at, reason }) => {
+                    result = Err(LogError::changing(at, reason));
                     tables.platform().wait();
                 }
             }
@@ -122,10 +128,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     pub(crate) fn logging(&mut self, id: MemslotId, given: usize) -> Result<Logs, LogError> {
         let page = self.guest.page();
         let found = self.look(|view| {
-            let slot = view.named(id).filter(|slot| !slot.deleting)?;
-            let begins = slot.begins.as_ref().is_some_and(|begins| !begins.is_over());
-            let kept = Some(slot.kept.clone());
-            Some((Logs { spec: slot.spec, log: slot.log.clone()?, kept }, begins))
+            let memslot = view.named(id).filter(|memslot| !memslot.deleting)?;
+            let begins = memslot.begins.as_ref().is_some_and(|begins| !begins.is_over());
+            let spilled_bits = Some(memslot.spilled_bits.clone());
+            Some((Logs { spec: memslot.spec, log: memslot.log.clone()?, spilled_bits }, begins))
         });
         let (found, begins) = found.ok_or(LogError::Missing { id })?;
         if begins {
@@ -143,5 +149,5 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 pub(crate) struct Logs {
     pub spec: MemslotSpec,
     pub log: Arc<Bits>,
-    pub kept: Option<Arc<Kept>>,
+    pub spilled_bits: Option<Arc<SpilledBits>>,
 }

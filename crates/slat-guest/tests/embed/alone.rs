@@ -25,11 +25,11 @@ impl Backing for Slow {
     }
 }
 
-/// Does everything that waits for faults, frees tables, or takes a seat.
+/// Does everything that waits for faults, frees tables, or takes a reader slot.
 fn everything<H: Host + 'static, B: Backing + 'static>(guest: &SharedGuest<Ept1G, H, B>) {
     let mut vcpu = guest.vcpu(0).unwrap();
     let mut worker = guest.worker().unwrap();
-    let pages = |log_dirty| MemslotSpec { log_dirty, ..slot(M2) };
+    let pages = |log_dirty| MemslotSpec { log_dirty, ..memslot(M2) };
     worker.with(|worker| {
         worker.set_memslot(pages(false)).unwrap();
         worker.set_memslot(MemslotSpec { gpa: Gpa(BASE + G1), ..pages(false) }).unwrap();
@@ -42,13 +42,13 @@ fn everything<H: Host + 'static, B: Backing + 'static>(guest: &SharedGuest<Ept1G
         assert_eq!(worker.take_log(MemslotId(0), &mut [0; 8]), Ok(0));
         worker.set_memslot(pages(false)).unwrap();
         drop(worker.invalidate(HvaRange { start: Hva(HOST), bytes: M2 }, |_| {}));
-        worker.set_memslot(MemslotSpec { bytes: 0, ..slot(M2) }).unwrap();
+        worker.set_memslot(MemslotSpec { bytes: 0, ..memslot(M2) }).unwrap();
         worker.collapse(GpaRange::new(Gpa(BASE), M2).unwrap(), PageSize::SIZE_2M);
     });
     drop((vcpu, worker));
     // A thread inside another guest's tables does not delay the release of unlinked tables.
     guest.get().reclaim();
-    assert!(guest.get().table_pages() <= 2, "those above the slot's");
+    assert!(guest.get().table_pages() <= 2, "those above the memslot's");
 }
 
 /// A fault of one guest waits for its backing; meanwhile another thread runs `other` on another
@@ -70,7 +70,7 @@ fn beside<H: Host + Send + Sync + 'static>(
     });
     let (slow, fast) = (guests.next().unwrap(), guests.next().unwrap());
     let mut vcpu = slow.vcpu(0).unwrap();
-    vcpu.with(|vcpu| vcpu.worker().set_memslot(slot(M2))).unwrap();
+    vcpu.with(|vcpu| vcpu.worker().set_memslot(memslot(M2))).unwrap();
     let fault = std::thread::spawn(move || vcpu.with(|vcpu| vcpu.fault(Gpa(BASE), Access::Write)));
     was_asked.recv().unwrap();
     let (done, is_done) = sync_channel(1);
@@ -97,17 +97,17 @@ fn a_fault_that_waits_for_its_backing_holds_up_no_other_guest() {
     }
 }
 
-/// Each guest has seats of its own: guests with one VMID are told apart, and no other guest takes
-/// them.
+/// Each guest has reader slots of its own: guests with one VMID are told apart, and no other guest
+/// takes them.
 #[test]
 fn with_seats_of_its_own_a_guest_shares_neither_them_nor_vmids() {
     for logging in WAYS {
         let machine = Counted::new();
-        // Enough seats for a participant and the vCPU of one guest, and for a vCPU and a worker of
-        // the other.
-        let machines = [(); 2].map(|()| Arc::new(OwnSeats::<_, 2>::new(machine.clone())));
+        // Enough reader slots for a reader and the vCPU of one guest, and for a vCPU and a worker
+        // of the other.
+        let machines = [(); 2].map(|()| Arc::new(OwnReaders::<_, 2>::new(machine.clone())));
         let slow = machines[0].clone();
-        let _all_but_one = slat::Participant::register(&*slow).unwrap();
+        let _all_but_one = slat::Reader::register(&*slow).unwrap();
         beside(machines, [1, 1], logging, everything);
         assert_eq!(slow.machine().frames(), 0);
     }
@@ -118,12 +118,12 @@ fn a_guest_whose_seats_are_all_taken_is_refused_more_and_another_guest_is_not() 
     let machine = Counted::new();
     let config = Config::new(2, PageSize::SIZE_4K);
     let guests = [(); 2].map(|()| {
-        let machine = Arc::new(OwnSeats::<_, 2>::new(machine.clone()));
+        let machine = Arc::new(OwnReaders::<_, 2>::new(machine.clone()));
         let ram = OnePiece(PageSize::SIZE_4K);
         SharedGuest::new(Ept1G::default(), Vmid(1), 39, machine, ram, config).unwrap()
     });
     let [one, two] = [0, 1].map(|id| guests[0].vcpu(id).unwrap());
-    assert_eq!(guests[0].worker().unwrap_err(), slat::NoSeat { seats: 2 });
+    assert_eq!(guests[0].worker().unwrap_err(), slat::TooManyReaders { slots: 2 });
     let workers = [(); 2].map(|()| guests[1].worker().unwrap());
     drop((one, two));
     guests[0].worker().unwrap();
@@ -135,7 +135,7 @@ struct Late(bool);
 
 impl Backing for Late {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
-        if self.0 { Err(NoPage::NotYet) } else { OnePiece(PageSize::SIZE_4K).page(host, access) }
+        if self.0 { Err(NoPage::Absent) } else { OnePiece(PageSize::SIZE_4K).page(host, access) }
     }
 }
 

@@ -4,8 +4,8 @@
 use crate::machine::*;
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, GpaRange, Grace, Hpa, Invalidation, Memory, PageSize,
-    Platform, Pte, Vmid,
+    Access, BreakBeforeMake, Frame, Gpa, GpaRange, Hpa, Invalidation, Memory, PageSize, Platform,
+    Pte, Readers, Vmid,
 };
 use slat_guest::*;
 use std::cell::{Cell, RefCell};
@@ -75,8 +75,8 @@ unsafe impl Platform for Panics {
         BreakBeforeMake::Never
     }
 
-    fn grace(&self) -> &Grace {
-        Platform::grace(&*self.machine)
+    fn readers(&self) -> &Readers {
+        Platform::readers(&*self.machine)
     }
 }
 
@@ -107,19 +107,19 @@ impl Host for Panics {
 }
 
 impl PrivateHooks for Panics {
-    fn convert(&self, _: GpaRange, _: MemoryKind) -> Result<(), Denied> {
+    fn convert(&self, _: GpaRange, _: MemoryKind) -> Result<(), Denial> {
         called("convert");
         Ok(())
     }
 
-    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denied> {
+    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denial> {
         called("map");
         let mut private = self.private.borrow_mut();
         pages(leaf.gpa, leaf.bytes).for_each(|page| assert!(private.insert(page)));
         Ok(())
     }
 
-    fn split(&self, _: PrivateLeaves) -> Result<(), Denied> {
+    fn split(&self, _: PrivateLeaves) -> Result<(), Denial> {
         called("split");
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Backing for Memory4K {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         called("page");
         if host.0 == LATE && self.late.get() {
-            return Err(NoPage::NotYet);
+            return Err(NoPage::Absent);
         }
         if access == Access::Write {
             self.own.borrow_mut().insert(host.0);
@@ -181,8 +181,8 @@ impl Backing for Memory4K {
         Ok(PrivatePage { hpa: Hpa((1 << 41) + at.0), block: PageSize::SIZE_2M })
     }
 
-    fn at_hand(&self, host: Hva) -> Option<Page> {
-        called("at_hand");
+    fn try_page(&self, host: Hva) -> Option<Page> {
+        called("try_page");
         (host.0 != LATE).then(|| self.answer(host))
     }
 
@@ -207,7 +207,7 @@ const CALLBACKS: [&str; 17] = [
     "wake",
     "page",
     "private_page",
-    "at_hand",
+    "try_page",
     "make_writable",
     "make_writable, after `grant`",
     "taken",
@@ -229,21 +229,21 @@ fn history(plan: Option<(&'static str, u32)>) -> bool {
     let config = Config { devices: true, fault_around: 4, ..Config::new(1, PageSize::SIZE_2M) };
     let config = Config { execute_huge: ExecuteHuge::Split, ..config };
     let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &host, memory, config).unwrap();
-    let mut room = [const { None }; TABLE_PAGES];
-    let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-    let slot = MemslotSpec { private: Some(PrivateAt(0)), ..slot(4 * M2) };
+    let mut storage = [const { None }; TABLE_PAGES];
+    let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+    let memslot = MemslotSpec { private: Some(PrivateAt(0)), ..memslot(4 * M2) };
     let plain = MemslotSpec {
         gpa: Gpa(BASE + 4 * G1),
         id: MemslotId(1),
         private: None,
         log_dirty: true,
         host: Hva(HOST + 4 * M2),
-        ..slot
+        ..memslot
     };
     let range = |start: u64, bytes| GpaRange::new(Gpa(BASE + start), bytes).unwrap();
     let hosts = |start: u64, bytes| HvaRange { start: Hva(HOST + start), bytes };
     PLAN.set(plan);
-    again(|| vcpu.worker().set_memslot(slot)).unwrap();
+    again(|| vcpu.worker().set_memslot(memslot)).unwrap();
     again(|| vcpu.worker().set_memslot(plain)).unwrap();
     // Pages that are written at once, and pages that are read before.
     let fault = |vcpu: &mut Vcpu<'_, _, _, _>, gpa, access| {
@@ -265,7 +265,7 @@ fn history(plan: Option<(&'static str, u32)>) -> bool {
     assert_eq!(bitmap[0] & 0xffff, 0xffff, "{plan:?}: written, and not in the log");
     // A page that is late.
     let waits = fault(&mut vcpu, BASE + 40 * K4, Access::Read);
-    assert!(matches!(waits, Outcome::Retry(Retry::NotYet(Some(_)))), "{plan:?}: {waits:?}");
+    assert!(matches!(waits, Outcome::Retry(Retry::Absent(Some(_)))), "{plan:?}: {waits:?}");
     guest.backing().late.set(false);
     again(|| guest.arrived(hosts(40 * K4, K4)));
     assert!(vcpu.ready().is_some(), "{plan:?}: it sleeps for ever");
@@ -307,7 +307,7 @@ fn history(plan: Option<(&'static str, u32)>) -> bool {
     // Changes of the whole guest, and of memslots.
     again(|| vcpu.worker().set_execute_huge(ExecuteHuge::Split)).unwrap();
     again(|| vcpu.worker().recover_huge_pages());
-    again(|| drop(vcpu.worker().hold_writes(hosts(4 * M2, M2))));
+    again(|| drop(vcpu.worker().freeze_writes(hosts(4 * M2, M2))));
     again(|| vcpu.worker().set_memslot(plain)).unwrap();
     let moved = MemslotSpec { gpa: Gpa(BASE + 8 * G1), ..plain };
     again(|| vcpu.worker().set_memslot(moved)).unwrap();
@@ -324,7 +324,7 @@ fn history(plan: Option<(&'static str, u32)>) -> bool {
     // All goes, and nobody else has any of it.
     vcpu.worker().teardown();
     assert_eq!(vcpu.worker().leaves_by_size().iter().map(|size| size.1).sum::<u64>(), 0);
-    assert!(vcpu.worker().slots().is_empty());
+    assert!(vcpu.worker().memslots().is_empty());
     assert_eq!(host.private.borrow().len(), 0, "{plan:?}: the machine keeps private pages");
     assert_eq!(host.devices.borrow().len(), 0, "{plan:?}: devices keep pages");
     drop(vcpu);
@@ -375,14 +375,14 @@ fn forks(plan: Option<(&'static str, u32)>) -> bool {
             Config::new(1, PageSize::SIZE_2M),
         )
         .unwrap();
-        let mut room = [const { None }; TABLE_PAGES];
-        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-        vcpu.worker().set_memslot(slot(4 * K4)).unwrap();
+        let mut storage = [const { None }; TABLE_PAGES];
+        let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+        vcpu.worker().set_memslot(memslot(4 * K4)).unwrap();
         let mut write = |page: u64| again(|| vcpu.fault(Gpa(BASE + page * K4), Access::Write));
         (0..4).for_each(|page| assert!(matches!(write(page), Outcome::Mapped(_)), "{plan:?}"));
         let child = guest.backing().fork(vcpu.worker()).unwrap();
         let mut write = |page: u64| again(|| vcpu.fault(Gpa(BASE + page * K4), Access::Write));
-        let short = [0, 1, 2].map(|page| matches!(write(page), Outcome::Retry(Retry::NotYet(_))));
+        let short = [0, 1, 2].map(|page| matches!(write(page), Outcome::Retry(Retry::Absent(_))));
         assert_eq!(short, [false, false, true], "{plan:?}: two frames were free");
         // The child leaves its frames to the guest.
         _ = catch_unwind(AssertUnwindSafe(|| drop(child)));
@@ -418,8 +418,8 @@ fn a_fetch_whose_copy_panics_is_fetched_again() {
     let machine = Counted::new();
     let config = Config::new(1, PageSize::SIZE_2M);
     let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &*machine, late, config).unwrap();
-    let mut room = [const { None }; TABLE_PAGES];
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = [const { None }; TABLE_PAGES];
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     // Waits for nobody: the fetch places nothing any more.
     let taken = worker.invalidate(range, |_| {});
     guest.backing().lose(range, &taken);

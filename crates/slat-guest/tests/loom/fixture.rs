@@ -6,8 +6,8 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use slat::format::tiny::{Tiny, TwoSlots};
 use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform, Pte,
-    Seat, Translation, Vmid,
+    Access, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, Memory, PageSize, Platform, Pte,
+    ReaderSlot, Readers, Translation, Vmid,
 };
 use slat_guest::*;
 
@@ -20,7 +20,7 @@ pub const HOST: u64 = 0x4000;
 
 /// Frames, which are not given back to the allocator within a model.
 pub struct World {
-    grace: Grace<[Seat; 3]>,
+    readers: Readers<[ReaderSlot; 3]>,
     pages: RefCell<Vec<Box<[Pte]>>>,
     bbm: BreakBeforeMake,
     /// Private bytes that were reported as mapped, and not as removed.
@@ -32,9 +32,9 @@ pub struct World {
 
 impl World {
     pub fn new(bbm: BreakBeforeMake) -> &'static Self {
-        let grace = Grace::new([Seat::new(), Seat::new(), Seat::new()]);
+        let readers = Readers::new([ReaderSlot::new(), ReaderSlot::new(), ReaderSlot::new()]);
         let (pages, assigned, split, given_back) = Default::default();
-        Box::leak(Box::new(Self { grace, pages, bbm, assigned, split, given_back }))
+        Box::leak(Box::new(Self { readers, pages, bbm, assigned, split, given_back }))
     }
 
     /// Returns the number of frames in use.
@@ -43,7 +43,7 @@ impl World {
     }
 }
 
-// SAFETY: pages are boxed and stay; the grace is a field.
+// SAFETY: pages are boxed and stay; the readers are a field.
 unsafe impl Platform for World {
     fn allocate(&self, _bytes: usize) -> Option<Frame> {
         let mut pages = self.pages.borrow_mut();
@@ -68,8 +68,8 @@ unsafe impl Platform for World {
         self.bbm
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 
@@ -88,12 +88,12 @@ impl Host for World {
 }
 
 impl PrivateHooks for World {
-    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denied> {
+    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denial> {
         self.assigned.set(self.assigned.get() + leaf.bytes);
         Ok(())
     }
 
-    fn split(&self, _block: PrivateLeaves) -> Result<(), Denied> {
+    fn split(&self, _block: PrivateLeaves) -> Result<(), Denial> {
         self.split.set(self.split.get() + 1);
         Ok(())
     }
@@ -142,7 +142,7 @@ impl Ram {
 impl Backing for &'static Ram {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         if self.gone.as_ref().is_some_and(|gone| gone.load(Ordering::Acquire) != 0) {
-            return Err(NoPage::NotYet);
+            return Err(NoPage::Absent);
         }
         let mut place = self.at.lock().unwrap();
         if self.shared && access == Access::Write {
@@ -215,13 +215,13 @@ pub fn wide(world: &'static World, ram: &'static Ram, config: Config) -> &'stati
     Box::leak(boxed(world, ram, BITS + 1, config))
 }
 
-pub fn slot(log_dirty: bool) -> MemslotSpec {
+pub fn memslot(log_dirty: bool) -> MemslotSpec {
     MemslotSpec { log_dirty, ..MemslotSpec::new(MemslotId(0), Gpa(0), 2 * BLOCK, Hva(HOST)) }
 }
 
 /// Memory whose pages may be private.
 pub fn hidden() -> MemslotSpec {
-    MemslotSpec { private: Some(PrivateAt(0)), ..slot(false) }
+    MemslotSpec { private: Some(PrivateAt(0)), ..memslot(false) }
 }
 
 pub fn worker(guest: &'static TheGuest) -> TheWorker {

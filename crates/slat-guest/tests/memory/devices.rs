@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Ageing, Gpa, Hpa, PageSize, Skip};
+use slat::{Access, AgeOptions, Gpa, Hpa, PageSize, TableBits};
 use slat_guest::*;
 use std::sync::mpsc;
 use std::thread;
@@ -14,7 +14,7 @@ fn with_devices() -> Config {
 
 on_all! {
     fn a_devices_tables_follow_the_guests<C: Case>() {
-        with_guest!(C, with_devices(), slot(4 * M2), PageSize::SIZE_2M
+        with_guest!(C, with_devices(), memslot(4 * M2), PageSize::SIZE_2M
             => machine, ram, guest, vcpu);
         ram.change(HOST + 2 * M2, |page| page.block = PageSize::SIZE_4K);
         for page in [0, M2, 2 * M2] {
@@ -31,14 +31,14 @@ on_all! {
         assert_eq!(told, [None]);
         machine.take_back(Hpa(ram.get(HOST + M2).unwrap().hpa), M2);
         machine.claim_followed(VMID);
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
         machine.claim_followed(VMID);
         assert_eq!(machine.device_access(VMID, Gpa(BASE), false), None);
         assert!(machine.finish().is_empty());
     }
 
     fn a_device_may_write_a_page_once_the_guest_has_its_own<C: Case>() {
-        with_guest!(C, with_devices(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, with_devices(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for (page, own) in [(0, false), (1, true)] {
             ram.change(HOST + page * K4, |page| (page.write, page.own) = (false, own));
             let at = BASE + page * K4;
@@ -53,7 +53,7 @@ on_all! {
 
     fn while_writes_are_held_devices_do_not_write_either<C: Case>() {
         let config = with_devices();
-        with_guest!(C, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         ram.change(HOST + M2, |page| page.block = PageSize::SIZE_4K);
         let pages = [BASE, BASE + M2, BASE + M2 + K4, BASE + 2 * M2];
         for at in pages {
@@ -61,7 +61,7 @@ on_all! {
         }
         let writes = |at| machine.device_access(VMID, Gpa(at), true);
         // The last page of the first block, and all pages of the second.
-        let held = vcpu.worker().hold_writes(host_range(HOST + M2 - K4, M2 + K4));
+        let held = vcpu.worker().freeze_writes(host_range(HOST + M2 - K4, M2 + K4));
         for at in pages {
             let read = machine.device_access(VMID, Gpa(at), false);
             assert_eq!(read.map(|hpa| hpa.0), ram.get(at - BASE + HOST).map(|page| page.hpa));
@@ -83,7 +83,7 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
         }
         let all = range(BASE, M2);
-        let how = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
+        let how = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: true };
         let mut bits = [0; 8];
         vcpu.worker().age(all, None, &mut bits, how).unwrap();
         vcpu.worker().take_log(MemslotId(0), &mut bits).unwrap();
@@ -110,7 +110,7 @@ on_all! {
     }
 
     fn pinned_pages_stay_as_they_are<C: Case>() {
-        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for block in 0..4 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
         }
@@ -133,14 +133,14 @@ on_all! {
 #[test]
 fn recovery_leaves_pinned_tables() {
     let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
-    with_guest!(Intel, config, slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(Intel, config, memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     for block in [0, M2] {
         attempt::<Intel>(&machine, &mut vcpu, BASE + block, Access::Execute).unwrap();
     }
     let pinned = vcpu.worker().pin(range(BASE, K4)).unwrap();
     vcpu.worker().recover_huge_pages();
     let left = vcpu.worker().recover_huge_pages();
-    assert_eq!(left, Recovered { bytes: M2, left: 1 });
+    assert_eq!(left, RecoveryCounts { bytes: M2, left: 1 });
     drop(pinned);
     vcpu.worker().recover_huge_pages();
     assert_eq!(vcpu.worker().recover_huge_pages().bytes, M2);
@@ -155,7 +155,7 @@ fn what_cannot_be_pinned_says_why() {
     assert_eq!(beyond, PinError::Missing { at: Gpa(BASE + M2) });
     let pinned = worker.pin(range(BASE, K4)).unwrap();
     let refused = worker.convert(range(BASE, M2), MemoryKind::Private, |_| {}).unwrap_err();
-    assert_eq!(refused.why, ConvertError::Pinned);
+    assert_eq!(refused.reason, ConvertError::Pinned);
     drop(pinned);
     worker.convert(range(BASE, K4), MemoryKind::Private, |_| {}).unwrap();
     assert_eq!(worker.pin(range(BASE, M2)).unwrap_err(), PinError::Private);
@@ -177,13 +177,13 @@ fn race<C: Case>(seed: u64)
 where
     C::A: 'static,
 {
-    with_guest!(C, with_devices(), slot(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    with_guest!(C, with_devices(), memslot(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     for page in (0..1024).step_by(3) {
         ram.change(HOST + page * K4, |host| (host.write, host.own) = (false, page % 2 == 0));
     }
     let done = std::sync::atomic::AtomicBool::new(false);
     let page = |rng: &mut fastrand::Rng| rng.u64(..2) * 512 + rng.u64(..16);
-    let mut second = room();
+    let mut second = storage();
     let other = Vcpu::new(&guest, 1, &mut second).unwrap();
     machine.cpu(1).load(VMID, other.root());
     std::thread::scope(|threads| {
@@ -191,8 +191,8 @@ where
         threads.spawn(move || {
             let _done = Raised(done);
             let mut rng = fastrand::Rng::with_seed(seed);
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage).unwrap();
             for _ in 0..60 {
                 let first = page(&mut rng);
                 let bytes = rng.u64(1..=8) * K4;
@@ -240,8 +240,8 @@ fn attempt_briefly<C: Case>(
 
 #[test]
 fn a_callback_for_taken_pages_may_wait_for_a_fault_that_reports_to_devices() {
-    let mut second = room();
-    with_guest!(Intel, with_devices(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    let mut second = storage();
+    with_guest!(Intel, with_devices(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
     ram.change(HOST + K4, |page| (page.write, page.own) = (false, true));
     for page in [0, K4] {

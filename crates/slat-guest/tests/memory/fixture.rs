@@ -146,7 +146,7 @@ impl Backing for Ram {
             return Err(NoPage::Never);
         };
         if !page.ready {
-            return Err(NoPage::NotYet);
+            return Err(NoPage::Absent);
         }
         if !page.write && access == slat::Access::Write {
             // A copy for the guest alone.
@@ -162,7 +162,7 @@ impl Backing for Ram {
         self.private(at.0).ok_or(NoPage::Never)
     }
 
-    fn at_hand(&self, host: Hva) -> Option<Page> {
+    fn try_page(&self, host: Hva) -> Option<Page> {
         let page = self.get(host.0).filter(|page| page.ready)?;
         Some(answer(page))
     }
@@ -230,21 +230,21 @@ pub fn guest<'p, C: Case>(
     Guest::new(C::format(), VMID, BITS, machine, ram.clone(), config).unwrap()
 }
 
-pub fn room() -> TableStorage {
+pub fn storage() -> TableStorage {
     [const { None::<Frame> }; TABLE_PAGES]
 }
 
-pub fn slot(bytes: u64) -> MemslotSpec {
+pub fn memslot(bytes: u64) -> MemslotSpec {
     MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
 }
 
 pub fn logged(bytes: u64) -> MemslotSpec {
-    MemslotSpec { log_dirty: true, ..slot(bytes) }
+    MemslotSpec { log_dirty: true, ..memslot(bytes) }
 }
 
 /// A memslot whose pages may be private.
 pub fn hidden(bytes: u64) -> MemslotSpec {
-    MemslotSpec { private: Some(PrivateAt(HIDDEN)), ..slot(bytes) }
+    MemslotSpec { private: Some(PrivateAt(HIDDEN)), ..memslot(bytes) }
 }
 
 pub fn private_range(at: u64, bytes: u64) -> PrivateRange {
@@ -291,7 +291,7 @@ pub fn attempt<C: Case>(
                 return Err(outcome);
             }
             outcome @ Outcome::Retry(
-                Retry::NotYet(_) | Retry::Invalidated | Retry::Converting | Retry::MemslotGoing,
+                Retry::Absent(_) | Retry::Invalidated | Retry::Converting | Retry::MemslotDeleting,
             ) => {
                 return Err(outcome);
             }
@@ -303,7 +303,7 @@ pub fn attempt<C: Case>(
 
 /// Gives the guest a VMID that no guest has had. The CPUs load it, and invalidate their entries of
 /// the old one, which is returned.
-pub fn renew<'w, 'v, C: Case>(
+pub fn set_vmid<'w, 'v, C: Case>(
     machine: &Machine<C::A>,
     guest: &TheGuest<'_, C>,
     vcpus: impl Iterator<Item = &'v TheVcpu<'w, C>> + Clone,
@@ -319,7 +319,7 @@ where
     // SAFETY:
     // 1. No CPU has a root of the guest loaded, or entries under `to`.
     // 2. No other guest gets the old VMID before all entries under it are invalidated.
-    let old = unsafe { guest.renew(to) };
+    let old = unsafe { guest.set_vmid(to) };
     machine.invalidate(&Invalidation { vmid: old, range: None, leaf: None, tables: true });
     vcpus.for_each(|vcpu| cpu(vcpu).load(to, vcpu.root()));
     old
@@ -371,9 +371,9 @@ macro_rules! with_guest {
         give_all::<$C>(&$machine);
         let $ram = Ram::from($C::FIRST_HPA);
         let $guest = guest::<$C>(&$machine, &$ram, $config);
-        let mut room = room();
+        let mut storage = storage();
         #[allow(unused_mut, reason = "tests differ")]
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
+        let mut $vcpu = Vcpu::new(&$guest, 0, &mut storage).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
         let spec: MemslotSpec = $spec;
         $ram.populate(spec.host.0, spec.bytes, $block);

@@ -2,7 +2,7 @@
 //! Writers stamp pages; the test keeps a copy by the log; in the end copy and memory are equal.
 
 use crate::fixture::*;
-use slat::{Access, Ageing, Gpa, Hpa, Maintenance, PageSize, Platform, Skip, Vmid};
+use slat::{Access, AgeOptions, Gpa, Hpa, Maintenance, PageSize, Platform, TableBits, Vmid};
 use slat_guest::*;
 use slat_sim::Machine;
 use std::collections::HashMap;
@@ -15,12 +15,12 @@ const BYTES: u64 = BLOCKS * M2;
 const BASE: u64 = crate::fixture::BASE + G1 - M2;
 const HOST: u64 = crate::fixture::HOST + G1 - M2;
 
-fn slot(bytes: u64) -> MemslotSpec {
+fn memslot(bytes: u64) -> MemslotSpec {
     MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
 }
 
 fn logged(bytes: u64) -> MemslotSpec {
-    MemslotSpec { log_dirty: true, ..slot(bytes) }
+    MemslotSpec { log_dirty: true, ..memslot(bytes) }
 }
 
 /// The content of the host's pages, and the next stamp.
@@ -132,11 +132,11 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
                     return;
                 }
                 Err(Outcome::RingFull) => self.reset(),
-                Err(Outcome::Retry(Retry::MemslotGoing)) => {
+                Err(Outcome::Retry(Retry::MemslotDeleting)) => {
                     assert!(self.work.is_some());
                     return;
                 }
-                Err(Outcome::Retry(Retry::NotYet(Some(arrival)))) => {
+                Err(Outcome::Retry(Retry::Absent(Some(arrival)))) => {
                     assert_eq!(arrival.gpa, Gpa(BASE + page * K4));
                     assert!(self.late.contains(&page));
                     if self.rng.bool() {
@@ -213,7 +213,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
 
     /// Harvests the rings, resets them, and copies their pages.
     pub fn reset(&mut self) {
-        let none = DirtyPage { slot: MemslotId(9), page: 0 };
+        let none = DirtyPage { memslot: MemslotId(9), page: 0 };
         let mut pages = vec![none; 128];
         let mut all = Vec::new();
         for cpu in 0..self.vcpus.len() as u16 {
@@ -301,7 +301,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     /// A change of the memslot begins, goes on by a piece, or is completed by another call.
     pub fn pause(&mut self) {
         let Some((work, to)) = self.work.take() else {
-            let other = if self.logs { slot(BYTES) } else { logged(BYTES) };
+            let other = if self.logs { memslot(BYTES) } else { logged(BYTES) };
             let to = match self.rng.u8(..3) {
                 0 => MemslotSpec { bytes: 0, ..other },
                 _ => other,
@@ -369,8 +369,9 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     pub fn age(&mut self) {
         let page = self.page();
         let count = self.rng.u64(1..=200).min(PAGES - page);
-        let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][self.rng.usize(..3)];
-        let how = Ageing { clear: self.rng.bool(), skip, fresh: self.rng.bool() };
+        let skip = [TableBits::Ignored, TableBits::Hint, TableBits::Exact][self.rng.usize(..3)];
+        let how =
+            AgeOptions { clear: self.rng.bool(), table_bits: skip, flush_tlb: self.rng.bool() };
         let mut young = vec![0; 4];
         let some = range(BASE + page * K4, count * K4);
         self.vcpus[0].worker().age(some, None, &mut young, how).unwrap();
@@ -411,7 +412,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     pub fn toggle(&mut self) {
         self.finish_change();
         self.logs = !self.logs;
-        let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
+        let spec = if self.logs { logged(BYTES) } else { memslot(BYTES) };
         self.vcpus[0].worker().set_memslot(spec).unwrap();
         if self.logs {
             self.begin();
@@ -424,7 +425,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         let eager = [None, Some(PageSize::SIZE_4K)][self.rng.usize(..2)];
         self.guest.set_eager_split(eager).unwrap();
         let vmid = Vmid(self.guest.tables().vmid().0 + 1);
-        renew::<C>(self.machine, self.guest, self.vcpus.iter(), vmid);
+        set_vmid::<C>(self.machine, self.guest, self.vcpus.iter(), vmid);
         let worker = self.vcpus[0].worker();
         worker.set_execute_huge(to).unwrap();
         if to == ExecuteHuge::Allowed {
@@ -448,7 +449,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     /// The memslot is deleted and inserted again, with a new log.
     fn replace_slot(&mut self) {
         self.finish_change();
-        let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
+        let spec = if self.logs { logged(BYTES) } else { memslot(BYTES) };
         let worker = self.vcpus[0].worker();
         let gone = worker.set_memslot(MemslotSpec { bytes: 0, ..spec });
         assert_eq!(gone, Ok(MemslotChange::Deleted));
@@ -523,12 +524,12 @@ pub fn run<C: Case>(
     let backing = [PageSize::SIZE_4K, PageSize::SIZE_2M][usize::from(rng.u8(..4) != 0)];
     ram.populate(HOST, BYTES, backing);
     let guest = guest::<C>(machine, &ram, config);
-    let mut rooms: Vec<TableStorage> = (0..machine.cpus()).map(|_| room()).collect();
-    let vcpus: Vec<_> = rooms
+    let mut storages: Vec<TableStorage> = (0..machine.cpus()).map(|_| storage()).collect();
+    let vcpus: Vec<_> = storages
         .iter_mut()
         .zip(0..)
-        .map(|(room, id)| {
-            let vcpu = Vcpu::new(&guest, id, room).unwrap();
+        .map(|(storage, id)| {
+            let vcpu = Vcpu::new(&guest, id, storage).unwrap();
             machine.cpu(id as usize).load(VMID, vcpu.root());
             if config.log_buffers {
                 machine.cpu(id as usize).log_marks(PML_ENTRIES);
@@ -552,7 +553,7 @@ pub fn run<C: Case>(
         late: Vec::new(),
         pins: Vec::new(),
     };
-    history.vcpus[0].worker().set_memslot(slot(BYTES)).unwrap();
+    history.vcpus[0].worker().set_memslot(memslot(BYTES)).unwrap();
     history.disturb();
     history.toggle();
     steps(&mut history);

@@ -24,7 +24,7 @@ fn pages(bitmap: &[u64]) -> Vec<u64> {
 on_all! {
     fn a_log_names_exactly_the_pages_written_since_they_were_cleared<C: Case>() {
         for config in ways::<C>() {
-            with_guest!(C, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             for page in 0..2048 {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
             }
@@ -65,7 +65,7 @@ on_all! {
     fn a_clear_protects_its_pages_and_no_others<C: Case>() {
         let eager_split = Some(PageSize::SIZE_4K);
         let config = Config { initially_set: true, eager_split, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         assert_eq!(vcpu.worker().set_memslot(logged(M2)), Ok(MemslotChange::LogOn(None)));
         let mut bits = [0; 8];
@@ -85,11 +85,11 @@ on_all! {
     fn a_clear_without_table_pages_protects_more_and_loses_nothing<C: Case>() {
         let eager_split = Some(PageSize::SIZE_4K);
         let config = Config { initially_set: true, eager_split, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         vcpu.worker().set_memslot(logged(M2)).unwrap();
-        let mut room2 = [];
-        let mut poor = Worker::new(&guest, &mut room2).unwrap();
+        let mut storage2 = [];
+        let mut poor = Worker::new(&guest, &mut storage2).unwrap();
         let cleared = poor.clear_log(MemslotId(0), 0, 64, &[2]).unwrap();
         assert_eq!((cleared.pages, cleared.split, cleared.whole), (1, 0, M2));
         let mut bits = [0; 8];
@@ -101,7 +101,7 @@ on_all! {
 
     fn the_end_of_logging_brings_huge_pages_back<C: Case>() {
         for config in ways::<C>() {
-            with_guest!(C, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             for block in 0..3 {
                 attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
             }
@@ -109,7 +109,7 @@ on_all! {
             for page in [1, 600, 601] {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
             }
-            let off = vcpu.worker().set_memslot(slot(4 * M2)).unwrap();
+            let off = vcpu.worker().set_memslot(memslot(4 * M2)).unwrap();
             let expected = if config.eager_split.is_some() { 3 } else { 2 };
             assert_eq!(off, MemslotChange::LogOff { collapsed: expected * M2 });
             let sizes = vcpu.worker().leaves_by_size();
@@ -129,21 +129,21 @@ on_all! {
         with_guest!(C, config(), logged(M2 + K4), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let worker = vcpu.worker();
         let mut bits = [0; 9];
-        let errno = |result: Result<Cleared, LogError>| result.map_err(|error| error.errno());
+        let errno = |result: Result<ClearCounts, LogError>| result.map_err(|error| error.errno());
         assert_eq!(errno(worker.clear_log(MemslotId(1), 0, 64, &bits)), Err("ENOENT"));
         assert_eq!(errno(worker.clear_log(MemslotId(0), 1, 64, &bits)), Err("EINVAL"));
         assert_eq!(errno(worker.clear_log(MemslotId(0), 0, 63, &bits)), Err("EINVAL"));
         assert_eq!(errno(worker.clear_log(MemslotId(0), 0, 576, &bits)), Err("EINVAL"));
         assert_eq!(errno(worker.clear_log(MemslotId(0), 64, u64::MAX, &bits)), Err("EINVAL"));
         assert_eq!(errno(worker.clear_log(MemslotId(0), 0, 513, &bits[..8])), Err("EFAULT"));
-        assert!(worker.clear_log(MemslotId(0), 0, 513, &bits).is_ok(), "it ends with the slot");
+        assert!(worker.clear_log(MemslotId(0), 0, 513, &bits).is_ok(), "it ends with the memslot");
         let beyond = worker.clear_log(MemslotId(0), 512, 1, &[u64::MAX]);
         assert!(beyond.is_ok(), "bits beyond are harmless");
         assert_eq!(
             worker.read_log(MemslotId(0), &mut bits[..8]),
             Err(LogError::Bitmap { needed: 9, given: 8 })
         );
-        worker.set_memslot(slot(M2 + K4)).unwrap();
+        worker.set_memslot(memslot(M2 + K4)).unwrap();
         let off = worker.read_log(MemslotId(0), &mut bits);
         assert_eq!(off, Err(LogError::Missing { id: MemslotId(0) }));
     }
@@ -152,13 +152,13 @@ on_all! {
         let hardware = C::HARDWARE_DIRTY.then_some(Logging::Hardware);
         for logging in [Logging::Protect].into_iter().chain(hardware) {
             let config = Config { logging, initially_set: true, ..config() };
-            with_guest!(C, config, slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             for block in 0..2 {
                 attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
             }
             vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
             let cleared = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1]).unwrap();
-            assert_eq!(cleared, Cleared { pages: 1, split: 0, whole: M2 });
+            assert_eq!(cleared, ClearCounts { pages: 1, split: 0, whole: M2 });
             let mut bits = [0; 16];
             let left = vcpu.worker().read_log(MemslotId(0), &mut bits);
             assert_eq!(left, Ok(1023), "the others stay");
@@ -180,7 +180,7 @@ on_all! {
     fn a_clear_splits_to_the_size_that_is_asked_for<C: Case>() {
         for (to, leaves) in [(PageSize::SIZE_2M, [0, 512]), (PageSize::SIZE_4K, [512, 511])] {
             let config = Config { initially_set: true, eager_split: Some(to), ..config() };
-            with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
             vcpu.worker().set_memslot(logged(G1)).unwrap();
             vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1]).unwrap();
@@ -213,7 +213,7 @@ fn block_faults_once<C: Case>() {
         return;
     }
     let config = Config { logging: Logging::Hardware, ..config() };
-    with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
     vcpu.worker().set_memslot(logged(M2)).unwrap();
     let mut outcomes = Vec::new();
@@ -251,13 +251,13 @@ fn a_block_faults_once_where_splits_break() {
 fn what_a_clear_could_not_do_is_in_the_log_still() {
     let (initially_set, eager_split) = (true, Some(PageSize::SIZE_4K));
     let config = Config { initially_set, eager_split, ..config() };
-    with_guest!(ArmPlain, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(ArmPlain, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     for block in 0..4 {
         attempt::<ArmPlain>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
     }
     vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
-    let mut room2 = room();
-    let other = Worker::new(&guest, &mut room2).unwrap();
+    let mut storage2 = storage();
+    let other = Worker::new(&guest, &mut storage2).unwrap();
     // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
     let other: TheWorker<'static, ArmPlain> = unsafe { core::mem::transmute(other) };
     let state = Arc::new(Mutex::new((other, None)));
@@ -325,8 +325,8 @@ mod by_block {
         let config = Config { logging: Logging::Hardware, ..config() };
         let machine = Intel::machine(1);
         let guest = guest::<Intel>(&machine, &Ram::new(), config);
-        let mut room = room();
-        let mut worker = Worker::new(&guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(&guest, &mut storage).unwrap();
         assert_eq!(worker.set_memslot(spec(M2)), Err(MemslotError::LogBlocks));
     }
 }

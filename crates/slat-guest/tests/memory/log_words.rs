@@ -14,7 +14,7 @@ const SLOT: MemslotId = MemslotId(0);
 /// A memslot that begins `pages` pages behind the beginning of a block, and ends with `end`.
 fn from(pages: u64, end: u64) -> MemslotSpec {
     let offset = pages * K4;
-    MemslotSpec { gpa: Gpa(BASE + offset), host: Hva(HOST + offset), ..slot(end - offset) }
+    MemslotSpec { gpa: Gpa(BASE + offset), host: Hva(HOST + offset), ..memslot(end - offset) }
 }
 
 fn by_marks(initially_set: bool) -> Config {
@@ -35,8 +35,8 @@ fn write<C: Case>(machine: &Machine<C::A>, vcpu: &mut TheVcpu<'_, C>, gpas: &[u6
 fn a_clear_goes_on_behind_its_first_chunk() {
     let machine = Intel::machine(1);
     let guest = guest::<Intel>(&machine, &Ram::new(), config());
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     let pages = 1 << 16;
     worker.set_memslot(logged(pages * K4)).unwrap();
     worker.mark_written(range(BASE + 5 * K4, K4));
@@ -50,11 +50,11 @@ on_all! {
     fn a_clear_counts_each_block_that_it_splits_once<C: Case>() {
         let (initially_set, eager_split) = (true, Some(PageSize::SIZE_4K));
         let config = Config { initially_set, eager_split, ..config() };
-        with_guest!(C, config, slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         write::<C>(&machine, &mut vcpu, &[BASE, BASE + M2]);
         vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
         let cleared = vcpu.worker().clear_log(SLOT, 0, 1024, &[u64::MAX; 16]);
-        assert_eq!(cleared, Ok(Cleared { pages: 1024, split: 2 * M2, whole: 0 }));
+        assert_eq!(cleared, Ok(ClearCounts { pages: 1024, split: 2 * M2, whole: 0 }));
         assert!(machine.finish().is_empty());
     }
 
@@ -84,7 +84,7 @@ on_all! {
         vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..spec }).unwrap();
         // The last page but one of the first table, and the first page of the block behind it.
         let cleared = vcpu.worker().clear_log(SLOT, 192, 128, &[1 << 62, 1]);
-        assert_eq!(cleared, Ok(Cleared { pages: 2, split: 0, whole: M2 }));
+        assert_eq!(cleared, Ok(ClearCounts { pages: 2, split: 0, whole: M2 }));
         let left = [block - 2 * K4, block - K4, block].map(|gpa| writable::<C>(&mut vcpu, gpa));
         assert_eq!(left, [true, true, false], "a clean page's mark is hardware's");
         assert!(machine.finish().is_empty());
@@ -94,13 +94,13 @@ on_all! {
         if !C::HARDWARE_DIRTY {
             return;
         }
-        let spec = slot(2 * M2);
+        let spec = memslot(2 * M2);
         with_guest!(C, by_marks(true), spec, PageSize::SIZE_2M => machine, ram, guest, vcpu);
         ram.populate(HOST, M2, PageSize::SIZE_4K);
         write::<C>(&machine, &mut vcpu, &[BASE + 448 * K4, BASE + M2]);
         vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
         let cleared = vcpu.worker().clear_log(SLOT, 0, 512, &[0, 0, 0, 0, 0, 0, 0, 1]);
-        assert_eq!(cleared, Ok(Cleared { pages: 1, split: 0, whole: 0 }));
+        assert_eq!(cleared, Ok(ClearCounts { pages: 1, split: 0, whole: 0 }));
         assert!(writable::<C>(&mut vcpu, BASE + M2));
         assert!(machine.finish().is_empty());
     }
@@ -117,7 +117,7 @@ on_all! {
         vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..spec }).unwrap();
         // Page 508 is the block's second.
         let cleared = vcpu.worker().clear_log(SLOT, 0, 512, &[0, 0, 0, 0, 0, 0, 0, 1 << 60]);
-        assert_eq!(cleared, Ok(Cleared { pages: 1, split: 0, whole: M2 }));
+        assert_eq!(cleared, Ok(ClearCounts { pages: 1, split: 0, whole: M2 }));
         let gpas = [BASE + 100 * K4, block - 2 * K4, block];
         assert_eq!(gpas.map(|gpa| writable::<C>(&mut vcpu, gpa)), [true, true, false]);
         assert!(machine.finish().is_empty());
@@ -148,12 +148,12 @@ on_all! {
 /// A block is being broken while the clear looks for what may have been written.
 #[test]
 fn a_clear_that_finds_a_broken_block_by_marks_reports_it() {
-    let spec = slot(M2);
+    let spec = memslot(M2);
     with_guest!(ArmBreaks, by_marks(true), spec, PageSize::SIZE_2M => machine, ram, guest, vcpu);
     write::<ArmBreaks>(&machine, &mut vcpu, &[BASE]);
     vcpu.worker().set_memslot(logged(M2)).unwrap();
-    let mut room2 = room();
-    let other = Worker::new(&guest, &mut room2).unwrap();
+    let mut storage2 = storage();
+    let other = Worker::new(&guest, &mut storage2).unwrap();
     // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
     let other: TheWorker<'static, ArmBreaks> = unsafe { core::mem::transmute(other) };
     let state = Arc::new(Mutex::new((other, None)));
@@ -187,9 +187,9 @@ macro_rules! with_watched {
         let config = Config { initially_set, eager_split, ..config() };
         let $guest: WatchedGuest<'_> =
             Guest::new(ArmPlain::format(), VMID, BITS, &$machine, ram, config).unwrap();
-        let mut room = room();
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
-        $vcpu.worker().set_memslot(slot(2 * M2)).unwrap();
+        let mut storage = storage();
+        let mut $vcpu = Vcpu::new(&$guest, 0, &mut storage).unwrap();
+        $vcpu.worker().set_memslot(memslot(2 * M2)).unwrap();
         for block in 0..2 {
             let outcome = $vcpu.fault(Gpa(BASE + block * M2), Access::Write);
             assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_2M));
@@ -210,7 +210,7 @@ fn a_clear_reports_a_split_at_the_first_page_that_it_was_asked_for() {
 #[test]
 fn a_clear_waits_for_a_thread_that_breaks_a_block() {
     with_watched!(machine, guest, vcpu);
-    let mut second = room();
+    let mut second = storage();
     let mut splitter = Worker::new(&guest, &mut second).unwrap();
     let (reached, is_reached) = mpsc::channel();
     let (go, gone_on) = mpsc::channel::<()>();
@@ -239,5 +239,5 @@ fn a_clear_waits_for_a_thread_that_breaks_a_block() {
         cleared
     });
     machine.machine.undisturbed();
-    assert_eq!(cleared, Ok(Cleared { pages: 1, split: 0, whole: 0 }));
+    assert_eq!(cleared, Ok(ClearCounts { pages: 1, split: 0, whole: 0 }));
 }

@@ -29,10 +29,10 @@ fn new<'p, C: Case>(machine: &'p Machine<C::A>, late: PostCopy<Ram>) -> Late<'p,
 macro_rules! with_late {
     ($C:ident, $machine:ident, $late:ident => $guest:ident, $vcpu:ident) => {
         let $guest = new::<$C>(&$machine, $late);
-        let mut room = room();
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
+        let mut storage = storage();
+        let mut $vcpu = Vcpu::new(&$guest, 0, &mut storage).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
-        $vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+        $vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
         let $late = $guest.backing();
     };
 }
@@ -50,15 +50,15 @@ fn touch<C: Case>(
     machine: &Machine<C::A>,
     vcpu: &mut Vcpu<'_, C::F, Machine<C::A>, PostCopy<Ram>>,
     page: u64,
-) -> Result<Hpa, Arrival> {
+) -> Result<Hpa, AsyncFault> {
     let gpa = BASE + page * K4;
     for _ in 0..16 {
         if let Ok(hpa) = machine.cpu(vcpu.id() as usize).write(gpa) {
             return Ok(hpa);
         }
         match vcpu.fault(Gpa(gpa), Access::Write) {
-            Outcome::Retry(Retry::NotYet(arrival)) => return Err(arrival.unwrap()),
-            Outcome::Refused(why) => panic!("{why:?}"),
+            Outcome::Retry(Retry::Absent(arrival)) => return Err(arrival.unwrap()),
+            Outcome::Refused(reason) => panic!("{reason:?}"),
             _ => {}
         }
     }
@@ -74,7 +74,7 @@ on_all! {
             let machine = C::machine(2).random(seed);
             let (ram, late) = memory::<C>(PageSize::SIZE_2M);
             with_late!(C, machine, late => guest, vcpu);
-            let mut waits: Vec<Arrival> = Vec::new();
+            let mut waits: Vec<AsyncFault> = Vec::new();
             while late.counts().missing != 0 {
                 // Near the ends of blocks, most of the time.
                 let page = match rng.u8(..8) {
@@ -154,11 +154,11 @@ on_all! {
         let machine = C::machine(2);
         let (ram, late) = memory::<C>(PageSize::SIZE_4K);
         let guest = new::<C>(&machine, late);
-        let (mut room, mut other_room) = (room(), room());
-        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+        let (mut storage, mut other_room) = (storage(), storage());
+        let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
         let mut other = Worker::new(&guest, &mut other_room).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+        vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
         let late = guest.backing();
         let background = late.next(8).unwrap();
         assert_eq!(background.host(), host_range(HOST, 8 * K4));
@@ -342,9 +342,9 @@ fn a_thread_that_discards_waits_until_no_fetch_places_the_page() {
     let machine = C::machine(2);
     let (ram, late) = memory::<C>(PageSize::SIZE_2M);
     let guest = new::<C>(&machine, late);
-    let (mut first, mut second) = (room(), room());
+    let (mut first, mut second) = (storage(), storage());
     let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
-    vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+    vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
     let late = guest.backing();
     let fetch = late.next(64).unwrap();
     let mut worker = Worker::new(&guest, &mut second).unwrap();

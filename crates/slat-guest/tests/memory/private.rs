@@ -2,12 +2,12 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Ageing, Gpa, Halted, Hpa, PageSize, Skip};
+use slat::{Access, AgeOptions, Gpa, Hpa, PageSize, Stopped, TableBits};
 use slat_guest::*;
 use slat_sim::{Kind, PrivateCall};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const ALL: Ageing = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
+const ALL: AgeOptions = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: true };
 
 /// Converts pages, and makes the machine check that the guest uses them so.
 fn convert<C: Case>(
@@ -47,7 +47,7 @@ on_all! {
 
     fn a_private_access_without_private_memory_is_not_mmio<C: Case>() {
         with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        let rom = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + 2 * M2), ..slot(M2) };
+        let rom = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + 2 * M2), ..memslot(M2) };
         vcpu.worker().set_memslot(MemslotSpec { read_only: true, ..rom }).unwrap();
         for (gpa, access) in [
             (BASE - K4, Access::Read),
@@ -156,7 +156,7 @@ on_all! {
         assert_eq!(vcpu.worker().set_execute_huge(ExecuteHuge::Split), Ok(3 * M2));
         machine.private_calls();
         machine.refuse_private(Some((PrivateCall::Split, 7)));
-        let refused = Outcome::Refused(Refused::Private(Denied(7)));
+        let refused = Outcome::Refused(Refusal::Private(Denial(7)));
         let fetch = |vcpu: &mut TheVcpu<'_, C>, gpa| {
             attempt::<C>(&machine, vcpu, gpa, Access::Execute).map(drop)
         };
@@ -212,9 +212,9 @@ on_all! {
         with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_2M);
         attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Write).unwrap();
-        let mut pages = [DirtyPage { slot: MemslotId(9), page: 0 }; 8];
+        let mut pages = [DirtyPage { memslot: MemslotId(9), page: 0 }; 8];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
         vcpu.worker().set_memslot(hidden(M2)).unwrap();
         convert::<C>(&machine, vcpu.worker(), BASE, M2, MemoryKind::Private);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
@@ -273,7 +273,7 @@ on_all! {
         ram.remove_private(HIDDEN + 5 * K4);
         drop(held);
         let never = attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Read);
-        assert_eq!(never.unwrap_err(), Outcome::Refused(Refused::NoPage));
+        assert_eq!(never.unwrap_err(), Outcome::Refused(Refusal::NoPage));
         assert!(machine.cpu(0).write(BASE + 4 * K4).is_ok(), "what is beside it stays");
         // Deleting the memslot unmaps all of it.
         vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..hidden(0) }).unwrap();
@@ -302,21 +302,22 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         machine.refuse_private(Some((PrivateCall::Convert(private), 5)));
         let refused = vcpu.worker().convert(range(BASE, M2), private, |_| {}).unwrap_err();
-        assert_eq!(refused, Halted { at: Gpa(BASE), why: ConvertError::Denied(Denied(5)) });
+        assert_eq!(refused, Stopped { at: Gpa(BASE), reason: ConvertError::Denied(Denial(5)) });
         assert!(machine.cpu(0).write(BASE).is_ok());
         machine.refuse_private(Some((PrivateCall::Map, 6)));
         convert::<C>(&machine, vcpu.worker(), BASE, 2 * M2, private);
         let denied = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap_err();
-        assert_eq!(denied, Outcome::Refused(Refused::Private(Denied(6))));
+        assert_eq!(denied, Outcome::Refused(Refusal::Private(Denial(6))));
         machine.refuse_private(Some((PrivateCall::Split, 7)));
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let refused = vcpu.worker().convert(range(BASE + K4, K4), shared, |_| {}).unwrap_err();
-        assert_eq!(refused, Halted { at: Gpa(BASE + K4), why: ConvertError::Denied(Denied(7)) });
-        assert_eq!(refused.why.to_string().matches("0x7").count(), 1);
+        let denied = ConvertError::Denied(Denial(7));
+        assert_eq!(refused, Stopped { at: Gpa(BASE + K4), reason: denied });
+        assert_eq!(refused.reason.to_string().matches("0x7").count(), 1);
         assert!(machine.cpu(0).write(BASE + K4).is_ok());
         let part = private_range(HIDDEN + K4, K4);
         let refused = vcpu.worker().invalidate_private(part, |_| {}).map(drop).unwrap_err();
-        assert_eq!(refused.why, ConvertError::Denied(Denied(7)));
+        assert_eq!(refused.reason, ConvertError::Denied(Denial(7)));
         machine.refuse_private(None);
         convert::<C>(&machine, vcpu.worker(), BASE + K4, K4, shared);
         assert!(machine.finish().is_empty());
@@ -328,8 +329,8 @@ fn what_cannot_be_private_says_why() {
     let machine = Intel::machine(1);
     let ram = Ram::new();
     let guest = guest::<Intel>(&machine, &ram, config());
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     let odd = MemslotSpec { private: Some(PrivateAt(0x800)), ..hidden(M2) };
     assert!(matches!(worker.set_memslot(odd), Err(MemslotError::Unaligned { .. })));
     let wraps = MemslotSpec { private: Some(PrivateAt(!0xfff)), ..hidden(M2) };
@@ -348,18 +349,18 @@ fn what_cannot_be_private_says_why() {
     ] {
         assert_eq!(worker.set_memslot(refused), Err(MemslotError::Private));
     }
-    let plain = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + M2), ..slot(M2) };
+    let plain = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + M2), ..memslot(M2) };
     worker.set_memslot(plain).unwrap();
     let mut refused = |gpa, bytes| {
         let to = MemoryKind::Private;
         worker.convert(range(gpa, bytes), to, |_| {}).unwrap_err()
     };
-    assert_eq!(refused(BASE + 1, K4).why, ConvertError::Unaligned);
-    let beyond = Halted { at: Gpa(BASE + M2), why: ConvertError::NotPrivate };
+    assert_eq!(refused(BASE + 1, K4).reason, ConvertError::Unaligned);
+    let beyond = Stopped { at: Gpa(BASE + M2), reason: ConvertError::NotPrivate };
     assert_eq!(refused(BASE, 2 * M2), beyond);
     assert_eq!(refused(BASE + G1, K4).at, Gpa(BASE + G1));
     let unaligned = worker.invalidate_private(private_range(1, K4), |_| {}).map(drop);
-    assert_eq!(unaligned.unwrap_err().why, ConvertError::Unaligned);
+    assert_eq!(unaligned.unwrap_err().reason, ConvertError::Unaligned);
     assert!(worker.invalidate_private(private_range(G1, K4), |_| {}).is_ok(), "nobody's");
 }
 
@@ -368,8 +369,8 @@ fn memory_that_vcpus_reach_past_their_caches_is_not_private() {
     let machine = ArmUncached::machine(1);
     let ram = Ram::new();
     let guest = guest::<ArmUncached>(&machine, &ram, config());
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     assert_eq!(worker.set_memslot(hidden(M2)), Err(MemslotError::PrivateUncached));
 }
 
@@ -437,7 +438,7 @@ macro_rules! with_asked {
         let $backing = Asked { ram: &ram, then: std::sync::Mutex::default() };
         let $guest =
             Guest::new(Intel::format(), VMID, BITS, &$machine, &$backing, config()).unwrap();
-        let mut first = room();
+        let mut first = storage();
         let mut $vcpu = Vcpu::new(&$guest, 0, &mut first).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
         $vcpu.worker().set_memslot(hidden(M2)).unwrap();
@@ -456,7 +457,7 @@ fn waits(
 ) {
     with_asked!(machine, backing, guest, vcpu);
     let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut second = room();
+    let mut second = storage();
     let mut worker = Worker::new(&guest, &mut second).unwrap();
     std::thread::scope(|threads| {
         let (begun, ended, wait) = (&begun, &ended, &wait);
@@ -485,7 +486,7 @@ fn waits(
 #[test]
 fn two_faults_on_a_private_page_are_reported_to_the_machine_once() {
     with_asked!(machine, backing, guest, vcpu);
-    let mut second = room();
+    let mut second = storage();
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
     machine.cpu(1).load(VMID, other.root());
     let mapped = Outcome::Mapped(PageSize::SIZE_4K);
@@ -503,7 +504,7 @@ fn two_faults_on_a_private_page_are_reported_to_the_machine_once() {
 #[test]
 fn a_fault_whose_page_is_taken_while_it_asks_reports_nothing_to_the_machine() {
     with_asked!(machine, backing, guest, vcpu);
-    let mut second = room();
+    let mut second = storage();
     let mut worker = Worker::new(&guest, &mut second).unwrap();
     let take = || drop(worker.invalidate_private(private_range(HIDDEN, K4), |_| {}).unwrap());
     // SAFETY: the fault is in the next line.
@@ -553,8 +554,8 @@ where
         threads.spawn(move || {
             let _done = Raised(done);
             let mut rng = fastrand::Rng::with_seed(seed);
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage).unwrap();
             for _ in 0..40 {
                 let first = page(&mut rng);
                 let bytes = rng.u64(1..=16) * K4;
@@ -568,7 +569,7 @@ where
                 convert::<C>(machine, &mut worker, BASE + first * K4, bytes, to);
             }
         });
-        let mut second = room();
+        let mut second = storage();
         let other = Vcpu::new(guest, 1, &mut second).unwrap();
         machine.cpu(1).load(VMID, other.root());
         std::thread::scope(|threads| {
@@ -587,8 +588,8 @@ where
             }
         });
     });
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     let found: Vec<_> = machine.violations().iter().map(ToString::to_string).collect();
     assert_eq!(found, [""; 0], "seed {seed}");
     convert::<C>(&machine, &mut worker, BASE, 2 * M2, MemoryKind::Shared);

@@ -11,8 +11,8 @@ use std::thread;
 #[test]
 fn a_page_that_a_write_replaces_leaves_the_views_of_other_vcpus() {
     for (first_reads, by_prefault) in [(false, false), (true, false), (false, true)] {
-        let mut second = room();
-        with_guest!(ArmUncached, config(), slot(M2), PageSize::SIZE_4K
+        let mut second = storage();
+        with_guest!(ArmUncached, config(), memslot(M2), PageSize::SIZE_4K
             => machine, ram, guest, vcpu);
         let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
         machine.cpu(1).load(VMID, other.root());
@@ -38,7 +38,7 @@ fn a_page_that_a_write_replaces_leaves_the_views_of_other_vcpus() {
 on_all! {
     fn a_page_that_a_write_replaces_leaves_the_other_slot_that_shows_it<C: Case>() {
         for writer_reads in [false, true] {
-            with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+            with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
             let alias = MemslotSpec::new(MemslotId(1), Gpa(BASE + G1), M2, Hva(HOST));
             vcpu.worker().set_memslot(alias).unwrap();
             ram.change(HOST, |page| page.write = false);
@@ -56,12 +56,12 @@ on_all! {
     }
 
     fn a_vcpu_that_waits_for_a_page_is_notified_when_the_page_becomes_private<C: Case>() {
-        let mut second = room();
+        let mut second = storage();
         with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);
         ram.change(HOST, |page| page.ready = false);
         let outcome = vcpu.fault(Gpa(BASE), Access::Read);
-        let Outcome::Retry(Retry::NotYet(Some(arrival))) = outcome else { panic!("{outcome:?}") };
+        let Outcome::Retry(Retry::Absent(Some(arrival))) = outcome else { panic!("{outcome:?}") };
         assert!(!vcpu.is_ready(&arrival));
         let mut worker = Worker::new(&guest, &mut second).unwrap();
         worker.convert(range(BASE, K4), MemoryKind::Private, |_| {}).unwrap();
@@ -129,10 +129,10 @@ fn emptied_by_a_late_fault(config: Config) {
     let stops = [(here, gone), (here_too, gone_too)].map(|stop| Mutex::new(Some(stop)));
     let held = Held { ram, stops, whose: thread::current().id() };
     let guest = Guest::new(ArmPlain::format(), VMID, BITS, &machine, held, config).unwrap();
-    let (mut first, mut second) = (room(), room());
+    let (mut first, mut second) = (storage(), storage());
     let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
     machine.here(0);
-    vcpu.worker().set_memslot(slot(M2)).unwrap();
+    vcpu.worker().set_memslot(memslot(M2)).unwrap();
     vcpu.fault(Gpa(BASE), Access::Read);
     thread::scope(|scope| {
         let (guest, machine, second) = (&guest, &machine, &mut second);

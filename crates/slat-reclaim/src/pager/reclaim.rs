@@ -1,9 +1,9 @@
 //! Reclaim: the choice of pages to give up, their unmap, and their write to swap.
 
-use super::{Eyes, Pager, ranges};
+use super::{GuestView, Pager, ranges};
 use crate::order::{Accessed, Generations, LOOKS, Order, Stretches, Victims};
-use crate::page::Place;
-use crate::paged::{BORN_SHIFT, Paged, PagedBacking, Turn};
+use crate::page::PageState;
+use crate::paged::{BORN_SHIFT, PagedBacking, PagedMemory, Turn};
 use crate::pool::Ram;
 use crate::slots::Taken;
 use crate::stats::Counters;
@@ -21,7 +21,7 @@ const STALE: u32 = 64;
 
 /// Result of a reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Reclaimed {
+pub struct ReclaimCounts {
     /// Pages that were given up.
     pub pages: u32,
     /// Another thread is giving up pages of this guest: the caller should wait for it.
@@ -110,16 +110,20 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     ///
     /// # Errors
     /// [`ReclaimError`]: none was given up.
-    pub fn reclaim(&mut self, want: u32) -> Result<Reclaimed, ReclaimError> {
+    pub fn reclaim(&mut self, want: u32) -> Result<ReclaimCounts, ReclaimError> {
         self.reclaim_of(want, 0)
     }
 
     /// As [`Pager::reclaim`], but gives up to `least` pages even if the guest has no more than it
     /// keeps, because as many come in.
-    pub(super) fn reclaim_of(&mut self, want: u32, least: u32) -> Result<Reclaimed, ReclaimError> {
+    pub(super) fn reclaim_of(
+        &mut self,
+        want: u32,
+        least: u32,
+    ) -> Result<ReclaimCounts, ReclaimError> {
         let paged = self.paged;
         let Some(mut turn) = paged.turn.try_lock() else {
-            return Ok(Reclaimed { pages: 0, busy: true });
+            return Ok(ReclaimCounts { pages: 0, busy: true });
         };
         let mut want = want.max(1);
         if let pages @ 1.. = paged.protected() {
@@ -134,10 +138,10 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         if begin >> BORN_SHIFT < turn.none_before {
             return Err(ReclaimError::Thrashing);
         }
-        if let Some(why) = self.no_slot()
+        if let Some(reason) = self.no_slot()
             && !paged.may_have_copies()
         {
-            return Err(why);
+            return Err(reason);
         }
         if turn.torn {
             // The order takes pages that it has already as they are.
@@ -148,7 +152,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         paged.note(&mut turn);
         let mut result = None;
         if paged.pool.trouble().is_none() {
-            let victims = paged.order.victims(want as usize, &mut Eyes::new(self));
+            let victims = paged.order.victims(want as usize, &mut GuestView::new(self));
             if victims.pages.is_empty() {
                 turn.hold(&victims, paged.resident());
             } else {
@@ -164,9 +168,9 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                 (None, None) => Err(ReclaimError::InUse),
                 (Some(error), result) => {
                     let victims = self.copied(want as usize, &mut turn);
-                    let why = || result.unwrap_or(Err(ReclaimError::Swap(error)));
+                    let reason = || result.unwrap_or(Err(ReclaimError::Swap(error)));
                     match victims.pages.is_empty() {
-                        true => why(),
+                        true => reason(),
                         false => self.give_up(victims, &mut turn),
                     }
                 }
@@ -185,11 +189,11 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     fn copied(&mut self, want: usize, turn: &mut Turn) -> Victims {
         let paged = self.paged;
         let (mut found, mut used) = (Victims::default(), Vec::new());
-        let mut eyes = Eyes::new(self);
+        let mut view = GuestView::new(self);
         turn.find_copy(LOOKS + want as u64, paged, |page| {
-            if let Some(until) = eyes.new_until(page) {
+            if let Some(until) = view.new_until(page) {
                 found.hold(until);
-            } else if eyes.was_used(page) {
+            } else if view.was_used(page) {
                 used.push(page);
             } else {
                 found.pages.push(page);
@@ -205,14 +209,14 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     }
 
     /// Walks over all memory: the pages used since the last walk form a new generation. It is for
-    /// callers that want to know idle times ([`Paged::idle`]); reclaim walks by itself. Returns
-    /// false if another thread is reclaiming or walking, or if the policy has no walks.
+    /// callers that want to know idle times ([`PagedMemory::idle`]); reclaim walks by itself.
+    /// Returns false if another thread is reclaiming or walking, or if the policy has no walks.
     pub fn walk(&mut self) -> bool {
         let paged = self.paged;
         let Some(mut turn) = paged.turn.try_lock() else { return false };
         let Order::Generations(generations) = &paged.order else { return false };
         paged.note(&mut turn);
-        Generations::walk(&mut Stretches::new(generations), &mut Eyes::new(self));
+        Generations::walk(&mut Stretches::new(generations), &mut GuestView::new(self));
         if paged.config.huge {
             let hot = self.hot_blocks(generations);
             drop(turn);
@@ -231,7 +235,11 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         pool.trouble().map(ReclaimError::Swap).or_else(quota).or_else(full)
     }
 
-    fn give_up(&mut self, victims: Victims, turn: &mut Turn) -> Result<Reclaimed, ReclaimError> {
+    fn give_up(
+        &mut self,
+        victims: Victims,
+        turn: &mut Turn,
+    ) -> Result<ReclaimCounts, ReclaimError> {
         let (paged, counters) = (self.paged, &self.paged.counters);
         Counters::add(&counters.kept, victims.kept);
         Counters::add(&counters.held, victims.held);
@@ -243,8 +251,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             });
         }
         pages.sort_unstable();
-        let mut given_up = 0;
-        let mut why = None;
+        let mut evicted = 0;
+        let mut reason = None;
         // Faults on a page wait while it is claimed.
         for pages in pages.chunks(paged.config.batch.max(1) as usize) {
             let mut leaving = Leaving {
@@ -253,7 +261,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                 stays: Vec::new(),
                 sent: 0,
             };
-            why = self.claim(pages, &mut leaving, turn).or(why);
+            reason = self.claim(pages, &mut leaving, turn).or(reason);
             self.unmap(&mut leaving.claimed);
             // The last is next: pages that were used are released first, then pages leave in their
             // order.
@@ -268,18 +276,18 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                 match self.send_away(&page) {
                     Ok(()) => leaving.send(),
                     Err(error) => {
-                        why = Some(ReclaimError::Swap(error));
+                        reason = Some(ReclaimError::Swap(error));
                         leaving.keep();
                     }
                 }
             }
-            Counters::add(&counters.given_up, leaving.sent.into());
-            given_up += leaving.sent;
+            Counters::add(&counters.evicted, leaving.sent.into());
+            evicted += leaving.sent;
             paged.order.put_back(leaving.stays.drain(..));
         }
-        match (given_up, why) {
-            (0, why) => Err(why.unwrap_or(ReclaimError::InUse)),
-            (pages, _) => Ok(Reclaimed { pages, busy: false }),
+        match (evicted, reason) {
+            (0, reason) => Err(reason.unwrap_or(ReclaimError::InUse)),
+            (pages, _) => Ok(ReclaimCounts { pages, busy: false }),
         }
     }
 
@@ -295,17 +303,17 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let mut none = paged.pool.trouble().map(ReclaimError::Swap);
         for &page in pages {
             let word = &paged.words[page as usize];
-            if none.is_some() && matches!(word.load(), Place::Here { copy: None, .. }) {
+            if none.is_some() && matches!(word.load(), PageState::Resident { copy: None, .. }) {
                 leaving.stays.push((page, false));
                 continue;
             }
-            let here = |place: &Place| matches!(place, Place::Here { .. });
-            let Ok(Place::Here { frame, copy }) = word.claim(here) else {
+            let here = |place: &PageState| matches!(place, PageState::Resident { .. });
+            let Ok(PageState::Resident { frame, copy }) = word.claim(here) else {
                 // Another thread has claimed it; or it has left, and will arrive anew.
                 leaving.stays.push((page, true));
                 continue;
             };
-            let release = Undo::new(|| word.release(Place::Here { frame, copy }));
+            let release = Undo::new(|| word.release(PageState::Resident { frame, copy }));
             if paged.is_pinned(page) {
                 drop(release);
                 leaving.stays.push((page, true));
@@ -313,7 +321,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             }
             let slot = match (copy, none) {
                 (Some(slot), _) => Ok(slot),
-                (None, Some(why)) => Err(why),
+                (None, Some(reason)) => Err(reason),
                 (None, None) => self.slot(turn),
             };
             match slot {
@@ -321,8 +329,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                     release.done();
                     leaving.claimed.push(Claimed { page, frame, copy, slot, used: false });
                 }
-                Err(why) => {
-                    none = Some(why);
+                Err(reason) => {
+                    none = Some(reason);
                     drop(release);
                     leaving.stays.push((page, false));
                 }
@@ -392,7 +400,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             return self.spare_slot(turn).ok_or(ReclaimError::Quota { slots: paged.quota() });
         }
         let uncharge = Undo::new(|| paged.uncharge());
-        let why = loop {
+        let reason = loop {
             match pool.slots.take(paged.owner) {
                 Taken::Slot(slot) => {
                     uncharge.done();
@@ -406,7 +414,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             }
         };
         drop(uncharge);
-        self.spare_slot(turn).ok_or(why)
+        self.spare_slot(turn).ok_or(reason)
     }
 
     /// Takes the slot of a page that is in memory and has a copy; that page is written again when
@@ -419,8 +427,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         turn.find_copy(LOOKS, paged, |page| {
             let word = &paged.words[page as usize];
             let place = word.load();
-            let Place::Here { frame, copy: Some(slot) } = place else { return None };
-            let taken = word.exchange(place, Place::Here { frame, copy: None });
+            let PageState::Resident { frame, copy: Some(slot) } = place else { return None };
+            let taken = word.exchange(place, PageState::Resident { frame, copy: None });
             taken.then(|| {
                 paged.pool.slots.reuse(slot, paged.owner);
                 slot
@@ -446,7 +454,7 @@ impl Turn {
     fn find_copy<M: Ram, S: Swap, R>(
         &mut self,
         looks: u64,
-        paged: &Paged<'_, M, S>,
+        paged: &PagedMemory<'_, M, S>,
         mut take: impl FnMut(u32) -> Option<R>,
     ) -> Option<R> {
         let (begin, mut again) = (self.hand, false);
@@ -462,13 +470,13 @@ impl Turn {
             };
             self.hand = page + 1;
             match paged.words[page as usize].load() {
-                Place::Here { copy: Some(_), .. } => {
+                PageState::Resident { copy: Some(_), .. } => {
                     let result = take(page);
                     if result.is_some() {
                         return result;
                     }
                 }
-                Place::Moving => {}
+                PageState::Moving => {}
                 // Once it has a copy again, it arrives again.
                 _ => _ = self.copies.remove(page),
             }
@@ -479,7 +487,7 @@ impl Turn {
 
 /// A batch of pages that leave. If a callback unwinds, those that are still here stay in memory.
 struct Leaving<'p, 'h, M: Ram, S: Swap> {
-    paged: &'p Paged<'h, M, S>,
+    paged: &'p PagedMemory<'h, M, S>,
     claimed: Vec<Claimed>,
     /// Pages that do not leave, each with whether it was used.
     stays: Vec<(u32, bool)>,
@@ -493,7 +501,8 @@ impl<M: Ram, S: Swap> Leaving<'_, '_, M, S> {
         let Some(page) = self.claimed.pop() else { return };
         let paged = self.paged;
         self.stays.push((page.page, page.used));
-        paged.words[page.page as usize].release(Place::Here { frame: page.frame, copy: page.copy });
+        paged.words[page.page as usize]
+            .release(PageState::Resident { frame: page.frame, copy: page.copy });
         if page.copy.is_none() {
             paged.uncharge();
             paged.pool.return_unwritten(page.slot, paged.owner);
@@ -504,8 +513,8 @@ impl<M: Ram, S: Swap> Leaving<'_, '_, M, S> {
     fn send(&mut self) {
         let Some(page) = self.claimed.pop() else { return };
         let paged = self.paged;
-        let since = paged.given_up.fetch_add(1, Ordering::Relaxed) as u32;
-        paged.words[page.page as usize].release(Place::Away { slot: page.slot, since });
+        let since = paged.evicted.fetch_add(1, Ordering::Relaxed) as u32;
+        paged.words[page.page as usize].release(PageState::Swapped { slot: page.slot, since });
         paged.give_frame(page.frame);
         self.sent += 1;
     }
@@ -518,7 +527,7 @@ impl<M: Ram, S: Swap> Drop for Leaving<'_, '_, M, S> {
         // does no harm, as only the thread that has the turn reads the counter.
         paged.away.fetch_add(self.sent, Ordering::Relaxed);
         for page in self.claimed.drain(..) {
-            let here = Place::Here { frame: page.frame, copy: page.copy };
+            let here = PageState::Resident { frame: page.frame, copy: page.copy };
             paged.words[page.page as usize].release(here);
             if page.copy.is_none() {
                 paged.uncharge();

@@ -54,7 +54,7 @@ impl Swap for Nothing {
     }
 }
 
-type Memory<'h> = Paged<'h, Mem<'h>, &'h Nothing>;
+type Memory<'h> = PagedMemory<'h, Mem<'h>, &'h Nothing>;
 type Thread<'w, 'h> = Worker<'w, Ept1G, FastMachine<Ept>, &'h Memory<'h>>;
 
 fn at(page: u32) -> Hva {
@@ -78,7 +78,8 @@ fn guests(
     let layout = Layout { base: machine.memory_base(), bytes: bytes(frames), page, block };
     let swap = Nothing { slots, broken: AtomicBool::new(false) };
     let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
-    let new = |&(pages, config)| Paged::new(&pool, Hva(HOST), bytes(pages), config, 0).unwrap();
+    let new =
+        |&(pages, config)| PagedMemory::new(&pool, Hva(HOST), bytes(pages), config, 0).unwrap();
     let memory: Vec<_> = guests.iter().map(new).collect();
     let new = |(index, paged)| {
         let config = slat_guest::Config::new(1, block);
@@ -86,14 +87,15 @@ fn guests(
         Guest::new(Ept1G::default(), vmid, 39, &machine, paged, config).unwrap()
     };
     let those: Vec<_> = memory.iter().enumerate().map(new).collect();
-    let room = || -> TableStorage { [const { None }; TABLE_PAGES] };
-    let mut rooms: Vec<_> = guests.iter().map(|_| room()).collect();
-    let threads = those.iter().zip(&mut rooms).zip(guests).map(|((guest, room), (pages, _))| {
-        let mut worker = Worker::new(guest, room).unwrap();
-        let slot = MemslotSpec::new(MemslotId(0), Gpa(1 << 32), bytes(*pages), Hva(HOST));
-        worker.set_memslot(slot).unwrap();
-        worker
-    });
+    let storage = || -> TableStorage { [const { None }; TABLE_PAGES] };
+    let mut storages: Vec<_> = guests.iter().map(|_| storage()).collect();
+    let threads =
+        those.iter().zip(&mut storages).zip(guests).map(|((guest, storage), (pages, _))| {
+            let mut worker = Worker::new(guest, storage).unwrap();
+            let slot = MemslotSpec::new(MemslotId(0), Gpa(1 << 32), bytes(*pages), Hva(HOST));
+            worker.set_memslot(slot).unwrap();
+            worker
+        });
     work(&swap, threads.collect());
 }
 
@@ -172,22 +174,24 @@ fn a_refused_fault_costs_no_more_if_the_guest_is_larger() {
             |config| Config { residency: u64::MAX / 4, ..config },
             1 << 17,
             nothing,
-            |why| why == ReclaimError::Thrashing,
+            |reason| reason == ReclaimError::Thrashing,
         ),
-        new("swap has no slot", same, 0, nothing, |why| why == ReclaimError::Swap(SwapError::Full)),
+        new("swap has no slot", same, 0, nothing, |reason| {
+            reason == ReclaimError::Swap(SwapError::Full)
+        }),
         new(
             "no slot for the guest",
             |config| Config { swap: 0, ..config },
             1 << 17,
             nothing,
-            |why| why == ReclaimError::Quota { slots: 0 },
+            |reason| reason == ReclaimError::Quota { slots: 0 },
         ),
         new(
             "a broken disk",
             same,
             1 << 17,
             |swap, _, _| swap.broken.store(true, Ordering::Relaxed),
-            |why| matches!(why, ReclaimError::Swap(_)),
+            |reason| matches!(reason, ReclaimError::Swap(_)),
         ),
     ];
     for policy in [Policy::Generations, Policy::TwoLists] {
@@ -206,10 +210,10 @@ fn a_refused_fault_costs_no_more_if_the_guest_is_larger() {
                         let fault = || {
                             let result =
                                 Pager::new(&mut thread).bring_in(at(limit + index), Access::Read);
-                            let Err(PageError::NoRoom { why }) = result else {
+                            let Err(PageError::NoRoom { reason }) = result else {
                                 panic!("{}: {result:?}", case.name)
                             };
-                            assert!((case.is)(why), "{}: {why:?}", case.name);
+                            assert!((case.is)(reason), "{}: {reason:?}", case.name);
                         };
                         costs.push(steps(fault));
                     }
@@ -263,8 +267,9 @@ fn while_a_disk_fails_a_page_with_a_copy_is_found_at_once() {
             let paged = *thread.guest().backing();
             bring(&mut thread, 0..pages, Access::Write);
             send(&mut thread, 16);
-            let is_away =
-                |page: &u32| matches!(paged.words[*page as usize].load(), Place::Away { .. });
+            let is_away = |page: &u32| {
+                matches!(paged.words[*page as usize].load(), PageState::Swapped { .. })
+            };
             let away: Vec<u32> = (0..pages).filter(is_away).collect();
             let back = pages - paged.resident();
             let back = away.into_iter().take(back as usize);

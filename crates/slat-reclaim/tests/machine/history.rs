@@ -5,14 +5,14 @@
 use crate::cases::*;
 use crate::on_all;
 use crate::world::World;
-use slat::{Access, Ageing, Format, Gpa, GpaRange, Hpa, Skip};
+use slat::{Access, AgeOptions, Format, Gpa, GpaRange, Hpa, TableBits};
 use slat_guest::*;
 use slat_reclaim::*;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 type TheWorld<C> = World<<C as Case>::A>;
-type Memory<'h, C> = Paged<'h, &'h TheWorld<C>, &'h TheWorld<C>>;
+type Memory<'h, C> = PagedMemory<'h, &'h TheWorld<C>, &'h TheWorld<C>>;
 type Worker<'w, 'h, C> = slat_guest::Worker<'w, <C as Case>::F, TheWorld<C>, &'h Memory<'h, C>>;
 type Vcpu<'w, 'h, C> = slat_guest::Vcpu<'w, <C as Case>::F, TheWorld<C>, &'h Memory<'h, C>>;
 
@@ -74,7 +74,7 @@ where
     }
 
     fn slot(&self, log_dirty: bool) -> MemslotSpec {
-        MemslotSpec { log_dirty, ..slot(self.pages * self.page) }
+        MemslotSpec { log_dirty, ..memslot(self.pages * self.page) }
     }
 
     fn goes_on(&self) -> bool {
@@ -109,14 +109,14 @@ where
                 return true;
             }
             match vcpu.fault(Gpa(gpa), access) {
-                Outcome::Retry(Retry::NotYet(_)) => {
+                Outcome::Retry(Retry::Absent(_)) => {
                     let host = self.host(page, 1).start;
                     match Pager::new(vcpu.worker()).bring_in(host, access) {
                         Ok(()) => {}
                         Err(
                             PageError::Read { .. }
                             | PageError::NoRoom {
-                                why: ReclaimError::Swap(_) | ReclaimError::Quota { .. },
+                                reason: ReclaimError::Swap(_) | ReclaimError::Quota { .. },
                             },
                         ) => return false,
                         Err(error) => self.world.fail(format!("page {page}: {error}")),
@@ -133,8 +133,8 @@ where
     }
 
     fn vcpu(&self, id: usize) {
-        let (mut rng, mut room) = (self.rng(id), room());
-        let mut vcpu = Vcpu::<C>::new(self.guest, id as u16, &mut room).unwrap();
+        let (mut rng, mut storage) = (self.rng(id), storage());
+        let mut vcpu = Vcpu::<C>::new(self.guest, id as u16, &mut storage).unwrap();
         self.world.machine.here(id);
         for _ in 0..self.steps {
             let page = self.some(&mut rng);
@@ -147,16 +147,17 @@ where
     }
 
     fn reclaim(&self) {
-        let (mut rng, mut room) = (self.rng(VCPUS), room());
-        let mut worker = Worker::<C>::new(self.guest, &mut room).unwrap();
+        let (mut rng, mut storage) = (self.rng(VCPUS), storage());
+        let mut worker = Worker::<C>::new(self.guest, &mut storage).unwrap();
         let walks = if self.small_blocks { 3 } else { 1 };
         while self.is_used() {
             match rng.u8(..8) {
                 n if n < walks => _ = Pager::new(&mut worker).walk(),
                 0..5 => _ = Pager::new(&mut worker).reclaim(rng.u32(1..self.most)),
                 5 => {
-                    let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)];
-                    let how = Ageing { clear: true, skip, fresh: rng.bool() };
+                    let skip =
+                        [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)];
+                    let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: rng.bool() };
                     let range = self.range(0, self.pages);
                     let mut young = vec![0; self.pages.div_ceil(64) as usize];
                     worker.age(range, None, &mut young, how).unwrap();
@@ -173,8 +174,8 @@ where
     /// The host takes memory and gives it back, its devices use it, and the guest's balloon
     /// discards it.
     fn host_side(&self) {
-        let (mut rng, mut room) = (self.rng(VCPUS + 1), room());
-        let mut worker = Worker::<C>::new(self.guest, &mut room).unwrap();
+        let (mut rng, mut storage) = (self.rng(VCPUS + 1), storage());
+        let mut worker = Worker::<C>::new(self.guest, &mut storage).unwrap();
         let world = self.world;
         while self.is_used() {
             let (page, count) = self.few(&mut rng);
@@ -275,8 +276,8 @@ where
 
     /// Runs migrations that are given up after a while, except the last one.
     fn migrate(&self) {
-        let (mut rng, mut room) = (self.rng(VCPUS + 2), room());
-        let mut worker = Worker::<C>::new(self.guest, &mut room).unwrap();
+        let (mut rng, mut storage) = (self.rng(VCPUS + 2), storage());
+        let mut worker = Worker::<C>::new(self.guest, &mut storage).unwrap();
         loop {
             // Without a log there are blocks, and a read maps a writable page as writable.
             self.pauses(3000, &mut rng);
@@ -313,8 +314,8 @@ where
         self.world.swap_fails(None);
         self.pool.resume();
         self.paged.set_swap(u32::MAX);
-        let mut rooms = [room(), room()];
-        let [first, second] = &mut rooms;
+        let mut storages = [storage(), storage()];
+        let [first, second] = &mut storages;
         let mut worker = Worker::<C>::new(self.guest, first).unwrap();
         self.take(&mut worker);
         for page in self.used.clone() {
@@ -364,7 +365,7 @@ where
         look_around: rng.bool(),
         frequency: rng.bool(),
         window: [1, 64, 1 << 18][rng.usize(usize::from(huge)..3)],
-        skip: [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)],
+        table_bits: [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)],
         fresh: rng.bool(),
         huge,
         batch: [1, 3, 8][rng.usize(..3)],
@@ -391,7 +392,7 @@ where
     let world = World::new(machine, THREADS, seed, page, pages, swap);
     let layout = Layout { base: Hpa(base), bytes: frames * page, page: small, block: large };
     let pool = Pool::new(&world, layout, &world).unwrap();
-    let paged = Paged::new(&pool, Hva(HOST), pages * page, reclaim, 0).unwrap();
+    let paged = PagedMemory::new(&pool, Hva(HOST), pages * page, reclaim, 0).unwrap();
     let guest = Guest::new(C::format(), VMID, BITS, &world, &paged, guest).unwrap();
     let copies = Mutex::new(vec![0; pages as usize]);
     let bench = &Bench::<C> {
@@ -409,8 +410,8 @@ where
         running: AtomicUsize::new(VCPUS),
         copies,
     };
-    let mut room = room();
-    Worker::<C>::new(&guest, &mut room).unwrap().set_memslot(bench.slot(false)).unwrap();
+    let mut storage = storage();
+    Worker::<C>::new(&guest, &mut storage).unwrap().set_memslot(bench.slot(false)).unwrap();
     for cpu in 0..VCPUS {
         world.machine.cpu(cpu).load(VMID, guest.tables().root());
     }

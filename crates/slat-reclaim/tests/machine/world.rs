@@ -89,8 +89,8 @@ impl<A: Arch> World<A> {
         self.content().swap.len()
     }
 
-    pub fn fail(&self, why: String) {
-        self.turns.fail(why);
+    pub fn fail(&self, reason: String) {
+        self.turns.fail(reason);
     }
 
     /// Checks that `page`, which `who` found at `hpa`, holds what was written last.
@@ -185,7 +185,7 @@ fn word(bytes: &[u8]) -> u64 {
 // Of the methods, `Host::wait` alone may unwind, in a history that has failed.
 unsafe impl<A: Arch> Platform for World<A> {
     slat_sim::forward!(
-        machine: allocate free invalidate_local break_before_make grace maintain fill
+        machine: allocate free invalidate_local break_before_make readers maintain fill
     );
 
     fn entries(&self, table: Hpa) -> NonNull<Pte> {

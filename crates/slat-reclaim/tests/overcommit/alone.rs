@@ -14,7 +14,7 @@ fn all_pages_keep_their_content<F: Format, A: Arch>(format: F, arch: A) {
             slat_reclaim::Config {
                 look_around: false,
                 window: 1,
-                skip: slat::Skip::Nothing,
+                table_bits: slat::TableBits::Ignored,
                 ..reclaim
             },
             slat_reclaim::Config { policy: Policy::TwoLists, batch: 1, ..reclaim },
@@ -22,15 +22,15 @@ fn all_pages_keep_their_content<F: Format, A: Arch>(format: F, arch: A) {
     };
     for reclaim in variants(slat_reclaim::Config::new(256)) {
         Setup { reclaim, ..Setup::new(512, 256) }.run(format, arch, |bench| {
-            let mut room = room();
-            let mut runner = Runner::new(bench, 0, &mut room);
+            let mut storage = storage();
+            let mut runner = Runner::new(bench, 0, &mut storage);
             for _ in 0..3 {
                 (0..512).for_each(|page| runner.write(page));
                 (0..512).rev().for_each(|page| runner.check(page));
             }
             let stats = bench.paged.stats();
             assert_eq!(stats.first_touches, 512);
-            assert!(stats.refaults >= 512 && stats.given_up >= 512, "{stats:?}");
+            assert!(stats.refaults >= 512 && stats.evicted >= 512, "{stats:?}");
             assert!(bench.paged.resident() <= 256);
         });
     }
@@ -39,8 +39,8 @@ on_all_formats!(content, super::all_pages_keep_their_content);
 
 fn what_is_read_only_is_written_to_swap_once<F: Format, A: Arch>(format: F, arch: A) {
     Setup::new(512, 256).run(format, arch, |bench| {
-        let mut room = room();
-        let mut runner = Runner::new(bench, 0, &mut room);
+        let mut storage = storage();
+        let mut runner = Runner::new(bench, 0, &mut storage);
         (0..512).for_each(|page| runner.write(page));
         // The pages in memory were written; from now on none is.
         (0..512).for_each(|page| runner.check(page));
@@ -58,7 +58,7 @@ fn a_swap_that_does_not_write_stops_eviction_and_loses_nothing<F: Format, A: Arc
     arch: A,
 ) {
     Setup::new(512, 256).run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (room(), room());
+        let (mut mine, mut theirs) = (storage(), storage());
         let mut runner = Runner::new(bench, 0, &mut mine);
         (0..300).for_each(|page| runner.write(page));
         bench.swap.fail_writes.store(true, Relaxed);
@@ -69,7 +69,7 @@ fn a_swap_that_does_not_write_stops_eviction_and_loses_nothing<F: Format, A: Arc
         assert_eq!(bench.pool.trouble(), Some(SwapError::Full));
         let bring = |page| pager.bring_in(bench.host(page), Access::Write);
         let error = (300..512).map(bring).find_map(Result::err);
-        assert_eq!(error, Some(PageError::NoRoom { why: full }));
+        assert_eq!(error, Some(PageError::NoRoom { reason: full }));
         assert_eq!(pager.reclaim(10), Err(full), "until somebody has looked");
         // The pages in memory stay in use.
         let here = (0..512)
@@ -86,7 +86,7 @@ on_all_formats!(full, super::a_swap_that_does_not_write_stops_eviction_and_loses
 
 fn a_swap_that_does_not_read_is_asked_again_another_time<F: Format, A: Arch>(format: F, arch: A) {
     Setup::new(512, 256).run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (room(), room());
+        let (mut mine, mut theirs) = (storage(), storage());
         let mut runner = Runner::new(bench, 0, &mut mine);
         (0..512).for_each(|page| runner.write(page));
         bench.swap.fail_reads.store(true, Relaxed);
@@ -107,13 +107,13 @@ on_all_formats!(short, super::a_swap_that_does_not_read_is_asked_again_another_t
 
 fn swap_that_is_too_small_is_called_full<F: Format, A: Arch>(format: F, arch: A) {
     Setup { swap: 10, ..Setup::new(512, 256) }.run(format, arch, |bench| {
-        let mut room = room();
-        let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
         let mut pager = Pager::new(&mut worker);
         let bring = |page| pager.bring_in(bench.host(page), Access::Write);
         let error = (0..512).map(bring).find_map(Result::err).unwrap();
         let full = ReclaimError::Swap(SwapError::Full);
-        assert_eq!(error, PageError::NoRoom { why: full });
+        assert_eq!(error, PageError::NoRoom { reason: full });
         assert_eq!(bench.pool.swapped(), 10);
     });
 }
@@ -129,7 +129,7 @@ fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch>(format: F, arc
     let mut setup = Setup::new(4 * block, 3 * block);
     setup.reclaim.huge = true;
     setup.run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (room(), room());
+        let (mut mine, mut theirs) = (storage(), storage());
         let mut runner = Runner::new(bench, 0, &mut mine);
         (0..3 * block).step_by(block as usize).for_each(|page| runner.write(page));
         assert_eq!((bench.paged.stats().huge, bench.paged.resident()), (3, 3 * block as u32));
@@ -143,7 +143,7 @@ fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch>(format: F, arc
         let more = block / 8;
         (3 * block..3 * block + more).for_each(|page| runner.write(page));
         let stats = bench.paged.stats();
-        assert!(stats.split >= 1 && stats.given_up >= more, "{stats:?}");
+        assert!(stats.split >= 1 && stats.evicted >= more, "{stats:?}");
         assert!(two(&mut worker) < 3);
         // All pages are in use, and fit: they become blocks again.
         Pager::new(&mut worker).discard(bench.hosts(2 * block, 2 * block));
@@ -172,7 +172,7 @@ fn pages_that_were_away_are_put_together_with_their_content<F: Format, A: Arch>(
     let mut setup = Setup::new(2 * block, 4 * block);
     setup.reclaim.huge = true;
     setup.run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (room(), room());
+        let (mut mine, mut theirs) = (storage(), storage());
         let mut runner = Runner::new(bench, 0, &mut mine);
         (0..2 * block).for_each(|page| runner.write(page));
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
@@ -204,7 +204,7 @@ fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch>
     arch: A,
 ) {
     Setup::new(512, 128).run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (room(), room());
+        let (mut mine, mut theirs) = (storage(), storage());
         let mut runner = Runner::new(bench, 0, &mut mine);
         (0..512).for_each(|page| runner.write(page));
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
@@ -247,7 +247,7 @@ fn a_page_that_a_device_has_when_its_turn_comes_is_given_up_later<F: Format, A: 
         let mut setup = Setup::new(512, 256);
         setup.reclaim.policy = policy;
         setup.run(format, arch, |bench| {
-            let (mut mine, mut theirs) = (room(), room());
+            let (mut mine, mut theirs) = (storage(), storage());
             let mut runner = Runner::new(bench, 0, &mut mine);
             (0..64).for_each(|page| runner.write(page));
             let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
@@ -272,7 +272,7 @@ fn a_pinned_page_stays_where_it_is_and_what_a_device_writes_there_is_kept<F: For
     let mut setup = Setup::new(512, 256);
     setup.reclaim.huge = true;
     setup.run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (room(), room());
+        let (mut mine, mut theirs) = (storage(), storage());
         let mut runner = Runner::new(bench, 0, &mut mine);
         (0..64).for_each(|page| runner.write(page));
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
@@ -315,7 +315,7 @@ fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch>(format: F, 
     let mut setup = Setup::new(1024, 1024);
     setup.reclaim.fresh = true;
     setup.run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (room(), room());
+        let (mut mine, mut theirs) = (storage(), storage());
         let mut runner = Runner::new(bench, 0, &mut mine);
         (0..1024).for_each(|page| runner.write(page));
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
@@ -347,13 +347,13 @@ fn pages_stay_for_the_minimum_residency<F: Format, A: Arch>(format: F, arch: A) 
     // Longer than the test takes.
     setup.reclaim.residency = 1 << 42;
     setup.run(format, arch, |bench| {
-        let mut room = room();
-        let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
         let mut pager = Pager::new(&mut worker);
         (0..256).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
-        let thrashing = PageError::NoRoom { why: ReclaimError::Thrashing };
+        let thrashing = PageError::NoRoom { reason: ReclaimError::Thrashing };
         assert_eq!(pager.bring_in(bench.host(256), Access::Write), Err(thrashing));
-        assert_eq!(bench.paged.stats().given_up, 0);
+        assert_eq!(bench.paged.stats().evicted, 0);
     });
 }
 on_all_formats!(residency, super::pages_stay_for_the_minimum_residency);
@@ -385,7 +385,8 @@ fn a_pool_that_cannot_be_is_refused() {
     assert_eq!(refused(large), PoolError::Swap { page: 4096 });
     let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
     let config = slat_reclaim::Config::new(1);
-    let refused = |start, bytes| Paged::new(&pool, Hva(start), bytes, config, 0).err().unwrap();
+    let refused =
+        |start, bytes| PagedMemory::new(&pool, Hva(start), bytes, config, 0).err().unwrap();
     assert_eq!(refused(4096, 4096), unaligned(PageSize::SIZE_2M));
     assert_eq!(refused(0, 100), unaligned(PageSize::SIZE_4K));
     assert_eq!(refused(0, 1 << 40), PoolError::TooMany { pages });
@@ -403,11 +404,11 @@ fn a_guest_whose_pages_are_not_the_pools_has_none() {
     let layout = Layout { base: machine.memory_base(), bytes: 1 << 20, page, block };
     let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
     let config = slat_reclaim::Config::new(64);
-    let paged = Paged::new(&pool, Hva(HOST), 1 << 20, config, 0).unwrap();
+    let paged = PagedMemory::new(&pool, Hva(HOST), 1 << 20, config, 0).unwrap();
     let config = slat_guest::Config::new(1, PageSize::SIZE_2M);
     let guest = Guest::new(ept(), Vmid(1), 39, &machine, &paged, config).unwrap();
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     worker.set_memslot(slot(1 << 20, false)).unwrap();
     let refused = PageError::PageSize { pool: page, tables: PageSize::SIZE_4K };
     let mut pager = Pager::new(&mut worker);
@@ -433,20 +434,20 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
     let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
     let paged = [700, 600].map(|limit| {
         let config = slat_reclaim::Config::new(limit);
-        Paged::new(&pool, Hva(HOST), 1024 * K4, config, 0).unwrap()
+        PagedMemory::new(&pool, Hva(HOST), 1024 * K4, config, 0).unwrap()
     });
     let guests = [0, 1].map(|index| {
         let config = slat_guest::Config::new(1, PageSize::SIZE_2M);
         let vmid = Vmid(index as u16 + 1);
         Guest::new(ept(), vmid, 39, &machine, &paged[index], config).unwrap()
     });
-    let mut rooms = [room(), room()];
+    let mut storages = [storage(), storage()];
     let mut vcpus: Vec<_> = guests
         .iter()
-        .zip(&mut rooms)
+        .zip(&mut storages)
         .enumerate()
-        .map(|(index, (guest, room))| {
-            let mut vcpu = Vcpu::new(guest, 0, room).unwrap();
+        .map(|(index, (guest, storage))| {
+            let mut vcpu = Vcpu::new(guest, 0, storage).unwrap();
             vcpu.worker().set_memslot(slot(1024 * K4, false)).unwrap();
             let mut cpu = machine.cpu(index).unwrap();
             cpu.load(Vmid(index as u16 + 1), vcpu.root());
@@ -471,7 +472,7 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
             let Err(error) = done else { break };
             let access = if step % 3 == 0 { Access::Write } else { Access::Read };
             assert!(error.fault().is_some());
-            if let Outcome::Retry(Retry::NotYet(_)) = vcpu.fault(Gpa(gpa), access) {
+            if let Outcome::Retry(Retry::Absent(_)) = vcpu.fault(Gpa(gpa), access) {
                 let mut pager = Pager::new(vcpu.worker());
                 if let Err(PageError::NoRoom { .. }) = pager.bring_in(Hva(HOST + page * K4), access)
                 {
@@ -509,8 +510,8 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
 #[test]
 fn memory_without_a_memslot_is_not_pinned() {
     Setup::new(1024, 2048).run(ept(), slat_sim::Ept::default(), |bench| {
-        let mut room = room();
-        let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
         let refused = |worker: &mut _, range, page| {
             let pinned = Pager::new(worker).pin(range).unwrap_err();
             let at = bench.host(page);

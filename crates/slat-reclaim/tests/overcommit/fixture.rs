@@ -124,11 +124,11 @@ impl Swap for Flaky {
     }
 }
 
-pub type ThePaged<'h, A> = Paged<'h, Mem<'h, A>, &'h Flaky>;
+pub type ThePaged<'h, A> = PagedMemory<'h, Mem<'h, A>, &'h Flaky>;
 pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 pub type TheWorker<'w, 'h, F, A> = Worker<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 
-pub fn room() -> TableStorage {
+pub fn storage() -> TableStorage {
     [const { None }; TABLE_PAGES]
 }
 
@@ -167,7 +167,7 @@ impl Setup {
         let swap = Flaky::new(self.swap, page);
         let layout = Layout { base: machine.memory_base(), bytes: bytes(self.frames), page, block };
         let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
-        let paged = Paged::new(&pool, Hva(HOST), bytes(self.pages), self.reclaim, 0).unwrap();
+        let paged = PagedMemory::new(&pool, Hva(HOST), bytes(self.pages), self.reclaim, 0).unwrap();
         let config = slat_guest::Config { largest: block, ..self.guest };
         let guest = Guest::new(format, VMID, 39, &machine, &paged, config).unwrap();
         let zeroes = || (0..self.pages).map(|_| AtomicU64::new(0)).collect();
@@ -177,7 +177,7 @@ impl Setup {
         let (page, guest) = (page.bytes(), &guest);
         let bench =
             Bench { machine, pool, swap, paged, guest, stamps, device, stop, setup: self, page };
-        Worker::new(guest, &mut room()).unwrap().set_memslot(bench.slot(false)).unwrap();
+        Worker::new(guest, &mut storage()).unwrap().set_memslot(bench.slot(false)).unwrap();
         work(&bench);
         bench.check_accounts();
     }
@@ -242,7 +242,7 @@ impl<F: Format, A: Arch> Bench<'_, F, A> {
 
 /// Checks, while no thread moves a page of these guests, which share a pool, that every frame and
 /// every slot of swap belongs to one page or is free, and that all accounts agree.
-pub fn check_accounts<M: Ram, S: Swap>(pool: &Pool<M, S>, guests: &[&Paged<'_, M, S>]) {
+pub fn check_accounts<M: Ram, S: Swap>(pool: &Pool<M, S>, guests: &[&PagedMemory<'_, M, S>]) {
     let (mut here, mut slots) = (0, 0);
     for guest in guests {
         let Places { nowhere: _, here: alone, copied, moving, away } = guest.places();
@@ -264,8 +264,8 @@ pub struct Runner<'w, 'h, F: Format, A: Arch> {
 }
 
 impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
-    pub fn new(bench: &'w Bench<'h, F, A>, id: u16, room: &'w mut TableStorage) -> Self {
-        let vcpu = Vcpu::new(bench.guest, id, room).unwrap();
+    pub fn new(bench: &'w Bench<'h, F, A>, id: u16, storage: &'w mut TableStorage) -> Self {
+        let vcpu = Vcpu::new(bench.guest, id, storage).unwrap();
         let mut cpu = bench.machine.cpu(id.into()).unwrap();
         cpu.load(VMID, vcpu.root());
         Self { bench, vcpu, cpu }
@@ -288,7 +288,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
                 return Some(result);
             }
             match self.vcpu.fault(Gpa(BASE + page * self.bench.page), access) {
-                Outcome::Retry(Retry::NotYet(_)) => {
+                Outcome::Retry(Retry::Absent(_)) => {
                     let result =
                         Pager::new(self.vcpu.worker()).bring_in(self.bench.host(page), access);
                     if result.is_err() {
@@ -299,7 +299,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
                     }
                 }
                 Outcome::Retry(_) | Outcome::RingFull => std::thread::yield_now(),
-                Outcome::Refused(why) => panic!("{why:?}"),
+                Outcome::Refused(reason) => panic!("{reason:?}"),
                 Outcome::Mmio => panic!("the slot is gone"),
                 _ => {}
             }

@@ -66,7 +66,7 @@ impl Swap for Hooked<'_, Flaky> {
 // SAFETY: the machine keeps the contract.
 unsafe impl Platform for Hooked<'_, &FastMachine<Ept>> {
     slat_sim::forward!(
-        inner: allocate free entries publish invalidate break_before_make grace maintain
+        inner: allocate free entries publish invalidate break_before_make readers maintain
     );
 }
 
@@ -82,7 +82,7 @@ impl Host for Hooked<'_, &FastMachine<Ept>> {
 }
 
 pub type ThePool<'h> = Pool<Hooked<'h, Mem<'h, Ept>>, &'h Hooked<'h, Flaky>>;
-pub type Memory<'h> = Paged<'h, Hooked<'h, Mem<'h, Ept>>, &'h Hooked<'h, Flaky>>;
+pub type Memory<'h> = PagedMemory<'h, Hooked<'h, Mem<'h, Ept>>, &'h Hooked<'h, Flaky>>;
 pub type Thread<'w, 'h> = Worker<'w, Ept1G, Hooked<'h, &'h FastMachine<Ept>>, &'h Memory<'h>>;
 
 /// Makes guests of these numbers of pages on one pool, and two workers for each, and calls `work`.
@@ -101,19 +101,22 @@ pub fn hooked(
     let swap = Hooked { inner: Flaky::new(slots, page), hook };
     let host = Hooked { inner: &machine, hook };
     let pool = Pool::new(Hooked { inner: Mem(&machine), hook }, layout, &swap).unwrap();
-    let new = |&(pages, config): &(u64, _)| Paged::new(&pool, Hva(HOST), bytes(pages), config, 0);
+    let new =
+        |&(pages, config): &(u64, _)| PagedMemory::new(&pool, Hva(HOST), bytes(pages), config, 0);
     let memory: Vec<_> = guests.iter().map(|guest| new(guest).unwrap()).collect();
     let new = |(index, paged)| {
         let config = slat_guest::Config::new(1, block);
         Guest::new(ept(), Vmid(index as u16 + 1), 39, &host, paged, config).unwrap()
     };
     let those: Vec<_> = memory.iter().enumerate().map(new).collect();
-    let mut rooms: Vec<_> = guests.iter().map(|_| [room(), room()]).collect();
-    let threads = those.iter().zip(&mut rooms).zip(guests).map(|((guest, rooms), (pages, _))| {
-        let mut workers = rooms.each_mut().map(|room| Worker::new(guest, room).unwrap());
-        workers[0].set_memslot(slot(bytes(*pages), false)).unwrap();
-        workers
-    });
+    let mut storages: Vec<_> = guests.iter().map(|_| [storage(), storage()]).collect();
+    let threads =
+        those.iter().zip(&mut storages).zip(guests).map(|((guest, storages), (pages, _))| {
+            let mut workers =
+                storages.each_mut().map(|storage| Worker::new(guest, storage).unwrap());
+            workers[0].set_memslot(slot(bytes(*pages), false)).unwrap();
+            workers
+        });
     work(&pool, &swap.inner, threads.collect());
     check_accounts(&pool, &memory.iter().collect::<Vec<_>>());
     for guest in those {

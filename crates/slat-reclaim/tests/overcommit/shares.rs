@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 const K4: u64 = 4096;
 
-pub type Memory<'h, S> = Paged<'h, Mem<'h, Ept>, &'h S>;
+pub type Memory<'h, S> = PagedMemory<'h, Mem<'h, Ept>, &'h S>;
 pub type Thread<'w, 'h, S> = Worker<'w, Ept1G, FastMachine<Ept>, &'h Memory<'h, S>>;
 
 /// Makes guests with these numbers of pages on one pool, and a worker for each, and calls `work`.
@@ -31,19 +31,21 @@ pub fn guests<S: Swap>(
         block: PageSize::SIZE_2M,
     };
     let pool = Pool::new(Mem(&machine), layout, swap).unwrap();
-    let new = |&(pages, config): &(u64, _)| Paged::new(&pool, Hva(HOST), pages * K4, config, 0);
+    let new =
+        |&(pages, config): &(u64, _)| PagedMemory::new(&pool, Hva(HOST), pages * K4, config, 0);
     let memory: Vec<_> = guests.iter().map(|guest| new(guest).unwrap()).collect();
     let new = |(index, paged)| {
         let config = slat_guest::Config::new(1, PageSize::SIZE_2M);
         Guest::new(ept(), Vmid(index as u16 + 1), 39, &machine, paged, config).unwrap()
     };
     let those: Vec<_> = memory.iter().enumerate().map(new).collect();
-    let mut rooms: Vec<_> = guests.iter().map(|_| room()).collect();
-    let threads = those.iter().zip(&mut rooms).zip(guests).map(|((guest, room), (pages, _))| {
-        let mut worker = Worker::new(guest, room).unwrap();
-        worker.set_memslot(slot(pages * K4, false)).unwrap();
-        worker
-    });
+    let mut storages: Vec<_> = guests.iter().map(|_| storage()).collect();
+    let threads =
+        those.iter().zip(&mut storages).zip(guests).map(|((guest, storage), (pages, _))| {
+            let mut worker = Worker::new(guest, storage).unwrap();
+            worker.set_memslot(slot(pages * K4, false)).unwrap();
+            worker
+        });
     work(&pool, threads.collect());
     check_accounts(&pool, &memory.iter().collect::<Vec<_>>());
     for guest in those {
@@ -85,11 +87,11 @@ fn a_guest_that_fills_swap_stops_no_other_guest_once_it_has_given_it_back() {
     guests(&swap, 512, &two, |pool, mut threads| {
         let [hog, other] = &mut threads[..] else { unreachable!() };
         bring(other, 0..190).unwrap();
-        assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { why: FULL }));
+        assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { reason: FULL }));
         assert_eq!((pool.swapped(), pool.trouble()), (256, None));
         let refused = |thread: &Thread<'_, '_, Flaky>| thread.guest().backing().stats().no_room;
         assert_eq!((refused(hog), refused(other)), (1, 0));
-        assert_eq!(bring(other, 190..300), Err(PageError::NoRoom { why: FULL }));
+        assert_eq!(bring(other, 190..300), Err(PageError::NoRoom { reason: FULL }));
         Pager::new(hog).discard(pages(0, 4096));
         assert_eq!((pool.swapped(), pool.trouble()), (0, None));
         bring(other, 190..300).unwrap();
@@ -103,7 +105,7 @@ fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
     guests(&swap, 512, &two, |pool, mut threads| {
         let [hog, other] = &mut threads[..] else { unreachable!() };
         let quota = ReclaimError::Quota { slots: 100 };
-        assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { why: quota }));
+        assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { reason: quota }));
         let paged = *hog.guest().backing();
         assert_eq!((paged.resident(), paged.swapped(), paged.places().away), (200, 100, 100));
         let refused = |thread: &Thread<'_, '_, Flaky>| thread.guest().backing().stats().over_quota;
@@ -120,12 +122,12 @@ fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
         // With a higher quota the guest goes on; a lower one holds from then on.
         paged.set_swap(110);
         let quota = ReclaimError::Quota { slots: 110 };
-        assert_eq!(bring(hog, 300..4096), Err(PageError::NoRoom { why: quota }));
+        assert_eq!(bring(hog, 300..4096), Err(PageError::NoRoom { reason: quota }));
         assert_eq!(paged.swapped(), 110);
         paged.set_swap(20);
         Pager::new(hog).discard(pages(0, 300));
         let quota = ReclaimError::Quota { slots: 20 };
-        assert_eq!(bring(hog, 0..300), Err(PageError::NoRoom { why: quota }));
+        assert_eq!(bring(hog, 0..300), Err(PageError::NoRoom { reason: quota }));
         assert!(paged.swapped() <= 20);
     });
 }
@@ -162,7 +164,7 @@ fn only_pages_that_have_a_slot_are_taken_from_the_guest() {
     guests(&swap, 64, &[(64, config(64, u32::MAX))], |_, mut threads| {
         let thread = &mut threads[0];
         bring(thread, 0..8).unwrap();
-        assert_eq!(Pager::new(thread).reclaim(8), Ok(Reclaimed { pages: 3, busy: false }));
+        assert_eq!(Pager::new(thread).reclaim(8), Ok(ReclaimCounts { pages: 3, busy: false }));
         let stats = thread.guest().backing().stats();
         assert_eq!((stats.unmap.count, stats.write.count), (1, 3));
         assert_eq!(Pager::new(thread).reclaim(8), Err(FULL));
@@ -228,13 +230,13 @@ fn a_small_guest_within_its_limit_gives_up_one_page_for_each_that_comes() {
         for page in 8..64 {
             fill();
             bring(small, page..page + 1).unwrap();
-            assert_eq!(small.guest().backing().stats().given_up, page - 7);
+            assert_eq!(small.guest().backing().stats().evicted, page - 7);
             assert_eq!((small.guest().backing().resident(), pool.free()), (8, 0));
         }
         // The guest that has most of the memory gives up most of a batch at a time.
         fill();
         bring(hog, 1000..1001).unwrap();
-        assert_eq!(hog.guest().backing().stats().given_up, 64 * 504 / 512);
+        assert_eq!(hog.guest().backing().stats().evicted, 64 * 504 / 512);
     });
 }
 
@@ -264,7 +266,7 @@ fn swap_is_not_reported_as_full_while_slots_are_wiped() {
                 std::thread::yield_now();
                 last = pager.reclaim(8);
             }
-            assert_eq!(last, Ok(Reclaimed { pages: 8, busy: false }));
+            assert_eq!(last, Ok(ReclaimCounts { pages: 8, busy: false }));
         });
     });
 }
@@ -361,7 +363,7 @@ fn pages_that_a_guest_keeps_are_given_up_for_its_own_alone() {
         // pages.
         Pager::new(kept).discard(pages(0, 400));
         take_all(other);
-        assert_eq!(bring(kept, 0..1), Err(PageError::NoRoom { why: protected }));
+        assert_eq!(bring(kept, 0..1), Err(PageError::NoRoom { reason: protected }));
         assert_eq!(his.stats().below_protected, 1);
         assert_eq!(its.stats().below_protected, 0);
         assert!(Pager::new(other).reclaim(64).unwrap().pages >= 1);

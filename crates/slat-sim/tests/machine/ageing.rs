@@ -4,7 +4,8 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{
-    Access, Ageing, Ages, Attributes, Format, Hpa, Participant, Removals, Skip, TableCache,
+    Access, AgeBitmaps, AgeOptions, Attributes, Format, Hpa, Reader, TableBits, TableCache,
+    UnmapBatch,
 };
 use slat_sim::{Arch, Machine};
 use std::sync::{Arc, Mutex};
@@ -35,12 +36,12 @@ fn bit(bits: &[u64], page: usize) -> bool {
 /// Numbers of pages that are young, or for which a scan has no answer.
 type Known = Vec<usize>;
 
-fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, skip: Skip) -> Known {
+fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, skip: TableBits) -> Known {
     let (mut young, mut unanswered) = ([0u64; PAGES / 64], [0u64; PAGES / 64]);
-    let mut participant = Participant::register(guest.machine).unwrap();
-    let mut guard = guest.tables.enter(&mut participant).unwrap();
-    let how = Ageing { clear: true, skip, fresh: true };
-    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    let mut reader = Reader::register(guest.machine).unwrap();
+    let mut guard = guest.tables.enter(&mut reader).unwrap();
+    let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: true };
+    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
     let _ = guard.age(range(BASE, BYTES), &mut ages, how);
     drop(guard);
     (0..PAGES).filter(|&page| bit(&young, page) || bit(&unanswered, page)).collect()
@@ -53,26 +54,26 @@ fn see<A: Arch>(machine: &Machine<A>, known: &[usize]) {
 }
 
 /// Does `other`; returns the young pages that it learns of.
-fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip) -> Known {
+fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: TableBits) -> Known {
     let machine = guest.machine;
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(machine, &mut storage);
     cache.fill(4).unwrap();
-    let mut storage = [slat::Place::EMPTY; 64];
-    let mut removals = Removals::new(&guest.tables, &mut storage);
-    let mut participant = Participant::register(machine).unwrap();
-    let mut guard = guest.tables.enter(&mut participant).unwrap();
+    let mut storage = [slat::UnmapEntry::EMPTY; 64];
+    let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
+    let mut reader = Reader::register(machine).unwrap();
+    let mut guard = guest.tables.enter(&mut reader).unwrap();
     let table = BASE + (2 << 20);
     match other {
         Other::Fault => {
             let _ = guard
                 .relax(range(table + 0x5000, 0x1000), Access::Read)
-                .map(slat::Granted::elsewhere);
+                .map(slat::LocalFlush::not_needed_here);
             let page = range(table + MAPPED, 0x1000);
             let hpa = Hpa(RAM + (2 << 20) + MAPPED);
             let _ = guard.map(page, hpa, Attributes::RAM, K4, &mut cache);
         }
-        Other::Unmap => _ = guard.unmap(range(table + 0x6000, 0x3000), &mut removals),
+        Other::Unmap => _ = guard.unmap(range(table + 0x6000, 0x3000), &mut batch),
         Other::Split => _ = guard.split(range(BASE, 2 << 20), K4, &mut cache),
         Other::Protect => _ = guard.write_protect(range(BASE, BYTES)),
         Other::Collapse => {
@@ -84,9 +85,9 @@ fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip)
             return scan(guest, skip);
         }
     }
-    guard.complete();
+    guard.invalidate();
     drop(guard);
-    let removed = removals.complete().filter(|leaf| leaf.attributes.accessed);
+    let removed = batch.complete().filter(|leaf| leaf.attributes.accessed);
     removed
         .flat_map(|leaf| {
             let first = ((leaf.gpa.0 - BASE) >> 12) as usize;
@@ -105,7 +106,7 @@ fn leaked<C: Case>() -> &'static Guest<'static, C::F, C::A> {
 
 /// Runs a scan and `other`: one of them at the `nth` moment of the other. CPUs use pages from the
 /// moment before that on. Returns whether there is an `nth` moment.
-fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> bool {
+fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: TableBits, nth: usize) -> bool {
     let guest = leaked::<C>();
     let machine = guest.machine;
     guest.map(BASE, RAM, 2 << 20, M2);
@@ -158,7 +159,7 @@ fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> b
 
 fn no_access_goes_unreported_regardless_of_what_runs_during_a_scan<C: Case>() {
     // If tables are not marked, both ways to skip are the same.
-    let skips = [Skip::Nothing, Skip::Exact];
+    let skips = [TableBits::Ignored, TableBits::Exact];
     let skips = if C::F::TABLE_ACCESSED == 0 { &skips[..1] } else { &skips };
     for &skip in skips {
         for other in OTHERS {

@@ -4,7 +4,7 @@ use slat::format::arm64::Arm64;
 use slat::format::ept::Ept1G;
 use slat::{
     Access, Attributes, Consumer, Format, Gpa, GpaRange, Guard, Hpa, Invalidation, PageSize,
-    Participant, Removals, Software, TableCache, Tables, Vmid,
+    Reader, Software, TableCache, Tables, UnmapBatch, Vmid,
 };
 use slat_sim::{Arch, Arm, Ept, Firmware, Kind, Lazy, Machine, Place, Violation};
 
@@ -111,10 +111,10 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         let mut storage = [const { None }; 16];
         let mut cache = TableCache::new(self.machine, &mut storage);
         cache.fill(8).unwrap();
-        let mut participant = Participant::register(self.machine).unwrap();
-        let mut guard = self.tables.enter(&mut participant).unwrap();
+        let mut reader = Reader::register(self.machine).unwrap();
+        let mut guard = self.tables.enter(&mut reader).unwrap();
         let result = operate(&mut guard, &mut cache);
-        guard.complete();
+        guard.invalidate();
         result
     }
 
@@ -142,10 +142,10 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
 
     /// Unmaps correctly: takes memory back when the guest cannot reach it any more.
     pub fn unmap(&self, gpa: u64, bytes: u64) {
-        let mut storage = [slat::Place::EMPTY; 64];
-        let mut removals = Removals::new(&self.tables, &mut storage);
-        self.with(|guard, _| guard.unmap(range(gpa, bytes), &mut removals).unwrap());
-        for leaf in removals.complete() {
+        let mut storage = [slat::UnmapEntry::EMPTY; 64];
+        let mut batch = UnmapBatch::new(&self.tables, &mut storage);
+        self.with(|guard, _| guard.unmap(range(gpa, bytes), &mut batch).unwrap());
+        for leaf in batch.complete() {
             self.machine.take_back(leaf.hpa, leaf.bytes);
         }
     }
@@ -158,7 +158,7 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
     pub fn relax(&self, gpa: u64, bytes: u64, access: Access) {
         self.machine.unprotect(VMID, range(gpa, bytes));
         self.with(|guard, _| {
-            guard.relax(range(gpa, bytes), access).map(slat::Granted::elsewhere).unwrap()
+            guard.relax(range(gpa, bytes), access).map(slat::LocalFlush::not_needed_here).unwrap()
         });
         self.forget_rights(gpa, bytes);
     }
@@ -182,8 +182,8 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
 
     /// Returns the engine's translation of the page.
     pub fn look(&self, gpa: Gpa) -> Option<slat::Translation> {
-        let mut participant = Participant::register(self.machine).unwrap();
-        let guard = self.tables.enter(&mut participant).unwrap();
+        let mut reader = Reader::register(self.machine).unwrap();
+        let guard = self.tables.enter(&mut reader).unwrap();
         guard.translate(gpa).unwrap()
     }
 
@@ -249,7 +249,7 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
                     self.with(|guard, _| {
                         guard
                             .relax(range(start, leaf.size.bytes()), access)
-                            .map(slat::Granted::elsewhere)
+                            .map(slat::LocalFlush::not_needed_here)
                     })
                     .unwrap();
                 }

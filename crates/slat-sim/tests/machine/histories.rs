@@ -4,7 +4,8 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{
-    Access, Ageing, Ages, Attributes, Execute, Format, Gpa, GpaRange, Hpa, PageSize, Removals, Skip,
+    Access, AgeBitmaps, AgeOptions, Attributes, Execute, Format, Gpa, GpaRange, Hpa, PageSize,
+    TableBits, UnmapBatch,
 };
 use slat_sim::{Arch, Arm, Machine};
 use std::collections::BTreeMap;
@@ -151,10 +152,10 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
     fn unmap(&mut self) {
         let some = self.some();
         let machine = self.guest.machine;
-        let mut storage = [slat::Place::EMPTY; 4096];
-        let mut removals = Removals::new(&self.guest.tables, &mut storage);
-        let halted = self.guest.with(|guard, _| guard.unmap(some, &mut removals).err());
-        for leaf in removals.complete() {
+        let mut storage = [slat::UnmapEntry::EMPTY; 4096];
+        let mut batch = UnmapBatch::new(&self.guest.tables, &mut storage);
+        let stopped = self.guest.with(|guard, _| guard.unmap(some, &mut batch).err());
+        for leaf in batch.complete() {
             machine.take_back(leaf.hpa, leaf.bytes);
             let gone = range(leaf.gpa.0, leaf.bytes);
             match self.guest.consumers[..] {
@@ -172,7 +173,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
                 assert_eq!(was.hpa, leaf.hpa.0 + (page - leaf.gpa.0));
             }
         }
-        if halted.is_none() {
+        if stopped.is_none() {
             assert!(self.pages(some).all(|page| !self.model.contains_key(&page)));
         }
     }
@@ -199,9 +200,9 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         if access == Access::Write {
             self.guest.machine.unprotect(VMID, some);
         }
-        let done = self
-            .guest
-            .with(|guard, _| guard.relax(some, access).map(slat::Granted::elsewhere).is_ok());
+        let done = self.guest.with(|guard, _| {
+            guard.relax(some, access).map(slat::LocalFlush::not_needed_here).is_ok()
+        });
         if access == Access::Write {
             for (_, page) in self.model.range_mut(start..end) {
                 page.protected &= !done;
@@ -326,10 +327,12 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         let some = self.all();
         let words = (some.size() / self.page).div_ceil(64) as usize;
         let (mut young, mut unanswered) = (vec![0u64; words], vec![0u64; words]);
-        let skip = [Skip::Nothing, Skip::Exact][self.rng.usize(..2)];
+        let skip = [TableBits::Ignored, TableBits::Exact][self.rng.usize(..2)];
         self.guest.with(|guard, _| {
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            guard.age(some, &mut ages, Ageing { clear: true, skip, fresh: true }).unwrap();
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            guard
+                .age(some, &mut ages, AgeOptions { clear: true, table_bits: skip, flush_tlb: true })
+                .unwrap();
         });
         for (index, gpa) in self.pages(some).enumerate() {
             if (young[index / 64] | unanswered[index / 64]) >> (index % 64) & 1 == 1 {

@@ -6,23 +6,23 @@
 #[macro_use]
 mod cases;
 
+mod accessed_bits;
 mod ageing;
 mod break_before_make;
 mod caches;
 mod common;
 mod contiguous;
 mod dirty;
-mod granted;
 mod histories;
 mod invalidation_arm;
 mod invalidation_ept;
 mod invalidation_riscv;
 mod laziness;
 mod left_out;
+mod local_flush;
 mod order;
 #[cfg(feature = "every-format")]
 mod power;
 mod races;
 mod threads;
 mod walks;
-mod young;

@@ -3,7 +3,7 @@
 
 use crate::cases::Case;
 use crate::common::*;
-use slat::{Access, Attributes, Gpa, Hpa, Participant, Removals, TableCache};
+use slat::{Access, Attributes, Gpa, Hpa, Reader, TableCache, UnmapBatch};
 use slat_sim::{Arch, Kind, Machine, Moment};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -28,8 +28,8 @@ fn a_reservation_does_not_outlive_the_hosts_taking_memory_back() {
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(&machine, &mut storage);
     cache.fill(4).unwrap();
-    let mut participant = Participant::register(&machine).unwrap();
-    let mut fault = guest.tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    let mut fault = guest.tables.enter(&mut reader).unwrap();
     let reservation = fault.reserve(Gpa(BASE), K4, &mut cache).unwrap();
     // The fault asks for the backing here, and gets RAM. Then the host takes it back.
     guest.unmap(BASE, 0x1000);
@@ -60,14 +60,14 @@ fn collapse_beside_unmap<A: Arch, F: slat::Format>(machine: Machine<A>, format: 
         if calls != nth {
             return;
         }
-        let mut storage = [slat::Place::EMPTY; 4];
-        let mut removals = Removals::new(&guest.tables, &mut storage);
-        let mut participant = Participant::register(machine).unwrap();
-        let mut guard = guest.tables.enter(&mut participant).unwrap();
+        let mut storage = [slat::UnmapEntry::EMPTY; 4];
+        let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
+        let mut reader = Reader::register(machine).unwrap();
+        let mut guard = guest.tables.enter(&mut reader).unwrap();
         // The unmap may have to be tried again; this test does not.
-        let _ = guard.unmap(range(BASE + 0x7000, 0x1000), &mut removals);
+        let _ = guard.unmap(range(BASE + 0x7000, 0x1000), &mut batch);
         drop(guard);
-        removals.complete().for_each(|leaf| machine.take_back(leaf.hpa, leaf.bytes));
+        batch.complete().for_each(|leaf| machine.take_back(leaf.hpa, leaf.bytes));
     });
     guest.with(|guard, _| _ = guard.collapse(range(BASE, 2 << 20), M2));
     machine.undisturbed();
@@ -96,10 +96,10 @@ fn the_engines_split_during_write_protection_loses_no_write_and_no_protection<C:
             calls += 1;
             let _ = machine.cpu(1).write(BASE);
             if calls == nth {
-                let mut participant = Participant::register(machine).unwrap();
-                let mut guard = guest.tables.enter(&mut participant).unwrap();
+                let mut reader = Reader::register(machine).unwrap();
+                let mut guard = guest.tables.enter(&mut reader).unwrap();
                 let done = guard.write_protect(range(BASE, 4 << 20));
-                guard.complete();
+                guard.invalidate();
                 if done.is_ok() {
                     machine.protect(VMID, range(BASE, 4 << 20));
                 }
@@ -129,28 +129,28 @@ fn the_engines_push_down_during_rounds_of_protection_loses_no_write<C: Case>() {
                 let (machine, guest, log, stop) = (&machine, &guest, &log, &stop);
                 scope.spawn(move || {
                     let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(2) + cpu as u64);
-                    let mut participant = Participant::register(machine).unwrap();
+                    let mut reader = Reader::register(machine).unwrap();
                     while !stop.load(Ordering::Relaxed) {
                         let page = BASE + (rng.u64(..PAGES) << 12);
                         if machine.cpu(cpu).write(page).is_err() {
-                            let mut guard = guest.tables.enter(&mut participant).unwrap();
+                            let mut guard = guest.tables.enter(&mut reader).unwrap();
                             let _ = guard
                                 .relax(range(page, 0x1000), Access::Write)
-                                .map(slat::Granted::elsewhere);
-                            guard.complete();
+                                .map(slat::LocalFlush::not_needed_here);
+                            guard.invalidate();
                             machine.forget(cpu, VMID, range(page, 0x1000));
                             log.lock().unwrap().insert(page);
                         }
                     }
                 });
             }
-            let mut participant = Participant::register(&machine).unwrap();
+            let mut reader = Reader::register(&machine).unwrap();
             for _ in 0..60 {
                 let taken = std::mem::take(&mut *log.lock().unwrap());
-                let mut guard = guest.tables.enter(&mut participant).unwrap();
+                let mut guard = guest.tables.enter(&mut reader).unwrap();
                 // Pages that cannot be protected now stay in the log.
                 let done = guard.write_protect_subtrees(all).is_ok();
-                guard.complete();
+                guard.invalidate();
                 let mut bitmap = [0u64; 8];
                 let harvested = guard.harvest(range(BASE, PAGES << 12), &mut bitmap).is_ok();
                 if done && harvested {
@@ -181,8 +181,8 @@ fn a_round_that_is_not_invalidated_loses_a_write<C: Case>() {
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x4000, K4);
     guest.write(1, BASE);
-    let mut participant = Participant::register(&machine).unwrap();
-    let mut guard = guest.tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    let mut guard = guest.tables.enter(&mut reader).unwrap();
     guard.write_protect_subtrees(range(BASE, 2 << 20)).unwrap();
     // The test claims that the round has begun, which is wrong.
     machine.protect(VMID, range(BASE, 2 << 20));

@@ -3,8 +3,8 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{
-    Access, Attributes, ChangeError, Format, Halted, Hpa, MapError, Participant, Removals,
-    SplitError, TableCache, UnmapError,
+    Access, Attributes, ChangeError, Format, Hpa, MapError, Reader, SplitError, Stopped,
+    TableCache, UnmapBatch, UnmapError,
 };
 use slat_sim::{Arch, Arm, Machine};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,12 +21,12 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 /// may need. The engine itself waits some tens of microseconds only.
 fn patiently<T, E: PartialEq + std::fmt::Debug>(
     contended: E,
-    mut operation: impl FnMut() -> Result<T, Halted<E>>,
+    mut operation: impl FnMut() -> Result<T, Stopped<E>>,
 ) -> T {
     let started = std::time::Instant::now();
     loop {
         match operation() {
-            Err(halted) if halted.why == contended && started.elapsed() < PATIENCE => {
+            Err(stopped) if stopped.reason == contended && started.elapsed() < PATIENCE => {
                 std::thread::yield_now();
             }
             result => return result.unwrap(),
@@ -43,13 +43,13 @@ fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, ke
     let mut rng = fastrand::Rng::with_seed(seed);
     let base = BASE + index * SHARE;
     let share = range(base, SHARE);
-    let mut participant = Participant::register(machine).unwrap();
+    let mut reader = Reader::register(machine).unwrap();
     for round in 0..ROUNDS {
         let hpa = Hpa(HOST + (index * ROUNDS + round) * SHARE);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(machine, &mut storage);
         cache.fill(4).unwrap();
-        let mut guard = guest.tables.enter(&mut participant).unwrap();
+        let mut guard = guest.tables.enter(&mut reader).unwrap();
         let size = if rng.bool() { M2 } else { K4 };
         patiently(MapError::Contended, || guard.map(share, hpa, Attributes::RAM, size, &mut cache));
         for _ in 0..3 {
@@ -60,12 +60,12 @@ fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, ke
                 }
                 1 => _ = patiently(SplitError::Contended, || guard.collapse(share, M2)),
                 2 if guard.write_protect(page).is_ok() => {
-                    guard.complete();
+                    guard.invalidate();
                     machine.protect(VMID, page);
                     std::thread::yield_now();
                     machine.unprotect(VMID, page);
                     patiently(ChangeError::Contended, || {
-                        guard.relax(page, Access::Write).map(slat::Granted::elsewhere)
+                        guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here)
                     });
                 }
                 3 => {
@@ -74,11 +74,11 @@ fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, ke
                 _ => std::thread::yield_now(),
             }
         }
-        guard.complete();
-        let mut storage = [slat::Place::EMPTY; 512];
-        let mut removals = Removals::new(&guest.tables, &mut storage);
-        patiently(UnmapError::Contended, || guard.unmap(share, &mut removals));
-        for leaf in removals.complete() {
+        guard.invalidate();
+        let mut storage = [slat::UnmapEntry::EMPTY; 512];
+        let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
+        patiently(UnmapError::Contended, || guard.unmap(share, &mut batch));
+        for leaf in batch.complete() {
             machine.take_back(leaf.hpa, leaf.bytes);
         }
         if kept {

@@ -29,41 +29,41 @@ use super::pages::{or_bits, set_bits};
 use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
-use crate::guard::{Guard, Sums};
-use crate::invalidation::Owed;
+use crate::guard::{Guard, GuardState};
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::sync::agreed;
 use crate::table::{Pte, folded, pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::{
-    Budget, Entry, Flow, Tally, Visitor, change_run, exchange_each, links, pages_alone,
+    Budget, Entry, Flow, Visitor, WalkCounts, change_run, exchange_each, links, pages_alone,
 };
 
 /// Options of an ageing scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ageing {
+pub struct AgeOptions {
     /// Clears the accessed bits that it finds; otherwise it only tests them.
     pub clear: bool,
     /// Which leaves the scan may skip.
-    pub skip: Skip,
+    pub table_bits: TableBits,
     /// With `clear`, the scan ends with an invalidation. Without one, a page that a TLB holds may
     /// be in use, and not become young again until the TLB drops it by itself. Linux does without.
-    pub fresh: bool,
+    pub flush_tlb: bool,
 }
 
-impl Ageing {
+impl AgeOptions {
     /// Tests and clears every leaf, as Linux does.
-    pub const LEAVES: Self = Self { clear: true, skip: Skip::Nothing, fresh: false };
+    pub const LEAVES: Self = Self { clear: true, table_bits: TableBits::Ignored, flush_tlb: false };
 }
 
 /// Use of non-leaf accessed bits by a scan, on formats that have them; on others all three are
-/// [`Skip::Nothing`]. Only one scan that clears can skip at a time; a concurrent one looks at every
-/// leaf.
+/// [`TableBits::Ignored`]. Only one scan that clears can skip at a time; a concurrent one looks at
+/// every leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Skip {
+pub enum TableBits {
     /// Looks at every leaf.
-    Nothing,
+    Ignored,
     /// Skips tables that are not accessed. A page below may have been used all the same, through a
     /// walk cache: this is a hint.
     Hint,
@@ -75,7 +75,7 @@ pub enum Skip {
 /// Bitmaps for the result of a scan: bit 0 is the first page of the range. Bits are set, none is
 /// cleared.
 #[derive(Debug)]
-pub struct Ages<'b> {
+pub struct AgeBitmaps<'b> {
     /// Pages that were used since their accessed bit was last cleared; for a block or a group
     /// ([`Guard::map_contiguous`]), all its pages in the range. A block or group that the range
     /// covers in part is tested, and not cleared.
@@ -86,15 +86,15 @@ pub struct Ages<'b> {
 
 /// Numbers of bits that a scan added.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Aged {
-    /// Bits set in [`Ages::young`].
+pub struct AgeCounts {
+    /// Bits set in [`AgeBitmaps::young`].
     pub young: u64,
-    /// Bits set in [`Ages::unanswered`].
+    /// Bits set in [`AgeBitmaps::unanswered`].
     pub unanswered: u64,
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Finds the pages of `range` that are young, and with [`Ageing::clear`] makes them old.
+    /// Finds the pages of `range` that are young, and with [`AgeOptions::clear`] makes them old.
     ///
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::Bitmap`] if one of the two is too short, and
@@ -103,25 +103,25 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     pub fn age(
         &mut self,
         range: GpaRange,
-        ages: &mut Ages<'_>,
-        how: Ageing,
-    ) -> Result<Aged, Halted<ChangeError>> {
+        ages: &mut AgeBitmaps<'_>,
+        how: AgeOptions,
+    ) -> Result<AgeCounts, Stopped<ChangeError>> {
         let tables = self.tables;
         let shorter = ages.young.len().min(ages.unanswered.len());
         let refusal = tables.check(&range).map_err(ChangeError::Range);
-        if let Err(why) = refusal.and(tables.check_bitmap(&range, shorter)) {
-            return Self::halted(range.start(), why);
+        if let Err(reason) = refusal.and(tables.check_bitmap(&range, shorter)) {
+            return Self::stopped(range.start(), reason);
         }
         if !tables.format.records_accessed() {
-            return Self::halted(range.start(), ChangeError::NotRecorded);
+            return Self::stopped(range.start(), ChangeError::NotRecorded);
         }
         if range.size() == 1 << F::PAGE_SHIFT
-            && (F::TABLE_ACCESSED == 0 || how.skip == Skip::Nothing)
-            && !how.fresh
+            && (F::TABLE_ACCESSED == 0 || how.table_bits == TableBits::Ignored)
+            && !how.flush_tlb
             && let Some(young) = self.age_page(range.start().0, how.clear)
         {
             let young = or_bits(ages.young, 0, u64::from(young));
-            return Ok(Aged { young, unanswered: 0 });
+            return Ok(AgeCounts { young, unanswered: 0 });
         }
         self.age_walk(range, ages, how)
     }
@@ -154,30 +154,30 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     fn age_walk(
         &mut self,
         range: GpaRange,
-        ages: &mut Ages<'_>,
-        how: Ageing,
-    ) -> Result<Aged, Halted<ChangeError>> {
+        ages: &mut AgeBitmaps<'_>,
+        how: AgeOptions,
+    ) -> Result<AgeCounts, Stopped<ChangeError>> {
         let tables = self.tables;
-        let ages = Ages { young: ages.young, unanswered: ages.unanswered };
+        let ages = AgeBitmaps { young: ages.young, unanswered: ages.unanswered };
         let sums = &mut self.sums;
-        let mut scan = Scan { range, ages, aged: Aged::default(), answered: 0, sums };
-        let skip = if F::TABLE_ACCESSED == 0 { Skip::Nothing } else { how.skip };
+        let mut scan = Scan { range, ages, aged: AgeCounts::default(), answered: 0, sums };
+        let skip = if F::TABLE_ACCESSED == 0 { TableBits::Ignored } else { how.table_bits };
         match (how.clear, skip) {
-            (false, Skip::Nothing) => scan.run::<F, P, false, ALL>(tables),
+            (false, TableBits::Ignored) => scan.run::<F, P, false, ALL>(tables),
             (false, skip) => {
                 scan.run::<F, P, false, MARKED>(tables);
                 // A concurrent or an earlier hint may have hidden pages that were used, which no
                 // scan has cleared since.
-                if skip == Skip::Exact && tables.scans.hinted() {
+                if skip == TableBits::Exact && tables.scans.hinted() {
                     scan.run::<F, P, false, ALL>(tables);
                 }
             }
-            (true, Skip::Nothing) => scan.run::<F, P, true, ALL>(tables),
+            (true, TableBits::Ignored) => scan.run::<F, P, true, ALL>(tables),
             (true, _) if !tables.scans.turn.take() => {
                 scan.run::<F, P, true, ALL>(tables);
             }
             (true, skip) => {
-                if skip == Skip::Hint {
+                if skip == TableBits::Hint {
                     tables.scans.hint();
                     scan.run::<F, P, true, HINT>(tables);
                 } else {
@@ -187,8 +187,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             }
         }
         let Scan { aged, sums, .. } = scan;
-        if how.fresh && how.clear {
-            let mut stale = Owed::NOTHING;
+        if how.flush_tlb && how.clear {
+            let mut stale = PendingFlush::NOTHING;
             stale.leaves(range.start().0, range.end().0, F::size(0));
             stale.leaves(range.start().0, range.end().0, F::size(1));
             tables.complete(stale);
@@ -211,15 +211,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         gpa: Gpa,
         clear: bool,
-    ) -> Result<Option<(GpaRange, bool)>, Halted<ChangeError>> {
+    ) -> Result<Option<(GpaRange, bool)>, Stopped<ChangeError>> {
         let tables = self.tables;
         let start = gpa.0 & !((1 << F::PAGE_SHIFT) - 1);
         let page = GpaRange::new(Gpa(start), 1 << F::PAGE_SHIFT);
-        if let Err(why) = page.and_then(|page| tables.check(&page)) {
-            return Self::halted(gpa, ChangeError::Range(why));
+        if let Err(reason) = page.and_then(|page| tables.check(&page)) {
+            return Self::stopped(gpa, ChangeError::Range(reason));
         }
         if !tables.format.records_accessed() {
-            return Self::halted(gpa, ChangeError::NotRecorded);
+            return Self::stopped(gpa, ChangeError::NotRecorded);
         }
         let sums = &mut self.sums;
         let mut visitor = One { tables, clear, young: false, found: None, held: false, sums };
@@ -227,7 +227,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let One { young, found, held, .. } = visitor;
         match found {
             Some((start, end)) => Ok(Some((GpaRange::from_bounds(start, end), young))),
-            None if held || result.is_err() => Self::halted(gpa, ChangeError::Contended),
+            None if held || result.is_err() => Self::stopped(gpa, ChangeError::Contended),
             None => Ok(None),
         }
     }
@@ -241,14 +241,14 @@ struct One<'t, 'g, F: Format, P: Platform> {
     young: bool,
     found: Option<(u64, u64)>,
     held: bool,
-    sums: &'g mut Sums,
+    sums: &'g mut GuardState,
 }
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut WalkCounts) -> Flow {
         if kind != Kind::Leaf {
             return Flow::Next;
         }
@@ -285,7 +285,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.sums.counts.entries_read += tally.read;
     }
 }
@@ -296,7 +296,7 @@ fn age_group<F: Format>(
     group: &Group<'_, F>,
     level: u8,
     clear: bool,
-    sums: &mut Sums,
+    sums: &mut GuardState,
 ) -> (bool, bool) {
     let (mut used, mut cleared) = (false, 0);
     let whole = group.ptes.iter().all(|pte| {
@@ -324,11 +324,11 @@ const NOTED: u8 = 3;
 
 struct Scan<'a> {
     range: GpaRange,
-    ages: Ages<'a>,
-    aged: Aged,
+    ages: AgeBitmaps<'a>,
+    aged: AgeCounts,
     /// The end of the last group, whose pages all have an answer.
     answered: u64,
-    sums: &'a mut Sums,
+    sums: &'a mut GuardState,
 }
 
 impl Scan<'_> {
@@ -369,7 +369,7 @@ impl Scan<'_> {
         // Where this would wait, the scan looks at all leaves.
         let result = tables.walk_within(start, end, &mut note, &mut Budget::impatient());
         if note.noted {
-            let mut stale = Owed::NOTHING;
+            let mut stale = PendingFlush::NOTHING;
             stale.table(start, end);
             tables.complete(stale);
             self.sums.counts.invalidations += 1;
@@ -416,7 +416,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     const QUIET: Option<u64> = Some(F::ACCESSED | F::CONTIGUOUS);
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         if kind == Kind::Leaf && folded::<F>(entry.raw) {
             return self.group(level, &entry.apart());
         }
@@ -440,7 +440,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
-        tally: &mut Tally,
+        tally: &mut WalkCounts,
     ) -> usize {
         let old = |raw| if CLEAR { raw & !F::ACCESSED } else { raw };
         let (passed, mask) = match pages_alone::<F>(raws) {
@@ -504,7 +504,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.scan.sums.settle::<F>(level, &tally, false);
     }
 }
@@ -539,7 +539,7 @@ struct Note<'a> {
     /// Tables without a mark prove nothing.
     doubt: bool,
     noted: bool,
-    sums: &'a mut Sums,
+    sums: &'a mut GuardState,
 }
 
 impl<'t, F: Format> Visitor<'t, F> for Note<'_> {
@@ -578,7 +578,7 @@ impl<'t, F: Format> Visitor<'t, F> for Note<'_> {
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.sums.counts.entries_read += tally.read;
     }
 }

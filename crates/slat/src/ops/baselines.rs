@@ -12,8 +12,8 @@ use crate::format::{Format, Kind};
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::{self, Frame};
-use crate::tables::Halted;
-use crate::walk::{Budget, Entry, Flow, Tally, Visitor, walk};
+use crate::tables::Stopped;
+use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts, walk};
 use core::hint::black_box;
 
 /// Builds tables entry by entry, and breaks one block at a time. The parameters say whether it also
@@ -101,7 +101,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         self.split_as::<W>(range, to, cache, together)
     }
 }
@@ -115,7 +115,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> 
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, _: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, _: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         let base = entry.base::<F>(level);
         let (raw, flow) = match self.plan.pte::<F>(level, base) {
             Some(raw) => (raw, Flow::Next),
@@ -133,7 +133,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> 
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.builder.counts.entries_read += tally.read;
         self.builder.counts.entries_written += tally.changed;
     }

@@ -31,14 +31,14 @@
 
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
-use crate::guard::{Guard, Sums};
-use crate::invalidation::Owed;
+use crate::guard::{Guard, GuardState};
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::sync::relax;
 use crate::table::{self, Pte, folded, pte};
-use crate::tables::{Halted, Tables};
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
+use crate::tables::{Stopped, Tables};
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Visitor, WalkCounts};
 use core::marker::PhantomData;
 
 use super::split::SplitError;
@@ -75,7 +75,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// long. All others before it that agree are done, and those behind it as well, unless a thread
     /// held an entry for so long that the walk ended. On [`SplitError::Paused`] all that precedes
     /// the address is done.
-    pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Halted<SplitError>> {
+    pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Stopped<SplitError>> {
         self.collapse_where(range, to, |_| true)
     }
 
@@ -93,7 +93,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         to: PageSize,
         fits: impl Fn(&Attributes) -> bool,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         let tables = self.tables;
         let to = match tables.check(&range) {
             Ok(()) if !tables.format.marks_valid() => Err(SplitError::Shared),
@@ -102,7 +102,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         };
         let to = match to {
             Ok(to) => to,
-            Err(why) => return Self::halted(range.start(), why),
+            Err(reason) => return Self::stopped(range.start(), reason),
         };
         let before = self.sums.counts.bytes_changed;
         let mut budget = Budget::of(self.limit);
@@ -120,7 +120,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match (contended, result) {
-            (Some(at), Ok(())) => Self::halted(Gpa(at), SplitError::Contended),
+            (Some(at), Ok(())) => Self::stopped(Gpa(at), SplitError::Contended),
             // The tables behind it are not done either.
             (Some(at), Err(_)) => Self::ended(Gpa(at), paused, SplitError::Contended),
             (None, Err(at)) => Self::ended(at, paused, SplitError::Contended),
@@ -134,7 +134,7 @@ struct Collapse<'t, 'g, F: Format, P: Platform, W> {
     to: u8,
     /// Tells which leaves may become a block.
     fits: W,
-    sums: &'g mut Sums,
+    sums: &'g mut GuardState,
     /// The turns that the call may still wait: for leaves here, and for entries in the walk.
     patience: u32,
     /// The turns that it has waited for leaves.
@@ -203,7 +203,7 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.sums.counts.entries_read += tally.read;
     }
 }
@@ -396,7 +396,7 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
         };
         self.sums.counts.entries_read += read;
         let base = |place: usize| start + place as u64 * size;
-        let mut stale = Owed::NOTHING;
+        let mut stale = PendingFlush::NOTHING;
         for place in 0..=last {
             let Some(table) = self.noted(place) else { continue };
             if breaks {
@@ -458,7 +458,7 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
             let merged = if writable { status } else { block & state };
             let _ = pte.update(|raw| Some((raw | merged) & !F::MARK));
         }
-        let Sums { counts, sizes, .. } = &mut *self.sums;
+        let GuardState { counts, sizes, .. } = &mut *self.sums;
         counts.entries_written += 2 * children.len() as u64 + 2;
         counts.bytes_changed += F::size(level).bytes();
         sizes.add(level, 1);

@@ -7,21 +7,21 @@ mod collapse;
 mod consumer;
 mod dirty;
 mod discard;
-mod inactive;
 mod map;
 mod owner;
 mod pages;
 mod prune;
 mod push_down;
 mod query;
-mod removals;
 mod replace;
 mod reserve;
 mod rights;
 mod rules;
 mod split;
 mod unfold;
+mod unloaded;
 mod unmap;
+mod unmap_batch;
 mod vacate;
 
 #[cfg(feature = "baselines")]
@@ -29,19 +29,19 @@ pub use self::{
     baselines::*,
     split::{Batched, SplitWalk},
 };
-pub use age::{Aged, Ageing, Ages, Skip};
+pub use age::{AgeBitmaps, AgeCounts, AgeOptions, TableBits};
 pub use consumer::{Consumer, ConsumerError};
 pub use map::MapError;
 pub(crate) use map::{agrees, maintenance};
 pub use owner::{Owner, OwnerError};
 pub use pages::Pages;
 pub use query::{Dump, Leaf, Leaves};
-pub use removals::{Place, Removals, Removed};
 pub use replace::ReplaceError;
 pub use reserve::Reservation;
 pub(crate) use rules::{Exactly, Marked, Rule};
 pub use split::SplitError;
 pub use unmap::UnmapError;
+pub use unmap_batch::{UnmapBatch, UnmapEntry, UnmappedRun};
 
 use crate::addr::{GpaRange, PageSize, RangeError};
 use crate::format::{AttributeError, Format, Kind, Software};

@@ -2,15 +2,15 @@
 //! does the same for the tables that it covers or empties, and this is its code.
 
 use super::ChangeError;
-use super::removals::Removals;
 use super::unmap::{Unmap, vacant};
+use super::unmap_batch::UnmapBatch;
 use crate::addr::{GpaRange, Levels};
 use crate::format::Format;
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::Pte;
-use crate::tables::Halted;
-use crate::walk::{Budget, Entry, Tally, Visitor};
+use crate::tables::Stopped;
+use crate::walk::{Budget, Entry, Visitor, WalkCounts};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
@@ -23,24 +23,24 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything done
     /// that precedes the address where it stopped.
-    pub fn prune(&mut self, range: GpaRange) -> Result<usize, Halted<ChangeError>> {
+    pub fn prune(&mut self, range: GpaRange) -> Result<usize, Stopped<ChangeError>> {
         let tables = self.tables;
         if let Err(error) = tables.check(&range) {
-            return Self::halted(range.start(), ChangeError::Range(error));
+            return Self::stopped(range.start(), ChangeError::Range(error));
         }
-        let mut removals = Removals::new(tables, &mut []);
-        removals.counted = true;
+        let mut batch = UnmapBatch::new(tables, &mut []);
+        batch.counted = true;
         tables.pending.removals.begin();
         let (start, end) = (range.start().0, range.end().0);
-        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, 0, &mut self.sums));
+        let mut visitor = Prune(Unmap::of(tables, &mut batch, &range, 0, &mut self.sums));
         let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let paused = self.keep(budget);
-        let retired = removals.unlinked.len();
+        let retired = batch.unlinked.len();
         if retired != 0 {
             self.sums.counts.invalidations += 1;
-            removals.complete().for_each(drop);
+            batch.complete().for_each(drop);
         }
         match result {
             Ok(()) => Ok(retired),
@@ -64,7 +64,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, 't, F, P> 
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         Visitor::<F>::settle(&mut self.0, level, tally);
     }
 }

@@ -20,16 +20,16 @@
 
 use super::ChangeError;
 use crate::addr::{GpaRange, Levels};
-use crate::counts::Counts;
+use crate::counts::OpCounts;
 use crate::format::{Format, Kind, RUN};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::pte::Run;
 use crate::sync::agreed;
 use crate::table::{Pte, load_run};
-use crate::tables::Halted;
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor, change_pages, links};
+use crate::tables::Stopped;
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Visitor, WalkCounts, change_pages, links};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// As [`Guard::write_protect`], by the tables as far up as `range` covers them, where the
@@ -43,34 +43,34 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// # Errors
     /// Those of [`Guard::write_protect`].
-    pub fn write_protect_subtrees(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+    pub fn write_protect_subtrees(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
         if F::TABLE_WRITE == 0 || !self.tables.format.marks_valid() {
             return self.write_protect(range);
         }
         let tables = self.tables;
-        if let Err(why) = tables.check_change(&range) {
-            return Self::halted(range.start(), why.into());
+        if let Err(reason) = tables.check_change(&range) {
+            return Self::stopped(range.start(), reason.into());
         }
         // Orders the faults that were reported before this call, and the reads of marks below; a
         // thread that pushes down sets a mark, then reads the leaves.
         agreed();
         let before = self.sums.counts.bytes_changed;
-        let mut visitor = Protect { sums: &mut self.sums, why: ChangeError::Contended };
+        let mut visitor = Protect { sums: &mut self.sums, reason: ChangeError::Contended };
         let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let why = visitor.why;
+        let reason = visitor.reason;
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, why),
+            Err(at) => Self::ended(at, paused, reason),
         }
     }
 }
 
 struct Protect<'g> {
-    sums: &'g mut Sums,
-    why: ChangeError,
+    sums: &'g mut GuardState,
+    reason: ChangeError,
 }
 
 impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
@@ -78,12 +78,12 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
     const QUIET: Option<u64> = Some(F::WRITE);
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         if kind != Kind::Leaf || entry.raw & F::WRITE == 0 {
             return Flow::Next;
         }
         if level > 0 && !entry.whole::<F>(level) {
-            self.why = ChangeError::CutsBlock { size: F::size(level) };
+            self.reason = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
         if entry.pte.exchange(entry.raw, F::write_protected(entry.raw)).is_err() {
@@ -105,7 +105,7 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
                 if old & F::TABLE_WRITE != 0 {
                     self.sums.counts.bytes_changed += entry.end - entry.start;
                     self.sums.owed.table(entry.start, entry.end);
-                    self.sums.owed.take();
+                    self.sums.owed.set_revoked();
                 }
                 Some(Flow::Next)
             }
@@ -115,7 +115,7 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.sums.settle::<F>(level, &tally, true);
     }
 }
@@ -153,7 +153,7 @@ pub(super) fn push_down<'t, F: Format>(
     level: u8,
     entry: &Entry<'t>,
     children: &'t [Pte],
-    counts: &mut Counts,
+    counts: &mut OpCounts,
     down: &mut Pushed<'t>,
 ) -> Flow {
     let table = entry.raw;
@@ -198,9 +198,9 @@ pub(super) fn push_down<'t, F: Format>(
 
 /// Takes the right to write from a run of pages; returns whether none of them has it any more. If
 /// not, each is to be visited.
-fn protect_run<F: Format>(run: &[Pte; RUN], counts: &mut Counts) -> bool {
+fn protect_run<F: Format>(run: &[Pte; RUN], counts: &mut OpCounts) -> bool {
     let Run { raws, any, .. } = load_run(run);
-    let mut tally = Tally::NONE;
+    let mut tally = WalkCounts::NONE;
     let done = match any & F::MARK {
         0 => change_pages::<F, Atomically>(run, &raws, 0, &mut tally, |raw| {
             Some(F::write_protected(raw))
@@ -221,7 +221,7 @@ fn is_held<F: Format>(raw: u64, level: u8) -> bool {
 
 /// Returns whether the child, a leaf or a table, has no right to write any more. It does not wait,
 /// as other threads wait for the table meanwhile.
-fn protect_child<F: Format>(pte: &Pte, level: u8, counts: &mut Counts) -> bool {
+fn protect_child<F: Format>(pte: &Pte, level: u8, counts: &mut OpCounts) -> bool {
     for _ in 0..PATIENCE {
         let raw = pte.load();
         counts.entries_read += 1;
@@ -277,7 +277,7 @@ mod tests {
             });
             for _ in 0..TRIES {
                 let entry = Entry { pte: &pte, raw: link, start: 0, end: 1 << F::shift(1) };
-                let (counts, down) = (&mut Counts::default(), &mut Pushed::default());
+                let (counts, down) = (&mut OpCounts::default(), &mut Pushed::default());
                 push_down::<F>(1, &entry, &children, counts, down);
                 if pte.load() == marker {
                     break;

@@ -25,12 +25,12 @@ use super::map::{MapError, maintenance};
 use super::push_down::{Pushed, push_down};
 use crate::addr::{GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{AttributeError, Attributes, Format, Kind, Memory, RUN};
-use crate::guard::{Guard, Sums};
-use crate::invalidation::Owed;
+use crate::guard::{Guard, GuardState};
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded, pte};
-use crate::tables::{Halted, Tables};
-use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
+use crate::tables::{Stopped, Tables};
+use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
 use core::fmt;
 
 /// Reason why the leaves of a range were not replaced, or not all of them.
@@ -119,15 +119,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// until an invalidation, executed inside, has completed, and that maintenance, of the leaf or
     /// of the up to eight neighbouring pages that share the invalidation: a guest that uses it
     /// meanwhile faults again. Other memory is the only one in use when this returns; rights that
-    /// were taken are gone after [`Guard::complete`].
+    /// were taken are gone after [`Guard::invalidate`].
     ///
-    /// To move a page that the guest may write: [`Guard::write_protect`], [`Guard::owe`] (another
-    /// thread may have protected it, and not completed), [`Guard::complete`], copy, replace. From
-    /// the first step to the last, no other thread may take rights from the page, as a round of a
-    /// log does, or unmap it: the page would look as if it had not been written in between. To
-    /// share it: the same, with memory that another guest maps as well; to end the sharing, in the
-    /// write fault: copy, replace with the right to write, and report the write after it, as
-    /// [`Guard::relax`] has it.
+    /// To move a page that the guest may write: [`Guard::write_protect`],
+    /// [`Guard::defer_invalidation`] (another thread may have protected it, and not completed),
+    /// [`Guard::invalidate`], copy, replace. From the first step to the last, no other thread may
+    /// take rights from the page, as a round of a log does, or unmap it: the page would look as if
+    /// it had not been written in between. To share it: the same, with memory that another guest
+    /// maps as well; to end the sharing, in the write fault: copy, replace with the right to write,
+    /// and report the write after it, as [`Guard::relax`] has it.
     ///
     /// # Errors
     /// Nothing is done on [`ReplaceError::Range`], [`ReplaceError::HostAddress`],
@@ -143,7 +143,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         from: Hpa,
         to: Hpa,
         attributes: Attributes,
-    ) -> Result<u64, Halted<ReplaceError>> {
+    ) -> Result<u64, Stopped<ReplaceError>> {
         if range.size() == 1 << F::PAGE_SHIFT
             && let Some(bytes) = self.replace_page(range, from, to, attributes)
         {
@@ -197,16 +197,16 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         from: Hpa,
         to: Hpa,
         attributes: Attributes,
-    ) -> Result<u64, Halted<ReplaceError>> {
+    ) -> Result<u64, Stopped<ReplaceError>> {
         let tables = self.tables;
-        if let Err(why) = tables.check_replace(&range, to, attributes) {
-            return Self::halted(range.start(), why);
+        if let Err(reason) = tables.check_replace(&range, to, attributes) {
+            return Self::stopped(range.start(), reason);
         }
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Replace::of(tables, &range, (from, to, attributes), &mut self.sums);
         let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let why = visitor.why;
+        let reason = visitor.reason;
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         if bytes != 0 {
@@ -214,7 +214,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, why),
+            Err(at) => Self::ended(at, paused, reason),
         }
     }
 }
@@ -223,7 +223,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Invalidates leaves of one size in a range, if CPUs may have them.
     #[inline(always)]
     fn invalidate_leaves(&self, start: u64, end: u64, size: PageSize) -> bool {
-        let mut stale = Owed::NOTHING;
+        let mut stale = PendingFlush::NOTHING;
         stale.leaves(start, end, size);
         let what = self.invalidation(&stale);
         what.as_ref().inspect(|what| self.platform.invalidate(what)).is_some()
@@ -260,9 +260,9 @@ struct Replace<'t, 'g, F: Format, P: Platform> {
     from: Hpa,
     to: Hpa,
     attributes: Attributes,
-    sums: &'g mut Sums,
+    sums: &'g mut GuardState,
     down: Pushed<'t>,
-    why: ReplaceError,
+    reason: ReplaceError,
 }
 
 /// The leaf that replaces another.
@@ -280,11 +280,11 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         tables: &'t Tables<'t, F, P>,
         range: &GpaRange,
         (from, to, attributes): (Hpa, Hpa, Attributes),
-        sums: &'g mut Sums,
+        sums: &'g mut GuardState,
     ) -> Self {
         let (start, many) = (range.start().0, range.size() > 1 << F::PAGE_SHIFT);
-        let (down, why) = (Pushed::default(), ReplaceError::Contended);
-        Self { tables, start, many, from, to, attributes, sums, down, why }
+        let (down, reason) = (Pushed::default(), ReplaceError::Contended);
+        Self { tables, start, many, from, to, attributes, sums, down, reason }
     }
 
     /// Returns the host address that is to be mapped at `gpa`.
@@ -397,7 +397,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         let new = match self.plan(level, raw, start) {
             Ok(Some(new)) => new,
             Ok(None) => return Ok(false),
-            Err(why) => return Err(self.stop(why)),
+            Err(reason) => return Err(self.stop(reason)),
         };
         if !new.retyped {
             self.maintain(start, end - start, false);
@@ -440,8 +440,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         self.broken::<false>(0, &run[..count], (raws, &news), retyped, at)
     }
 
-    fn stop(&mut self, why: ReplaceError) -> Flow {
-        self.why = why;
+    fn stop(&mut self, reason: ReplaceError) -> Flow {
+        self.reason = reason;
         Flow::Stop
     }
 }
@@ -451,7 +451,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'t, '_, F, P> {
     const TOUCHES: bool = true;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         if kind != Kind::Leaf {
             return Flow::Next;
         }
@@ -473,7 +473,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'t, '_, F, P> {
         run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
-        _: &mut Tally,
+        _: &mut WalkCounts,
     ) -> usize {
         self.run(run, raws, at)
     }
@@ -507,7 +507,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'t, '_, F, P> {
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.sums.settle::<F>(level, &tally, true);
     }
 }

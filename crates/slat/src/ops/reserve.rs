@@ -14,8 +14,9 @@
 //! that share an entry, one is notified, and its leaf is there before another thread can take it
 //! out.
 //!
-//! Tokens of threads that have a seat are the seat's ([`crate::grace`]), so that faults share no
-//! counter; others are counted by the guest. Neither come back within 2^47 faults and unmaps.
+//! Tokens of threads that have a reader slot are the slot's ([`crate::readers`]), so that faults
+//! share no counter; others are counted by the guest. Neither come back within 2^47 faults and
+//! unmaps.
 
 use super::map::{MapError, maintenance};
 use super::owner::Owner;
@@ -23,11 +24,11 @@ use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
 use crate::format::{Attributes, Format, Kind};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::sync::relax;
 use crate::table::{self, Pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::PATIENCE;
 
 /// An empty entry that a fault has reserved.
@@ -37,7 +38,7 @@ use crate::walk::PATIENCE;
 #[must_use = "a reservation that is not committed maps nothing"]
 pub struct Reservation<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
-    sums: &'g mut Sums,
+    sums: &'g mut GuardState,
     /// One entry, or all entries of the group around it, with the same token.
     ptes: &'g [Pte],
     raw: u64,
@@ -61,12 +62,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Reservation<'g, F, P>, Halted<MapError>> {
+    ) -> Result<Reservation<'g, F, P>, Stopped<MapError>> {
         let found = match self.reserve_at_once(gpa.0, largest, cache) {
             Some(found) => found,
             None => match self.reserve_or_refuse(gpa.0, largest, cache) {
                 Ok(found) => found,
-                Err(why) => return Self::halted(gpa, why),
+                Err(reason) => return Self::stopped(gpa, reason),
             },
         };
         let (pte, raw, level) = found;
@@ -90,7 +91,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Reservation<'g, F, P>, Halted<MapError>> {
+    ) -> Result<Reservation<'g, F, P>, Stopped<MapError>> {
         let mut reserved = self.reserve(gpa, largest, cache)?;
         let Reservation { tables, sums, level, base, .. } = &mut reserved;
         if let Some((group, token)) = tables.reserve_group(*base, *level, &mut sums.counts) {
@@ -276,7 +277,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
                 return Ok(None);
             }
         } else {
-            let Sums { counts, sizes, .. } = self.sums;
+            let GuardState { counts, sizes, .. } = self.sums;
             counts.entries_written += 1;
             if self.ptes[0].exchange(self.raw, leaf).is_err() {
                 return Ok(None);
@@ -292,12 +293,12 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     #[cold]
     #[inline(never)]
     fn commit_group(
-        (tables, sums): (&Tables<'g, F, P>, &mut Sums),
+        (tables, sums): (&Tables<'g, F, P>, &mut GuardState),
         group: &Group<'g, F>,
         raw: u64,
         leaf: u64,
     ) -> bool {
-        let Sums { counts, sizes, .. } = sums;
+        let GuardState { counts, sizes, .. } = sums;
         let mapped = tables.fill_group(group, Some(raw), leaf, counts).is_ok();
         if mapped {
             sizes.add_members(group.level(), group.ptes.len() as i64);
@@ -311,9 +312,10 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     /// the entry is frozen: no other thread maps, reserves, unmaps or looks up there; one that
     /// tries has to try again ([`MapError::Contended`], [`UnmapError::Contended`], [`Contended`]).
     ///
-    /// An entry that an unmap has emptied can be reserved before its [`Removals`](crate::Removals)
-    /// are completed. A caller that notifies another party of both, in order, keeps faults from
-    /// committing until it has notified that party of the removal.
+    /// An entry that an unmap has emptied can be reserved before its
+    /// [`UnmapBatch`](crate::UnmapBatch) are completed. A caller that notifies another party of
+    /// both, in order, keeps faults from committing until it has notified that party of the
+    /// removal.
     ///
     /// `tell` runs inside the tables: it must not wait for what waits for threads inside.
     ///
@@ -338,7 +340,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
 
     #[inline(never)]
     fn commit_parts<E>(
-        (tables, sums): (&'g Tables<'g, F, P>, &'g mut Sums),
+        (tables, sums): (&'g Tables<'g, F, P>, &'g mut GuardState),
         (ptes, raw): (&'g [Pte], u64),
         (level, base): (u8, u64),
         (hpa, attributes): (Hpa, Attributes),
@@ -347,10 +349,10 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         let reserved = Self { tables, sums, ptes, raw, level, base };
         let leaf = match reserved.leaf(hpa, attributes) {
             Ok(leaf) => leaf,
-            Err(why) => return Ok(Err(why)),
+            Err(reason) => return Ok(Err(reason)),
         };
         let group = reserved.group();
-        let Sums { counts, sizes, .. } = reserved.sums;
+        let GuardState { counts, sizes, .. } = reserved.sums;
         let frozen = F::frozen(Hpa(0));
         let held = match &group {
             Some(group) => tables.freeze_group(group, Some(raw)).is_ok(),

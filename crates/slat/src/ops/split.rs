@@ -22,13 +22,13 @@ use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
 use crate::format::{Access, Format, Kind, Software};
-use crate::granted::Granted;
-use crate::guard::{Guard, Sums};
-use crate::invalidation::Owed;
+use crate::guard::{Guard, GuardState};
+use crate::invalidation::PendingFlush;
+use crate::local_flush::LocalFlush;
 use crate::platform::Platform;
 use crate::table::{Frame, Pte, folded, pte};
-use crate::tables::{Halted, Tables};
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
+use crate::tables::{Stopped, Tables};
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Visitor, WalkCounts};
 use core::marker::PhantomData;
 pub use error::SplitError;
 use waiting::{Waiting, block_of};
@@ -55,7 +55,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         self.split_together(range, to, cache, MOST_MERGED)
     }
 
@@ -72,7 +72,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         self.split_as::<Batched>(range, to, cache, together)
     }
 
@@ -85,7 +85,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         let tables = self.tables;
         if !W::LAST_LEVEL
             && tables.check(&range).is_ok()
@@ -103,8 +103,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// all bits of `software`; leaves that stay larger do not. None of them is marked as used. With
     /// an access that is no fetch this is [`Guard::split`].
     ///
-    /// As the same step adds rights, the CPU that faulted has to drop the block: see [`Granted`].
-    /// Memory is made coherent first ([`Platform::maintain`]), and the tables are published.
+    /// As the same step adds rights, the CPU that faulted has to drop the block: see
+    /// [`LocalFlush`]. Memory is made coherent first ([`Platform::maintain`]), and the tables are
+    /// published.
     ///
     /// # Errors
     /// Those of [`Guard::split`].
@@ -114,7 +115,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
         fetch: Access,
         software: Software,
-    ) -> Result<Granted<'t, 'p, F, P>, Halted<SplitError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<SplitError>> {
         // No block has a bit that the format lacks, or a consumer's mark as a bit of its user.
         let own = |bits: &u64| fetch.is_fetch() && bits & self.tables.marks == 0;
         let needed = software.encode(F::SOFTWARE).ok().filter(own);
@@ -122,7 +123,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let result = self.split_walk::<Batched>(range, F::size(0), cache, MOST_MERGED, execute);
         // Published, so that the vCPU that faulted finds the new leaves.
         self.tables.platform.publish();
-        result.map(|bytes| Granted::new(self.tables, range, bytes))
+        result.map(|bytes| LocalFlush::new(self.tables, range, bytes))
     }
 
     #[inline(never)]
@@ -133,18 +134,18 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
         together: usize,
         execute: Option<(Access, u64)>,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         if let Err(error) = self.tables.check(&range) {
-            return Self::halted(range.start(), SplitError::Range(error));
+            return Self::stopped(range.start(), SplitError::Range(error));
         }
         if !cache.serves(self.tables.platform) {
-            return Self::halted(range.start(), SplitError::ForeignCache);
+            return Self::stopped(range.start(), SplitError::ForeignCache);
         }
         match F::level_of(to) {
             Ok(0) => self.split_to::<W, 0>(range, cache, together, execute),
             Ok(1) => self.split_to::<W, 1>(range, cache, together, None),
             Ok(_) => self.split_to::<W, 2>(range, cache, together, None),
-            Err(error) => Self::halted(range.start(), SplitError::LeafSize(error)),
+            Err(error) => Self::stopped(range.start(), SplitError::LeafSize(error)),
         }
     }
 
@@ -156,7 +157,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
         together: usize,
         execute: Option<(Access, u64)>,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         // A word has one bit for the place of each block that waits.
         const { assert!(W::MERGED <= u32::BITS as usize) };
         let (start, end) = (range.start().0, range.end().0);
@@ -197,12 +198,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             patience -= 1;
         };
         let Split { dry, empty, .. } = visitor;
-        let why = if empty { SplitError::CacheEmpty } else { SplitError::Contended };
+        let reason = if empty { SplitError::CacheEmpty } else { SplitError::Contended };
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, why),
+            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, reason),
         }
     }
 }
@@ -233,7 +234,7 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     together: usize,
     /// Pages of blocks that have these bits become executable, for such an access.
     execute: Option<(Access, u64)>,
-    sums: &'a mut Sums,
+    sums: &'a mut GuardState,
     waiting: Option<Waiting<'t>>,
     /// The guard has a limit.
     limited: bool,
@@ -254,7 +255,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
     const LEVELS: Levels = if W::LAST_LEVEL { Levels::ALL } else { Levels::above(TARGET) };
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut WalkCounts) -> Flow {
         if !W::wants(level) {
             return Flow::Next;
         }
@@ -300,7 +301,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.sums.counts.entries_read += tally.read;
     }
 }
@@ -438,7 +439,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.lost = base.min(self.lost);
             return give_back(tables, self.cache, self.sums, table, level);
         }
-        let mut broken = Owed::NOTHING;
+        let mut broken = PendingFlush::NOTHING;
         broken.leaves(base, base + size.bytes(), size);
         count_broken(self.sums, size);
         if let Some(what) = tables.invalidation(&broken) {
@@ -452,7 +453,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 
 /// Counts a block that stands broken until its table is linked.
 #[inline(always)]
-fn count_broken(sums: &mut Sums, size: PageSize) {
+fn count_broken(sums: &mut GuardState, size: PageSize) {
     sums.counts.broken += 1;
     sums.counts.bytes_changed += size.bytes();
     sums.counts.entries_written += 2;
@@ -462,7 +463,7 @@ fn count_broken(sums: &mut Sums, size: PageSize) {
 fn give_back<F: Format, P: Platform>(
     tables: &Tables<'_, F, P>,
     cache: &mut TableCache<'_, F, P>,
-    sums: &mut Sums,
+    sums: &mut GuardState,
     table: Frame,
     level: u8,
 ) {
@@ -481,7 +482,7 @@ fn give_back<F: Format, P: Platform>(
 fn link<F: Format, P: Platform>(
     tables: &Tables<'_, F, P>,
     cache: &mut TableCache<'_, F, P>,
-    sums: &mut Sums,
+    sums: &mut GuardState,
     lost: &mut u64,
     waiting: &Waiting<'_>,
 ) {
@@ -495,7 +496,7 @@ fn link<F: Format, P: Platform>(
         let (ptes, at) = tables.descend(start, level, |_, _| {});
         if at == level { ptes } else { &[] }
     };
-    let mut broken = Owed::NOTHING;
+    let mut broken = PendingFlush::NOTHING;
     // A bit for each place.
     let mut frozen = 0u32;
     let size = F::size(level);
@@ -533,7 +534,7 @@ fn link<F: Format, P: Platform>(
     }
     if frozen != places {
         for number in (0..count).rev() {
-            if let Some(table) = cache.let_go(number) {
+            if let Some(table) = cache.release(number) {
                 give_back(tables, cache, sums, table, level);
             }
         }

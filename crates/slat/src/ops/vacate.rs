@@ -8,20 +8,21 @@
 //! whole. It calls only the platform, which does not unwind. It also runs where the closure panics.
 //!
 //! *Invariant*: no table is freed while an entry that can be reached links it, and exactly the
-//! leaves that the closure was given are unmapped. [`Inactive::discard`], which hands out no leaf,
-//! has only the second step, and unfolds before it only the groups that an end of the range cuts.
+//! leaves that the closure was given are unmapped. [`UnloadedTables::discard`], which hands out no
+//! leaf, has only the second step, and unfolds before it only the groups that an end of the range
+//! cuts.
 
 use super::unfold::Group;
-use super::{ChangeError, Removed};
+use super::{ChangeError, UnmappedRun};
 use crate::addr::{Gpa, GpaRange, Hpa};
 use crate::build::dismantle;
 use crate::format::{Format, Kind};
-use crate::inactive::Inactive;
 use crate::platform::Platform;
 use crate::table::{self, Frame, Pte, folded};
-use crate::tables::{Found, Halted, Tables};
+use crate::tables::{Found, Stopped, Tables};
+use crate::unloaded::UnloadedTables;
 
-impl<F: Format, P: Platform> Inactive<'_, F, P> {
+impl<F: Format, P: Platform> UnloadedTables<'_, F, P> {
     /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns
     /// the bytes that were mapped. A run may also end where memory crosses a multiple of
     /// [`Format::CARRY`]. Reservations in the range are void. Tables that the range covers whole,
@@ -35,11 +36,11 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
     pub fn unmap(
         &mut self,
         range: GpaRange,
-        mut removed: impl FnMut(Removed),
-    ) -> Result<u64, Halted<ChangeError>> {
+        mut removed: impl FnMut(UnmappedRun),
+    ) -> Result<u64, Stopped<ChangeError>> {
         let tables = &self.0;
-        if let Err(why) = tables.check_change(&range) {
-            return Err(Halted { at: range.start(), why: why.into() });
+        if let Err(reason) = tables.check_change(&range) {
+            return Err(Stopped { at: range.start(), reason: reason.into() });
         }
         let (start, end) = (range.start().0, range.end().0);
         let told = Told { tables, start, end: start, owners: false };
@@ -51,17 +52,17 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Inactive<'_, F, P> {
-    /// Unmaps `range`, as [`Inactive::unmap`], for a caller that knows the memory behind it: hands
-    /// out nothing. Tables that the range covers whole are dropped unseen: entries of pages in them
-    /// are not read, unless addresses have, or had, owners.
+impl<F: Format, P: Platform> UnloadedTables<'_, F, P> {
+    /// Unmaps `range`, as [`UnloadedTables::unmap`], for a caller that knows the memory behind it:
+    /// hands out nothing. Tables that the range covers whole are dropped unseen: entries of pages
+    /// in them are not read, unless addresses have, or had, owners.
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
-    pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<ChangeError>> {
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Stopped<ChangeError>> {
         let tables = &self.0;
-        if let Err(why) = tables.check_change(&range) {
-            return Err(Halted { at: range.start(), why: why.into() });
+        if let Err(reason) = tables.check_change(&range) {
+            return Err(Stopped { at: range.start(), reason: reason.into() });
         }
         let (start, end) = (range.start().0, range.end().0);
         tables.unfold_cut(start);
@@ -149,10 +150,10 @@ impl<F: Format, P: Platform> Told<'_, F, P> {
     /// Gives back a table that no entry links any more, and all below it.
     fn free(&self, hpa: Hpa, level: u8) {
         let platform = self.tables.platform;
-        // SAFETY: no other thread is in the tables, and no CPU has them: `Inactive` was borrowed
-        // mutably. The entry that linked the table was emptied just before, so it, and all below
-        // it, is this function's alone. All tables below the root came from caches, which allocate
-        // `TABLE_BYTES`.
+        // SAFETY: no other thread is in the tables, and no CPU has them: `UnloadedTables` was
+        // borrowed mutably. The entry that linked the table was emptied just before, so it, and all
+        // below it, is this function's alone. All tables below the root came from caches, which
+        // allocate `TABLE_BYTES`.
         unsafe {
             let ptes = table::entries(platform, hpa, F::entries(level));
             let free = &mut |frame| platform.free(frame, F::TABLE_BYTES);
@@ -166,7 +167,7 @@ impl<F: Format, P: Platform> Told<'_, F, P> {
 
 /// Leaves whose descriptors follow each other.
 struct Run {
-    first: Removed,
+    first: UnmappedRun,
     /// The value that the next leaf of the run would have.
     raw: u64,
     gpa: u64,
@@ -177,7 +178,7 @@ struct List<'t, 'r, F: Format, P: Platform> {
     told: Told<'t, F, P>,
     run: Option<Run>,
     bytes: u64,
-    removed: &'r mut dyn FnMut(Removed),
+    removed: &'r mut dyn FnMut(UnmappedRun),
 }
 
 impl<F: Format, P: Platform> List<'_, '_, F, P> {
@@ -263,7 +264,7 @@ impl<F: Format, P: Platform> List<'_, '_, F, P> {
             return;
         }
         self.finish();
-        let first = Removed {
+        let first = UnmappedRun {
             gpa: Gpa(gpa),
             bytes: size.bytes(),
             size,

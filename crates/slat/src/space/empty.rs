@@ -4,12 +4,12 @@ use super::SpaceError;
 use super::walk::{Step, Visit};
 use crate::addr::{Gpa, Hpa};
 use crate::format::{Format, Kind};
-use crate::invalidation::Owed;
-use crate::ops::Removed;
+use crate::invalidation::PendingFlush;
+use crate::ops::UnmappedRun;
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::table::{Pte, folded};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::Entry;
 
 /// Empties the entries of a range. Leaves and tables that it took out are given away only behind an
@@ -17,14 +17,14 @@ use crate::walk::Entry;
 pub(super) struct Empty<'a, 't, 'p, F: Format, P: Platform> {
     pub tables: &'t Tables<'p, F, P>,
     /// Runs of leaves that were taken out since the last invalidation.
-    pub runs: &'a mut [Option<Removed>],
+    pub runs: &'a mut [Option<UnmappedRun>],
     pub len: usize,
     /// The attributes of the leaf that was taken out last.
     pub bits: u64,
     /// Is given the runs. Without it nothing is kept.
-    pub removed: Option<&'a mut dyn FnMut(Removed)>,
+    pub removed: Option<&'a mut dyn FnMut(UnmappedRun)>,
     pub unlinked: Chain<F>,
-    pub owed: Owed,
+    pub owed: PendingFlush,
     /// Whether a clean that was dropped may have taken the dirty state of what CPUs still write.
     pub written: bool,
     /// Bytes that were mapped.
@@ -38,11 +38,11 @@ impl<'t, F: Format, P: Platform> Visit<'t, F> for Empty<'_, 't, '_, F, P> {
         level: u8,
         kind: Kind,
         entry: Entry<'t>,
-    ) -> Result<Step, Halted<SpaceError>> {
+    ) -> Result<Step, Stopped<SpaceError>> {
         match kind {
             Kind::Leaf if entry.whole::<F>(level) => {}
             Kind::Empty | Kind::Reserved | Kind::Owned => return Ok(Step::Next),
-            _ => return Err(Halted { at: Gpa(entry.start), why: SpaceError::Contended }),
+            _ => return Err(Stopped { at: Gpa(entry.start), reason: SpaceError::Contended }),
         }
         if folded::<F>(entry.raw) {
             self.tables.unfold_at(entry.start, level)?;
@@ -115,13 +115,13 @@ impl<'t, F: Format, P: Platform> Empty<'_, 't, '_, F, P> {
         }
         let mut attributes = self.tables.format.decode(raw, level);
         attributes.dirty |= self.written;
-        self.runs[self.len] = Some(Removed { gpa, bytes: size.bytes(), size, hpa, attributes });
+        self.runs[self.len] = Some(UnmappedRun { gpa, bytes: size.bytes(), size, hpa, attributes });
         (self.len, self.bits) = (self.len + 1, bits);
     }
 
     /// Invalidates, and hands out what was taken out before.
     pub fn hand_out(&mut self) {
-        let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
+        let owed = core::mem::replace(&mut self.owed, PendingFlush::NOTHING);
         // Entries found empty may have been emptied by removals that were forgotten.
         if self.tables.pending.removals.count() == 0 {
             self.tables.complete_alone(&owed);

@@ -12,14 +12,14 @@
 use super::SpaceError;
 use super::cursor::Cursor;
 use crate::addr::Gpa;
-use crate::counts::Counts;
+use crate::counts::OpCounts;
 use crate::format::{Format, Kind};
-use crate::guard::Sums;
-use crate::invalidation::Owed;
+use crate::guard::GuardState;
+use crate::invalidation::PendingFlush;
+use crate::leaf_delta::LeafDelta;
 use crate::platform::Platform;
-use crate::sizes::Sizes;
 use crate::table::{self, Frame, Pte, folded, pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::{Entry, Flow};
 
 /// How the walk goes on.
@@ -38,7 +38,7 @@ pub(super) trait Visit<'t, F: Format> {
         level: u8,
         kind: Kind,
         entry: Entry<'t>,
-    ) -> Result<Step, Halted<SpaceError>>;
+    ) -> Result<Step, Stopped<SpaceError>>;
 
     /// Is told of a table, which the entry `raw` links, before the walk enters it.
     #[inline(always)]
@@ -63,7 +63,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         cursor: &mut Cursor,
         (start, end): (u64, u64),
         visit: &mut V,
-    ) -> Result<(), Halted<SpaceError>> {
+    ) -> Result<(), Stopped<SpaceError>> {
         let root = (self.root_entries(), self.geometry().root_level);
         let (mut ptes, mut level) = root;
         if cursor.covers::<F>((start, end)) {
@@ -104,7 +104,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         level: u8,
         (at, end): (&mut u64, u64),
         visit: &mut V,
-    ) -> Result<Option<(&'t Pte, u64)>, Halted<SpaceError>> {
+    ) -> Result<Option<(&'t Pte, u64)>, Stopped<SpaceError>> {
         loop {
             let pte = pte::<F>(ptes, *at, level);
             let raw = pte.load();
@@ -148,8 +148,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         &self,
         (start, end): (u64, u64),
         stays: impl Fn(u64) -> bool,
-        owed: &mut Owed,
-    ) -> Result<(), Halted<SpaceError>> {
+        owed: &mut PendingFlush,
+    ) -> Result<(), Stopped<SpaceError>> {
         self.cut_at(start, &stays, owed)?;
         self.cut_at(end, &stays, owed)
     }
@@ -159,8 +159,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         &self,
         at: u64,
         stays: &impl Fn(u64) -> bool,
-        owed: &mut Owed,
-    ) -> Result<(), Halted<SpaceError>> {
+        owed: &mut PendingFlush,
+    ) -> Result<(), Stopped<SpaceError>> {
         while at >> self.geometry().address_bits == 0 {
             let (mut ptes, mut level) = (self.root_entries(), self.geometry().root_level);
             let (pte, raw) = loop {
@@ -180,7 +180,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
                 self.unfold_at(at, level)?;
             } else {
                 self.split_leaf(pte, level, at - inside, owed)
-                    .ok_or(Halted { at: Gpa(at), why: SpaceError::OutOfFrames })?;
+                    .ok_or(Stopped { at: Gpa(at), reason: SpaceError::OutOfFrames })?;
             }
         }
         Ok(())
@@ -190,7 +190,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// for it. Where the CPU demands a break, nothing is called between the marker and the link but
     /// the invalidation.
     #[cold]
-    fn split_leaf(&self, pte: &Pte, level: u8, base: u64, owed: &mut Owed) -> Option<()> {
+    fn split_leaf(&self, pte: &Pte, level: u8, base: u64, owed: &mut PendingFlush) -> Option<()> {
         let mut frame = self.platform.allocate(F::TABLE_BYTES)?;
         let fill = |frame: &mut Frame, raw: u64| {
             let (bits, mut hpa) = (F::attribute_bits(raw, level), F::leaf_address(raw, level));
@@ -200,7 +200,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             }
         };
         let link = F::table(frame.hpa(), level);
-        let mut stale = Owed::NOTHING;
+        let mut stale = PendingFlush::NOTHING;
         stale.leaves(base, base + (1 << F::shift(level)), F::size(level));
         if self.platform.break_before_make().breaks_size_change() {
             let frozen = F::frozen(frame.hpa());
@@ -229,11 +229,15 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     /// Unfolds the group of the leaf at `gpa`.
     #[cold]
-    pub(super) fn unfold_at(&self, gpa: u64, level: u8) -> Result<(), Halted<SpaceError>> {
-        let mut sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: Owed::NOTHING };
+    pub(super) fn unfold_at(&self, gpa: u64, level: u8) -> Result<(), Stopped<SpaceError>> {
+        let mut sums = GuardState {
+            counts: OpCounts::NONE,
+            sizes: LeafDelta::NONE,
+            owed: PendingFlush::NOTHING,
+        };
         match self.unfold(gpa, level, &mut sums) {
             Flow::Again => Ok(()),
-            _ => Err(Halted { at: Gpa(gpa), why: SpaceError::Contended }),
+            _ => Err(Stopped { at: Gpa(gpa), reason: SpaceError::Contended }),
         }
     }
 

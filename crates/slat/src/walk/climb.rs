@@ -1,6 +1,6 @@
 //! The part of a walk at level 2 and above.
 
-use super::{Budget, End, Entry, Met, Tally, Visitor, one, touch};
+use super::{Budget, End, Entry, Met, Visitor, WalkCounts, one, touch};
 use crate::format::Format;
 use crate::platform::Platform;
 use crate::sync::agreed;
@@ -58,7 +58,7 @@ impl Climb {
                 3 => self.part::<F, P, V, 3>(platform, table, end, below, visitor, budget),
                 _ => self.part::<F, P, V, 4>(platform, table, end, below, visitor, budget),
             };
-            if result.why == End::BELOW {
+            if result.reason == End::BELOW {
                 if level == 2 {
                     return result;
                 }
@@ -85,7 +85,7 @@ impl Climb {
         budget: &mut Budget,
     ) -> End {
         let shift = F::shift(LEVEL);
-        let mut tally = Tally::NONE;
+        let mut tally = WalkCounts::NONE;
         let mut result = End::DONE;
         let mut at = self.at;
         while at < end {
@@ -105,7 +105,7 @@ impl Climb {
                             self.at = at;
                             budget.count(tally.read);
                             visitor.settle(LEVEL, tally);
-                            return End { at: next, why: End::BELOW };
+                            return End { at: next, reason: End::BELOW };
                         }
                         came = Some(End::DONE);
                     }

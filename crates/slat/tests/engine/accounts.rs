@@ -6,7 +6,7 @@ use crate::common::stage::{G, K, M, RAM, arm, on_stage, range};
 use crate::common::world::cache;
 use crate::common::{TestPlatform, unmap};
 use slat::{
-    Attributes, BreakBeforeMake, Gpa, Hpa, PageSize, Place, Removals, Software, Tables, Vmid,
+    Attributes, BreakBeforeMake, Gpa, Hpa, PageSize, Software, Tables, UnmapBatch, UnmapEntry, Vmid,
 };
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -26,9 +26,9 @@ fn the_bytes_of_a_page_that_is_mapped_count_whether_its_table_is_there_or_not() 
 fn the_bytes_of_a_leaf_or_a_group_that_is_committed_count_whether_it_is_reported_or_not() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(arm(), Vmid(1), 40, &platform).unwrap();
-    let (mut member, mut frames, mut bytes) = (platform.join(), Vec::new(), 0);
+    let (mut reader, mut frames, mut bytes) = (platform.register(), Vec::new(), 0);
     let mut cache = cache::<Arm<12>>(&platform, &mut frames, 8);
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let block = PageSize::SIZE_2M;
     for (at, largest, size) in [(0, PAGE, 4 * K), (2 * M, block, 2 * M), (4 * M, PAGE, 64 * K)] {
         for told in [false, true] {
@@ -68,10 +68,10 @@ fn removals_that_forget_do_so_only_where_there_is_no_room() {
             for &at in &[0, 8 * K, 16 * K] {
                 guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache).unwrap();
             }
-            let mut places: Vec<_> = (0..room).map(|_| Place::EMPTY).collect();
-            let mut removals = Removals::new(tables, &mut places).forgetting();
-            assert_eq!(guard.unmap(range(0, 20 * K), &mut removals), Ok(12 * K));
-            let gone: Vec<_> = removals.complete().map(|run| run.gpa.0).collect();
+            let mut places: Vec<_> = (0..room).map(|_| UnmapEntry::EMPTY).collect();
+            let mut batch = UnmapBatch::new(tables, &mut places).forgetting();
+            assert_eq!(guard.unmap(range(0, 20 * K), &mut batch), Ok(12 * K));
+            let gone: Vec<_> = batch.complete().map(|run| run.gpa.0).collect();
             assert_eq!(gone, handed_out);
         });
     }

@@ -7,9 +7,9 @@ use crate::common::stage::{G, K, M, RAM, ept, on_stage, range};
 use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{Moment, TestPlatform};
 use slat::{
-    Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Contended, Format, Gpa,
-    GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, Rights, Skip, Software, SplitError,
-    TableCache, Vmid,
+    Access, AddressSpace, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Contended, Format,
+    Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Rights, Software, SplitError,
+    TableBits, TableCache, UnmapEntry, Vmid,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -36,23 +36,23 @@ fn pages(bits: &[u64; 8]) -> Pages<'_> {
     Pages { start: Gpa(2 * M), bits }
 }
 
-fn granted<H: Hardware, E>(result: Result<Granted<'_, '_, H::Format, TestPlatform>, E>) {
-    let _ = result.map(Granted::elsewhere);
+fn granted<H: Hardware, E>(result: Result<LocalFlush<'_, '_, H::Format, TestPlatform>, E>) {
+    let _ = result.map(LocalFlush::not_needed_here);
 }
 
 type Call<H> = for<'t, 'p> fn(&mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>);
 
-fn age<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, clear: bool, skip: Skip) {
+fn age<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, clear: bool, skip: TableBits) {
     let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-    guard.age(all(), &mut ages, Ageing { clear, skip, fresh: false }).unwrap();
+    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+    guard.age(all(), &mut ages, AgeOptions { clear, table_bits: skip, flush_tlb: false }).unwrap();
 }
 
 fn unmap<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, at: GpaRange) {
-    let mut places = [Place::EMPTY; 4];
-    let mut removals = guard.removals(&mut places);
-    let _ = guard.unmap(at, &mut removals);
-    removals.complete().for_each(drop);
+    let mut places = [UnmapEntry::EMPTY; 4];
+    let mut batch = guard.unmap_batch(&mut places);
+    let _ = guard.unmap(at, &mut batch);
+    batch.complete().for_each(drop);
 }
 
 /// Every operation of a guard, on a table whose first entries are held.
@@ -70,7 +70,7 @@ fn calls<H: Hardware>() -> Vec<(&'static str, Call<H>)> {
         ("descriptor", |g, _| { let _ = g.descriptor(Gpa(HELD)); }),
         ("leaves", |g, _| { let _ = g.leaves(all()).unwrap().count(); }),
         ("dump", |g, _| { let _ = g.dump().to_string(); }),
-        ("flush", |g, _| { let _ = g.flush(all()); }),
+        ("flush", |g, _| { let _ = g.clean_caches(all()); }),
         ("write_protect", |g, _| { let _ = g.write_protect(all()); }),
         ("write_protect of a page", |g, _| { let _ = g.write_protect(page()); }),
         ("write_protect_pages", |g, _| { let _ = g.write_protect_pages(&pages(&[!5; 8])); }),
@@ -99,10 +99,10 @@ fn calls<H: Hardware>() -> Vec<(&'static str, Call<H>)> {
         ("clean", |g, _| { let _ = g.clean(all()); }),
         ("clean_pages", |g, _| { let _ = g.clean_pages(&pages(&[!5; 8])); }),
         ("harvest", |g, _| { let _ = g.harvest(all(), &mut [0; 8]); }),
-        ("age, every leaf", |g, _| age::<H>(g, true, Skip::Nothing)),
-        ("age, a hint", |g, _| age::<H>(g, true, Skip::Hint)),
-        ("age, exact", |g, _| age::<H>(g, true, Skip::Exact)),
-        ("age, test", |g, _| age::<H>(g, false, Skip::Exact)),
+        ("age, every leaf", |g, _| age::<H>(g, true, TableBits::Ignored)),
+        ("age, a hint", |g, _| age::<H>(g, true, TableBits::Hint)),
+        ("age, exact", |g, _| age::<H>(g, true, TableBits::Exact)),
+        ("age, test", |g, _| age::<H>(g, false, TableBits::Exact)),
         ("age_leaf", |g, _| { let _ = g.age_leaf(Gpa(HELD), true); }),
         ("split", |g, c| { let _ = g.split(all(), PAGE, c); }),
         ("split_to_execute", |g, c| {
@@ -164,7 +164,7 @@ fn waits<H: Hardware>(format: H::Format) {
                 guard.map(four, Hpa(0), RAM, size, cache).unwrap();
                 if way.protected {
                     guard.write_protect_subtrees(range(0, 2 * G)).unwrap();
-                    guard.complete();
+                    guard.invalidate();
                 }
                 let hardware = H::of(tables);
                 let from = 512 - way.count.max(if way.protected { 0 } else { 512 });
@@ -227,7 +227,7 @@ fn a_collapse_waits_one_patience_for_leaves_and_links_together<H: Hardware>() {
         let before = guard.counts().entries_read;
         let stopped = guard.collapse(range(0, 4 * M), BLOCK).unwrap_err();
         let read = guard.counts().entries_read - before;
-        assert_eq!((stopped.at, stopped.why), (Gpa(0), SplitError::Contended));
+        assert_eq!((stopped.at, stopped.reason), (Gpa(0), SplitError::Contended));
         assert!(read < PATIENCE / 2, "{read} entries, after all turns were waited for a leaf");
         held.into_iter().for_each(|(pte, raw)| pte.store(raw, SeqCst));
         assert_eq!(guard.collapse(range(0, 4 * M), BLOCK), Ok(2 * M));
@@ -242,7 +242,7 @@ fn a_query_ends_while_a_mapping_of_that_address_is_told() {
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
-    let mut guard = space.guard();
+    let mut guard = space.enter();
     let reserved = guard.reserve(Gpa(2 * M), PAGE, &mut cache).unwrap();
     let told = reserved.commit_told(Hpa(M), RAM, || {
         assert_eq!(space.query(Gpa(2 * M)), None);
@@ -275,7 +275,7 @@ fn a_query_with_interrupts_off_does_not_stop_an_invalidation() {
             asks.set(asks.get() + 1);
         }
     })));
-    space.guard().replace(page, Hpa(0), Hpa(M), read).unwrap();
+    space.enter().replace(page, Hpa(0), Hpa(M), read).unwrap();
     platform.meanwhile(None);
     assert_eq!((asked.get(), space.query(Gpa(2 * M)).unwrap().hpa), (1, Hpa(M)));
 }
@@ -304,15 +304,15 @@ fn a_limit_counts_tables_whose_protection_is_pushed_down() {
         // Returns where the call paused.
         type Call = fn(&mut GuardOf<'_, '_, Ept<true>>, GpaRange) -> Option<Gpa>;
         let calls: [Call; 2] = [
-            |guard, of| guard.protect(of, Rights::ALL).err().map(|halted| halted.at),
+            |guard, of| guard.protect(of, Rights::ALL).err().map(|stopped| stopped.at),
             |guard, of| {
-                let result = guard.relax(of, Access::Write).map(Granted::elsewhere);
-                result.err().map(|halted| halted.at)
+                let result = guard.relax(of, Access::Write).map(LocalFlush::not_needed_here);
+                result.err().map(|stopped| stopped.at)
             },
         ];
         for call in calls {
             guard.write_protect_subtrees(range(0, G)).unwrap();
-            guard.complete();
+            guard.invalidate();
             let (mut left, mut calls) = (of, 0);
             loop {
                 let mut at = None;
@@ -327,9 +327,9 @@ fn a_limit_counts_tables_whose_protection_is_pushed_down() {
         }
         // A page is not half done.
         guard.write_protect_subtrees(range(0, G)).unwrap();
-        guard.complete();
+        guard.invalidate();
         guard.limit(0);
-        let page = guard.relax(range(0, 4 * K), Access::Write).map(Granted::elsewhere);
+        let page = guard.relax(range(0, 4 * K), Access::Write).map(LocalFlush::not_needed_here);
         assert_eq!(page, Ok(4 * K));
     });
 }
@@ -358,7 +358,7 @@ fn a_limit_counts_the_tables_of_an_owner_and_of_a_map_and_of_a_split() {
             let mut at = None;
             let work = work::<Ept<true>>(guard, 1, |guard| {
                 let result = guard.set_owner(left, None, Owner::new(7), cache);
-                at = result.err().map(|halted| halted.at);
+                at = result.err().map(|stopped| stopped.at);
             });
             assert!(work <= 1 + 2 * 512 + 8, "{work} entries");
             calls += 1;
@@ -369,7 +369,7 @@ fn a_limit_counts_the_tables_of_an_owner_and_of_a_map_and_of_a_split() {
         assert_eq!(guard.owner(Gpa(8 * M)), Ok(Owner::new(7)));
         guard.set_owner(cut, Owner::new(7), None, cache).unwrap();
         guard.prune(all).unwrap();
-        guard.complete();
+        guard.invalidate();
         tables.reclaim();
         guard.refresh();
         tables.reclaim();
@@ -381,7 +381,7 @@ fn a_limit_counts_the_tables_of_an_owner_and_of_a_map_and_of_a_split() {
                 let mut at = None;
                 let work = work::<Ept<true>>(guard, 1, |guard| {
                     let result = guard.map(left, Hpa(left.start().0), RAM, size, cache);
-                    at = result.err().map(|halted| halted.at);
+                    at = result.err().map(|stopped| stopped.at);
                 });
                 assert!(work <= 4 * 512 + 8, "{work} entries, call {calls}");
                 calls += 1;
@@ -397,7 +397,7 @@ fn a_limit_counts_the_tables_of_an_owner_and_of_a_map_and_of_a_split() {
         loop {
             let mut at = None;
             let work = work::<Ept<true>>(guard, 1, |guard| {
-                at = guard.split(left, PAGE, cache).err().map(|halted| halted.at);
+                at = guard.split(left, PAGE, cache).err().map(|stopped| stopped.at);
             });
             assert!(work <= 512 + 8, "{work} entries");
             calls += 1;

@@ -13,7 +13,7 @@ use crate::common::world::{CacheOf, GuardOf, TablesOf, cache};
 use crate::common::{TestPlatform, destroy};
 use slat::{
     Access, AddressSpace, Attributes, BreakBeforeMake, ChangeError, Consumer, ConsumerError, Gpa,
-    GpaRange, Halted, Hpa, PageSize, Pages, Place, Removals, Software, Vmid,
+    GpaRange, Hpa, PageSize, Pages, Software, Stopped, UnmapBatch, UnmapEntry, Vmid,
 };
 use std::collections::BTreeSet;
 
@@ -40,14 +40,14 @@ fn with_consumers<H: Hardware>(
     let mut tables = TablesOf::<H>::new(H::format(&CONFIG), Vmid(1), BITS, platform).unwrap();
     let consumers = marks::<H>().map(|mark| tables.add_consumer(mark).unwrap());
     let mut storage = Vec::new();
-    let mut member = platform.join();
+    let mut reader = platform.register();
     {
         let cache = cache::<H>(platform, &mut storage, 300);
-        let guard = tables.enter(&mut member).unwrap();
+        let guard = tables.enter(&mut reader).unwrap();
         let hardware = H::of(&tables);
         body(&mut Fixture { platform, tables: &tables, hardware, consumers, guard, cache });
     }
-    drop(member);
+    drop(reader);
     destroy(tables);
     assert_eq!(platform.live(), 0, "frames leaked");
 }
@@ -90,15 +90,15 @@ impl<H: Hardware> Fixture<'_, '_, '_, H> {
         let named =
             (0..range.size() / page).filter(|n| bitmap[*n as usize / 64] >> (n % 64) & 1 == 1);
         let named: BTreeSet<_> = named.map(|n| range.start().0 + n * page).collect();
-        assert_eq!(self.guard.owed(), None, "completed inside");
+        assert_eq!(self.guard.pending_invalidation(), None, "completed inside");
         match result {
             Ok(count) => {
                 assert_eq!(count, named.len() as u64);
                 Ok(named)
             }
-            Err(Halted { at, why }) => {
+            Err(Stopped { at, reason }) => {
                 assert_eq!((at, named.len()), (range.start(), 0));
-                Err(why)
+                Err(reason)
             }
         }
     }
@@ -134,7 +134,7 @@ fn what_one_consumer_has_taken_is_dirty_for_the_other_once<H: Hardware>() {
         assert!((0..4).all(|n| fixture.write(n * page)));
         let pages = Pages { start: Gpa(0), bits: &[0b0101] };
         assert_eq!(fixture.guard.clean_pages_for(log, &pages), Ok(2 * page));
-        fixture.guard.complete();
+        fixture.guard.invalidate();
         assert_eq!(fixture.harvest(Some(log), all), Ok([page, 3 * page].into()));
         assert_eq!(fixture.harvest(Some(pager), all), Ok((0..4).map(|n| n * page).collect()));
     });
@@ -153,7 +153,7 @@ fn what_is_taken_for_no_consumer_is_dirty_for_all_consumers<H: Hardware>() {
         assert_eq!(fixture.harvest(None, all), Ok([0].into()));
         assert!(fixture.write(page));
         assert_eq!(fixture.guard.clean(all), Ok(page));
-        fixture.guard.complete();
+        fixture.guard.invalidate();
         for consumer in [log, pager] {
             let before = fixture.guard.counts().invalidations;
             assert_eq!(fixture.harvest(Some(consumer), all), Ok([0, page].into()));
@@ -174,11 +174,11 @@ fn a_page_that_is_taken_out_says_for_each_consumer_whether_it_is_dirty<H: Hardwa
         assert!((0..3).all(|n| fixture.write(n * page)));
         assert_eq!(fixture.harvest(Some(log), range(page, page)).unwrap().len(), 1);
         assert_eq!(fixture.harvest(Some(pager), range(2 * page, page)).unwrap().len(), 1);
-        let mut storage = [const { Place::EMPTY }; 4];
-        let mut removals = Removals::new(fixture.tables, &mut storage);
-        assert_eq!(fixture.guard.unmap(all, &mut removals), Ok(4 * page));
-        let told: Vec<_> = removals.complete().collect();
-        let dirty = |leaf: &slat::Removed| [log, pager].map(|c| c.is_dirty(&leaf.attributes));
+        let mut storage = [const { UnmapEntry::EMPTY }; 4];
+        let mut batch = UnmapBatch::new(fixture.tables, &mut storage);
+        assert_eq!(fixture.guard.unmap(all, &mut batch), Ok(4 * page));
+        let told: Vec<_> = batch.complete().collect();
+        let dirty = |leaf: &slat::UnmappedRun| [log, pager].map(|c| c.is_dirty(&leaf.attributes));
         let expected = [[true, true], [false, true], [true, false], [false, false]];
         assert_eq!(told.iter().map(dirty).collect::<Vec<_>>(), expected);
         // A page that comes back as it left is dirty for the same consumers.
@@ -207,10 +207,10 @@ fn a_mark_goes_to_all_pages_of_a_block_and_comes_back_to_it<H: Hardware>() {
         assert_eq!(fixture.harvest(Some(pager), range(page, 4 * page)).unwrap().len(), 4);
         fixture.guard.write_protect(range(0, 2 * page)).unwrap();
         assert!(!fixture.write(page));
-        fixture.guard.relax(range(0, 2 * page), Access::Read).unwrap().elsewhere();
-        fixture.guard.complete();
+        fixture.guard.relax(range(0, 2 * page), Access::Read).unwrap().not_needed_here();
+        fixture.guard.invalidate();
         assert_eq!(fixture.guard.collapse(all, large), Ok(0), "they differ in rights");
-        fixture.guard.allow_write(range(0, 2 * page), Software::NONE).unwrap().elsewhere();
+        fixture.guard.allow_write(range(0, 2 * page), Software::NONE).unwrap().not_needed_here();
         let plain = |attributes: &Attributes| attributes.software == Software::NONE;
         let collapsed = fixture.guard.collapse_where(all, large, plain);
         assert_eq!(collapsed, Ok(block), "they differ in marks alone");
@@ -241,13 +241,17 @@ fn a_consumer_that_takes_a_mark_alone_owes_an_invalidation<H: Hardware>() {
         // The removals of another thread, which completes later.
         let late = fixture.guard.shootdown();
         assert_eq!(fixture.guard.clean_for(pager, all), Ok(page));
-        assert_eq!(fixture.guard.owed().unwrap().range, Some(all), "of the mark alone");
-        fixture.guard.complete();
+        assert_eq!(
+            fixture.guard.pending_invalidation().unwrap().range,
+            Some(all),
+            "of the mark alone"
+        );
+        fixture.guard.invalidate();
         // The log has not completed: an unmapped page may have been written.
-        let mut storage = [const { Place::EMPTY }; 1];
-        let mut removals = Removals::new(fixture.tables, &mut storage);
-        fixture.guard.unmap(all, &mut removals).unwrap();
-        assert!(removals.complete().all(|leaf| log.is_dirty(&leaf.attributes)));
+        let mut storage = [const { UnmapEntry::EMPTY }; 1];
+        let mut batch = UnmapBatch::new(fixture.tables, &mut storage);
+        fixture.guard.unmap(all, &mut batch).unwrap();
+        assert!(batch.complete().all(|leaf| log.is_dirty(&leaf.attributes)));
         late.complete();
     });
 }
@@ -265,15 +269,15 @@ fn a_consumers_mark_is_no_bit_of_the_users<H: Hardware>() {
         let before = fixture.attributes(0);
         let marks = log.union(pager);
         assert_eq!(fixture.tables.consumers(), marks);
-        let why = |given| ChangeError::Consumers { given, marks };
+        let reason = |given| ChangeError::Consumers { given, marks };
         let none = Software::NONE;
-        let said = refused(fixture.guard.set_software(all, log, none), 0, why(log));
+        let said = refused(fixture.guard.set_software(all, log, none), 0, reason(log));
         says(&said, &["marks of consumers"]);
-        refused(fixture.guard.set_software(all, none, marks), 0, why(marks));
-        refused(fixture.guard.relax_where(all, Access::Write, pager), 0, why(pager));
-        refused(fixture.guard.allow_write(all, pager), 0, why(pager));
-        refused(fixture.guard.allow_execute(all, Access::Execute, log), 0, why(log));
-        refused(fixture.guard.grant_write(Gpa(0), Hpa(HOST), log), 0, why(log));
+        refused(fixture.guard.set_software(all, none, marks), 0, reason(marks));
+        refused(fixture.guard.relax_where(all, Access::Write, pager), 0, reason(pager));
+        refused(fixture.guard.allow_write(all, pager), 0, reason(pager));
+        refused(fixture.guard.allow_execute(all, Access::Execute, log), 0, reason(log));
+        refused(fixture.guard.grant_write(Gpa(0), Hpa(HOST), log), 0, reason(log));
         assert_eq!(fixture.attributes(0), before);
         if let Some(free) = (H::SOFTWARE_BITS > 2).then(|| Software::bit(0)) {
             assert_eq!(
@@ -309,14 +313,14 @@ fn a_consumer_is_refused_where_it_has_no_mark_of_its_own() {
 
     // The consumer of other tables; here the bit belongs to the user.
     let other = TablesOf::<Hart<true>>::new(format, Vmid(2), BITS, &platform).unwrap();
-    let mut member = platform.join();
-    let mut guard = other.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = other.enter(&mut reader).unwrap();
     let page = range(0, 4 * K);
     let said = refused(guard.clean_for(log, page), 0, ChangeError::ForeignConsumer);
     says(&said, &["no such consumer"]);
     refused(guard.harvest_for(log, page, &mut [0]), 0, ChangeError::ForeignConsumer);
     drop(guard);
-    drop(member);
+    drop(reader);
     destroy(other);
     destroy(tables);
 }
@@ -332,9 +336,9 @@ fn an_address_space_has_consumers_as_well() {
     space.map(page, Hpa(HOST), RAM, PageSize::SIZE_4K).unwrap();
     let mut bitmap = [0];
     for consumer in [log, pager] {
-        assert_eq!(space.guard().harvest_for(consumer, page, &mut bitmap), Ok(1));
+        assert_eq!(space.enter().harvest_for(consumer, page, &mut bitmap), Ok(1));
         bitmap = [0];
-        assert_eq!(space.guard().harvest_for(consumer, page, &mut bitmap), Ok(0));
+        assert_eq!(space.enter().harvest_for(consumer, page, &mut bitmap), Ok(0));
     }
     // SAFETY: no CPU has the root loaded.
     unsafe { space.destroy() };
@@ -348,7 +352,7 @@ fn what_was_cleaned_before_a_consumer_came_is_invalidated_first() {
     let mut storage = Vec::new();
     let mut cache = cache::<Ept<true>>(&platform, &mut storage, 4);
     let page = range(0, 4 * K);
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     guard.map(page, Hpa(HOST), RAM, PageSize::SIZE_4K, &mut cache).unwrap();
     guard.clean(page).unwrap();
     drop(guard.shootdown());

@@ -8,8 +8,9 @@ use crate::common::stage::{CLEAN, K, M, RAM, arm, ept, on_stage, range, refused,
 use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Moment, TestPlatform, destroy};
 use slat::{
-    Access, Aged, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Contended, Gpa, Hpa,
-    MapError, PageSize, Place, Skip, SplitError, TableCache, Tables, UnmapError, Vmid,
+    Access, AgeBitmaps, AgeCounts, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Contended,
+    Gpa, Hpa, MapError, PageSize, SplitError, TableBits, TableCache, Tables, UnmapEntry,
+    UnmapError, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -40,12 +41,12 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
     with_held::<H>(format, sealed, |_, guard, cache| {
         let pages = range(2 * M, PAGES);
         let before = guard.counts().entries_written;
-        let mut storage = [const { Place::EMPTY }; 16];
-        let mut removals = guard.removals(&mut storage);
-        let result = guard.unmap(range(HELD, 8 * K), &mut removals);
+        let mut storage = [const { UnmapEntry::EMPTY }; 16];
+        let mut batch = guard.unmap_batch(&mut storage);
+        let result = guard.unmap(range(HELD, 8 * K), &mut batch);
         let text = refused(result, HELD, UnmapError::Contended);
         says(&text, &["0x203000", "changed by somebody else"]);
-        assert_eq!(removals.complete().next(), None);
+        assert_eq!(batch.complete().next(), None);
         // Map changes nothing before it could look at the whole range.
         let page = PageSize::SIZE_4K;
         let result = guard.map(pages, Hpa(0), RAM, page, cache);
@@ -56,22 +57,34 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         assert_eq!(result, Ok(0), "there is nothing to split");
         assert_eq!(guard.counts().entries_written, before);
         // Everything before the held entry is done.
-        let why = ChangeError::Contended;
-        refused(guard.write_protect(pages), HELD, why);
-        refused(guard.relax(pages, Access::Write).map(slat::Granted::elsewhere), HELD, why);
-        refused(guard.execute_protect(pages), HELD, why);
-        refused(guard.relax(pages, Access::Execute).map(slat::Granted::elsewhere), HELD, why);
-        refused(guard.clean(pages), HELD, why);
-        refused(guard.relax(pages, Access::Write).map(slat::Granted::elsewhere), HELD, why);
+        let reason = ChangeError::Contended;
+        refused(guard.write_protect(pages), HELD, reason);
+        refused(
+            guard.relax(pages, Access::Write).map(slat::LocalFlush::not_needed_here),
+            HELD,
+            reason,
+        );
+        refused(guard.execute_protect(pages), HELD, reason);
+        refused(
+            guard.relax(pages, Access::Execute).map(slat::LocalFlush::not_needed_here),
+            HELD,
+            reason,
+        );
+        refused(guard.clean(pages), HELD, reason);
+        refused(
+            guard.relax(pages, Access::Write).map(slat::LocalFlush::not_needed_here),
+            HELD,
+            reason,
+        );
         assert_eq!(guard.counts().entries_written, before + 6 * 3);
         let mut bits = [0];
-        refused(guard.harvest(pages, &mut bits), HELD, why);
+        refused(guard.harvest(pages, &mut bits), HELD, reason);
         assert_eq!(bits, [0b111], "what was harvested is in the bitmap");
-        let owed = guard.owed();
+        let owed = guard.pending_invalidation();
         assert!(owed.is_none(), "the harvest completed what was owed");
         guard
             .relax(range(HELD + 4 * K, 4 * K), Access::Read)
-            .map(slat::Granted::elsewhere)
+            .map(slat::LocalFlush::not_needed_here)
             .unwrap();
     });
 }
@@ -91,15 +104,15 @@ fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change<H: Hardware>
         assert_eq!(guard.map(pages, Hpa(0), quiet, PageSize::SIZE_4K, cache), Ok(PAGES));
         let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
         let raw = pte.swap(H::MARK, SeqCst);
-        let why = ChangeError::Contended;
-        refused(guard.write_protect(pages), HELD, why);
-        refused(guard.write_protect_subtrees(pages), HELD, why);
-        refused(guard.clean(pages), HELD, why);
-        refused(guard.harvest(pages, &mut [0]), HELD, why);
+        let reason = ChangeError::Contended;
+        refused(guard.write_protect(pages), HELD, reason);
+        refused(guard.write_protect_subtrees(pages), HELD, reason);
+        refused(guard.clean(pages), HELD, reason);
+        refused(guard.harvest(pages, &mut [0]), HELD, reason);
         let (mut young, mut unanswered) = ([0], [0]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let aged = guard.age(pages, &mut ages, Ageing::LEAVES);
-        assert_eq!(aged, Ok(Aged { young: 0, unanswered: 1 }));
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let aged = guard.age(pages, &mut ages, AgeOptions::LEAVES);
+        assert_eq!(aged, Ok(AgeCounts { young: 0, unanswered: 1 }));
         assert_eq!((young, unanswered), ([0], [0b1000]));
         assert_eq!(pte.swap(raw, SeqCst), H::MARK);
     });
@@ -115,9 +128,9 @@ fn an_entry_that_is_held_is_noticed_among_empty_ones<H: Hardware>() {
         for held in [2 * M + 12 * K, 2 * M + 108 * K] {
             let (pte, _) = H::of(tables).pte(guard.platform(), held);
             assert_eq!(pte.swap(H::MARK, SeqCst), 0);
-            let why = ChangeError::Contended;
-            refused(guard.execute_protect(range(2 * M, 128 * K)), held, why);
-            refused(guard.write_protect(range(2 * M, 128 * K)), held, why);
+            let reason = ChangeError::Contended;
+            refused(guard.execute_protect(range(2 * M, 128 * K)), held, reason);
+            refused(guard.write_protect(range(2 * M, 128 * K)), held, reason);
             assert_eq!(pte.swap(0, SeqCst), H::MARK);
         }
     });
@@ -143,29 +156,29 @@ fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported<H: Hardware
     fn ages<H: Hardware>(format: H::Format, sealed: bool) {
         with_held::<H>(format, sealed, |tables, guard, _| {
             let pages = range(2 * M, PAGES);
-            for skip in [Skip::Nothing, Skip::Hint, Skip::Exact] {
+            for skip in [TableBits::Ignored, TableBits::Hint, TableBits::Exact] {
                 let (mut young, mut unanswered) = ([0], [0]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                let how = Ageing { clear: true, skip, fresh: false };
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
                 let aged = guard.age(pages, &mut ages, how);
-                assert_eq!(aged, Ok(Aged { young: 15, unanswered: 1 }));
+                assert_eq!(aged, Ok(AgeCounts { young: 15, unanswered: 1 }));
                 assert_eq!((young, unanswered), ([0xfff7], [0b1000]));
-                if H::TABLES_COUNT && skip != Skip::Nothing {
+                if H::TABLES_COUNT && skip != TableBits::Ignored {
                     // A table with a leaf that could not be cleared keeps its mark: the leaf is not
                     // forgotten.
                     let tree = H::of(tables).tree(guard.platform());
                     assert!(tree.tables.values().all(|table| table.accessed), "{skip:?}");
                 }
                 // All bits are in the bitmaps already, so none is added.
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                assert_eq!(guard.age(pages, &mut ages, how), Ok(Aged::default()));
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+                assert_eq!(guard.age(pages, &mut ages, how), Ok(AgeCounts::default()));
                 guard
                     .relax(range(2 * M, 12 * K), Access::Read)
-                    .map(slat::Granted::elsewhere)
+                    .map(slat::LocalFlush::not_needed_here)
                     .unwrap();
                 guard
                     .relax(range(HELD + 4 * K, PAGES - 16 * K), Access::Read)
-                    .map(slat::Granted::elsewhere)
+                    .map(slat::LocalFlush::not_needed_here)
                     .unwrap();
             }
         });
@@ -193,14 +206,14 @@ fn with_retired<H: Hardware>(format: H::Format, body: impl FnOnce(&mut GuardOf<'
 }
 
 fn ageing_does_not_wait_for_a_table_that_is_being_unmapped<H: Hardware>() {
-    for skip in [Skip::Nothing, Skip::Hint, Skip::Exact] {
+    for skip in [TableBits::Ignored, TableBits::Hint, TableBits::Exact] {
         with_retired::<H>(H::usual(), |guard| {
             let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             let before = guard.counts().entries_read;
-            let how = Ageing { clear: true, skip, fresh: false };
+            let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
             let aged = guard.age(range(2 * M, 2 * M), &mut ages, how);
-            assert_eq!(aged, Ok(Aged { young: 448, unanswered: 64 }));
+            assert_eq!(aged, Ok(AgeCounts { young: 448, unanswered: 64 }));
             assert_eq!((young[0], unanswered[0], unanswered[1]), (0, !0, 0));
             let read = guard.counts().entries_read - before;
             assert!(read < 2 * 512, "{read} entries were read for 512 pages");
@@ -240,16 +253,16 @@ fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_on
                 assert_eq!((found.hpa, found.attributes), (Hpa(12 * K + 5), RAM));
                 assert!(leaves.iter().all(Result::is_ok));
                 assert_eq!(text.lines().count(), 2, "{text}");
-                assert_eq!(guard.flush(pages), Ok(PAGES));
-                let why = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(12 * K) };
-                refused(guard.reserve(at, PageSize::SIZE_4K, cache), at.0, why);
+                assert_eq!(guard.clean_caches(pages), Ok(PAGES));
+                let reason = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(12 * K) };
+                refused(guard.reserve(at, PageSize::SIZE_4K, cache), at.0, reason);
             } else {
                 says(&found.unwrap_err().to_string(), &["0x203005", "try again"]);
                 assert_eq!(leaves[3], Err(Contended { at: Gpa(HELD) }));
                 assert_eq!(leaves.iter().filter(|leaf| leaf.is_ok()).count(), 15);
                 says(&text, &["0x203000  being changed"]);
                 assert_eq!(text.lines().count(), 4, "{text}");
-                refused(guard.flush(pages), HELD, ChangeError::Contended);
+                refused(guard.clean_caches(pages), HELD, ChangeError::Contended);
                 let result = guard.reserve(at, PageSize::SIZE_4K, cache);
                 refused(result, at.0, MapError::Contended);
             }
@@ -280,7 +293,10 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are<H: Hardware>
             pte.store(raw, SeqCst);
             // The seals were taken back: every leaf can be changed.
             assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
-            guard.relax(range(2 * M, 2 * M), Access::Write).map(slat::Granted::elsewhere).unwrap();
+            guard
+                .relax(range(2 * M, 2 * M), Access::Write)
+                .map(slat::LocalFlush::not_needed_here)
+                .unwrap();
             assert_eq!(guard.collapse(all, block), Ok(2 * M));
             assert_eq!(size(guard, 2 * M), block);
         });
@@ -305,7 +321,7 @@ fn another_threads_push_down_makes_a_fault_contended_but_not_a_new_round() {
         pte.store(protected | 1 << 62, SeqCst);
         let page = range(2 * M, 4 * K);
         refused(
-            guard.relax(page, Access::Write).map(slat::Granted::elsewhere),
+            guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here),
             2 * M,
             ChangeError::Contended,
         );
@@ -313,17 +329,20 @@ fn another_threads_push_down_makes_a_fault_contended_but_not_a_new_round() {
         assert_eq!(guard.write_protect_subtrees(block), Ok(0));
         assert_eq!(pte.load(SeqCst), protected | 1 << 62 | 1 << 53);
         // A table in which pages are being protected becomes no block, and its leaves are released.
-        let why = SplitError::Contended;
-        refused(guard.collapse(block, PageSize::SIZE_2M), 2 * M, why);
+        let reason = SplitError::Contended;
+        refused(guard.collapse(block, PageSize::SIZE_2M), 2 * M, reason);
         assert_eq!(pte.load(SeqCst), protected | 1 << 62 | 1 << 53);
         let marks = Ept::<true>::of(tables).tree(guard.platform()).marks;
         assert_eq!(marks, 1, "that of the table alone");
         // Other operations pass it.
         let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
         assert!(!found.attributes.write);
-        assert_eq!(guard.relax(page, Access::Read).map(slat::Granted::elsewhere), Ok(0));
+        assert_eq!(guard.relax(page, Access::Read).map(slat::LocalFlush::not_needed_here), Ok(0));
         pte.store(protected, SeqCst);
-        assert_eq!(guard.relax(page, Access::Write).map(slat::Granted::elsewhere), Ok(4 * K));
+        assert_eq!(
+            guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here),
+            Ok(4 * K)
+        );
         let writable = |at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.write;
         let all = [2 * M, 2 * M + 4 * K, 4 * M - 4 * K].map(writable);
         assert_eq!(all, [true, false, false]);
@@ -347,7 +366,7 @@ fn a_table_whose_child_is_held_does_not_get_the_right_to_write() {
             pte.store(held, SeqCst);
             let page = range(4 * M - 4 * K, 4 * K);
             refused(
-                guard.relax(page, Access::Write).map(slat::Granted::elsewhere),
+                guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here),
                 page.start().0,
                 ChangeError::Contended,
             );
@@ -355,7 +374,7 @@ fn a_table_whose_child_is_held_does_not_get_the_right_to_write() {
             pte.store(raw, SeqCst);
         }
         assert_eq!(
-            guard.relax(range(2 * M, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+            guard.relax(range(2 * M, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here),
             Ok(4 * K)
         );
         assert_eq!(link.load(SeqCst), protected | 2);
@@ -366,8 +385,8 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block<H: Hard
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
     let hardware = H::of(&tables);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
@@ -451,8 +470,8 @@ fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
         let ptes =
             [HELD, 4 * M + 12 * K].map(|at| Arm::<12>::of(tables).pte(guard.platform(), at).0);
         let raws = ptes.map(|pte| pte.swap(Arm::<12>::MARK, SeqCst));
-        let why = SplitError::Contended;
-        refused(guard.collapse(all, PageSize::SIZE_2M), 2 * M, why);
+        let reason = SplitError::Contended;
+        refused(guard.collapse(all, PageSize::SIZE_2M), 2 * M, reason);
         for (pte, raw) in ptes.iter().zip(raws) {
             pte.store(raw, SeqCst);
         }

@@ -4,7 +4,7 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
 use crate::common::stage::{G, K, M, RAM, on_stage, range};
 use crate::common::world::GuardOf;
-use slat::{Access, Ageing, Ages, Gpa, GpaRange, Hpa, PageSize, Place, Skip};
+use slat::{Access, AgeBitmaps, AgeOptions, Gpa, GpaRange, Hpa, PageSize, TableBits, UnmapEntry};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
@@ -55,15 +55,15 @@ fn each_entry_on_the_way_and_each_in_the_range_is_read_once<H: Hardware>() {
         // The way, both entries, and all entries of the table.
         let all = range(0, 4 * M);
         let relaxed = cost::<H, _>(guard, |guard| {
-            guard.relax(all, Access::Write).map(slat::Granted::elsewhere)
+            guard.relax(all, Access::Write).map(slat::LocalFlush::not_needed_here)
         });
         assert_eq!(relaxed, (up + 1 + 512, 20));
         let mut bits = [0; 16];
         let harvest = cost::<H, _>(guard, |guard| guard.harvest(all, &mut bits));
         assert_eq!(harvest, (up + 1 + 512, 30));
         let (mut young, mut unanswered) = ([0; 16], [0; 16]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let how = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: false };
         let aged = cost::<H, _>(guard, |guard| guard.age(all, &mut ages, how));
         assert_eq!(aged, (up + 1 + 512, 30));
         // To find that all is split takes one load for each level. A block costs its table and
@@ -97,16 +97,16 @@ fn each_entry_on_the_way_and_each_in_the_range_is_read_once<H: Hardware>() {
         });
         // Two links, which are found empty and read again.
         assert_eq!(fault, (up + 3, 4));
-        let mut places = [const { Place::EMPTY }; 8];
-        let mut removals = guard.removals(&mut places);
+        let mut places = [const { UnmapEntry::EMPTY }; 8];
+        let mut batch = guard.unmap_batch(&mut places);
         let before = guard.counts();
-        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(120 * K));
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut batch), Ok(120 * K));
         let after = guard.counts();
         let written = after.entries_written - before.entries_written;
         let taken = (after.entries_read - before.entries_read, written);
         // Each entry of the table is retired, those of 30 leaves as they are taken; its link.
         assert_eq!(taken, (up + 512, 512 + 1));
-        assert_eq!(removals.complete().map(|run| run.bytes).sum::<u64>(), 120 * K);
+        assert_eq!(batch.complete().map(|run| run.bytes).sum::<u64>(), 120 * K);
     });
 }
 on!(each_entry_on_the_way_and_each_in_the_range_is_read_once);
@@ -137,9 +137,12 @@ fn an_invalidation_inside_is_counted_regardless_of_which_operation_owed_it() {
         assert_eq!(guard.counts().invalidations, 1);
         assert_eq!(guard.harvest(second, &mut [0]), Ok(0));
         assert_eq!(guard.counts().invalidations, 1);
-        assert_eq!(guard.relax(first, Access::Write).map(slat::Granted::elsewhere), Ok(4 * K));
+        assert_eq!(
+            guard.relax(first, Access::Write).map(slat::LocalFlush::not_needed_here),
+            Ok(4 * K)
+        );
         assert_eq!(guard.write_protect(first), Ok(4 * K));
         assert_eq!(guard.harvest(second, &mut [0]), Ok(0));
-        assert_eq!((guard.counts().invalidations, guard.owed()), (2, None));
+        assert_eq!((guard.counts().invalidations, guard.pending_invalidation()), (2, None));
     });
 }

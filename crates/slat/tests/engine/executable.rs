@@ -8,7 +8,7 @@ use crate::common::stage::{BBM, G, K, M, RAM, range};
 use crate::common::world::{VMID, cache, maintained};
 use crate::common::{Event, Moment, TestPlatform, destroy};
 use slat::{
-    Access, Attributes, Execute, Gpa, GpaRange, Granted, Hpa, Maintenance, Memory, Rights,
+    Access, Attributes, Execute, Gpa, GpaRange, Hpa, LocalFlush, Maintenance, Memory, Rights,
     Software, Tables,
 };
 
@@ -53,13 +53,13 @@ fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Softwa
         let hardware = H::of(&tables);
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 8);
-        let mut guard = tables.exclusive();
+        let mut guard = tables.enter_mut();
         let largest = slat::PageSize::from_bytes(size).unwrap();
         let blocks = range(AT, 2 * size);
         assert_eq!(guard.map(blocks, Hpa(HOST), DATA, largest, &mut cache), Ok(2 * size));
         platform.take_events();
         coherent_first(hardware, &platform);
-        guard.split_to_execute(part, &mut cache, Access::Execute, bits).unwrap().elsewhere();
+        guard.split_to_execute(part, &mut cache, Access::Execute, bits).unwrap().not_needed_here();
         let events = platform.take_events();
         platform.meanwhile(None);
         let new = executable(hardware, &platform);
@@ -71,7 +71,7 @@ fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Softwa
         let (start, end) = new.first().copied().unwrap_or((AT, AT));
         assert!(new.len() <= 1);
         found.push((start - AT, end - AT));
-        guard.complete();
+        guard.invalidate();
         drop((guard, cache));
         destroy(tables);
     }
@@ -103,7 +103,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
     let hardware = H::of(&tables);
     let mut storage = Vec::new();
     let mut cache = cache::<H>(&platform, &mut storage, 8);
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     // A leaf that may be executed already; one that has one bit of two; memory of a device.
     let kinds = [
         DATA,
@@ -129,7 +129,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
     assert_eq!(
         guard
             .allow_execute(range(AT, 16 * K), Access::Execute, Software::A)
-            .map(slat::Granted::elsewhere),
+            .map(slat::LocalFlush::not_needed_here),
         Ok(8 * K)
     );
     assert_eq!(pieces(), [at(0, 1), at(3, 4)]);
@@ -137,18 +137,23 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
     assert!(!accessed(AT) && accessed(AT + 12 * K), "one was used, and the other not");
     // A use makes the leaf executable that was not, and the others accessed.
     assert_eq!(
-        guard.relax(range(AT, 16 * K), Access::Execute).map(slat::Granted::elsewhere),
+        guard.relax(range(AT, 16 * K), Access::Execute).map(slat::LocalFlush::not_needed_here),
         Ok(12 * K)
     );
     assert_eq!(pieces(), [at(2, 3)]);
     platform.take_events();
     assert_eq!(
-        guard.allow_execute(block, Access::Execute, Software::B).map(slat::Granted::elsewhere),
+        guard
+            .allow_execute(block, Access::Execute, Software::B)
+            .map(slat::LocalFlush::not_needed_here),
         Ok(0),
         "it lacks the bit"
     );
     assert_eq!(platform.take_events(), []);
-    assert_eq!(guard.relax(block, Access::Execute).map(slat::Granted::elsewhere), Ok(2 * M));
+    assert_eq!(
+        guard.relax(block, Access::Execute).map(slat::LocalFlush::not_needed_here),
+        Ok(2 * M)
+    );
     assert_eq!(pieces(), [at(512, 1024)], "a block as a whole");
     drop((guard, cache));
     destroy(tables);
@@ -162,7 +167,7 @@ fn memory_that_is_not_cached_is_not_flushed() {
         let mut tables = Tables::new(format, VMID, 40, &platform).unwrap();
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 8);
-        let mut guard = tables.exclusive();
+        let mut guard = tables.enter_mut();
         let kinds = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
         let page = slat::PageSize::SIZE_4K;
         for (at, memory) in (0..).map(|page| page * 4 * K).zip(kinds) {
@@ -170,7 +175,7 @@ fn memory_that_is_not_cached_is_not_flushed() {
             let _ = guard.map(range(AT + at, 4 * K), Hpa(HOST + at), kind, page, &mut cache);
         }
         platform.take_events();
-        assert_eq!(guard.flush(range(AT, 16 * K)), Ok(4 * K));
+        assert_eq!(guard.clean_caches(range(AT, 16 * K)), Ok(4 * K));
         let events = platform.take_events();
         assert_eq!(maintained(&events, Some(&Maintenance::Data)), [(HOST, HOST + 4 * K)]);
         drop((guard, cache));
@@ -189,7 +194,7 @@ fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() 
         let hardware = H::of(&tables);
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 8);
-        let mut guard = tables.exclusive();
+        let mut guard = tables.enter_mut();
         let pages = range(AT, 128 * K);
         let page = slat::PageSize::SIZE_4K;
         guard.map(pages, Hpa(HOST), DATA, page, &mut cache).unwrap();
@@ -197,10 +202,10 @@ fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() 
         coherent_first(hardware, &platform);
         let changed = match way {
             0 => guard.protect(pages, Rights::ALL).unwrap(),
-            1 => guard.relax(pages, Access::Execute).map(Granted::elsewhere).unwrap(),
+            1 => guard.relax(pages, Access::Execute).map(LocalFlush::not_needed_here).unwrap(),
             _ => guard
                 .allow_execute(pages, Access::Execute, DATA.software)
-                .map(Granted::elsewhere)
+                .map(LocalFlush::not_needed_here)
                 .unwrap(),
         };
         platform.meanwhile(None);
@@ -208,7 +213,7 @@ fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() 
         let events = platform.take_events();
         assert_eq!(maintained(&events, Some(&Maintenance::Instructions)), memory, "{way}");
         assert_eq!((changed, executable(hardware, &platform)), (128 * K, vec![(AT, AT + 128 * K)]));
-        guard.complete();
+        guard.invalidate();
         drop((guard, cache));
         destroy(tables);
     }

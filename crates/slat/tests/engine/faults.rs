@@ -8,8 +8,8 @@ use crate::common::stage::{K, M, RAM, ept, on_stage, on_stage_of, range, refused
 use crate::common::world::cache;
 use crate::common::{Event, TestPlatform};
 use slat::{
-    Access, BreakBeforeMake, Format, Gpa, Hpa, Invalidation, MapError, PageSize, Place, Tables,
-    Vmid,
+    Access, BreakBeforeMake, Format, Gpa, Hpa, Invalidation, MapError, PageSize, Tables,
+    UnmapEntry, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -26,9 +26,9 @@ fn a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes<
             // This page keeps the tables while others are unmapped.
             guard.map(range(2 * M, 4 * K), Hpa(0), RAM, PAGE, frames).unwrap();
             guard.map(at, Hpa(at.start().0), RAM, size, frames).unwrap();
-            let mut places = [const { Place::EMPTY }; 1];
-            let mut removals = guard.removals(&mut places);
-            assert_eq!(guard.unmap(at, &mut removals), Ok(at.size()));
+            let mut places = [const { UnmapEntry::EMPTY }; 1];
+            let mut batch = guard.unmap_batch(&mut places);
+            assert_eq!(guard.unmap(at, &mut batch), Ok(at.size()));
             guard.platform().take_events();
             let last = at.end().0 - 1;
             let reserved = guard.reserve(Gpa(last), largest, frames).unwrap().range();
@@ -37,7 +37,7 @@ fn a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes<
             let stale = Invalidation { vmid: Vmid(1), range: Some(at), leaf: None, tables: true };
             assert_eq!(guard.platform().take_events(), [Event::Invalidate(stale)]);
             assert_eq!(guard.counts().invalidations, 1);
-            assert_eq!(removals.complete().count(), 1);
+            assert_eq!(batch.complete().count(), 1);
         });
     }
 }
@@ -46,7 +46,7 @@ on!(a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes
 fn a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
-    let (mut first, mut second) = (platform.join(), platform.join());
+    let (mut first, mut second) = (platform.register(), platform.register());
     let mut frames = Vec::new();
     let mut frames = cache::<H>(&platform, &mut frames, 4);
     let mut guard = tables.enter(&mut first).unwrap();
@@ -61,14 +61,14 @@ fn a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved<H: 
 }
 on!(a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved);
 
-/// The guest's numbers are those that no seat has.
-fn the_guest_numbers_the_reservations_of_those_without_a_seat<H: Hardware>() {
+/// The guest's numbers are those that no reader slot has.
+fn the_guest_numbers_the_reservations_of_those_without_a_slot<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
     let hardware = H::of(&tables);
     let mut frames = Vec::new();
     let mut frames = cache::<H>(&platform, &mut frames, 4);
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     for number in 0..5 {
         let at = number * 4 * K;
         let _ = guard.reserve(Gpa(at), PAGE, &mut frames).unwrap();
@@ -78,7 +78,7 @@ fn the_guest_numbers_the_reservations_of_those_without_a_seat<H: Hardware>() {
     drop((guard, frames));
     crate::common::destroy(tables);
 }
-on!(the_guest_numbers_the_reservations_of_those_without_a_seat);
+on!(the_guest_numbers_the_reservations_of_those_without_a_slot);
 
 #[test]
 fn a_fault_takes_no_entry_that_covers_more_than_the_guest() {
@@ -148,22 +148,22 @@ fn a_fault_in_an_old_block_that_allows_the_access_is_answered<H: Hardware>() {
             for pages in [1, 3] {
                 guard.age_leaf(Gpa(2 * M), true).unwrap().unwrap();
                 let part = range(2 * M + 12 * page, pages * page);
-                let result = guard.relax(part, access).map(slat::Granted::elsewhere);
+                let result = guard.relax(part, access).map(slat::LocalFlush::not_needed_here);
                 assert_eq!(result, Ok(2 * M), "{}, {access:?}", H::Format::NAME);
                 let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
                 assert_eq!((found.size.bytes(), found.attributes), (2 * M, RAM));
-                let again = guard.relax(part, access).map(slat::Granted::elsewhere);
+                let again = guard.relax(part, access).map(slat::LocalFlush::not_needed_here);
                 assert_eq!(again, Ok(0));
             }
         }
         // A part of a block gets no right that the block lacks, nor does it become dirty alone.
         guard.clean(all).unwrap();
         guard.write_protect(all).unwrap();
-        guard.complete();
+        guard.invalidate();
         let part = range(2 * M + 12 * page, page);
-        let why = slat::ChangeError::CutsBlock { size: PageSize::SIZE_2M };
-        let result = guard.relax(part, Access::Write).map(slat::Granted::elsewhere);
-        assert_eq!(result.unwrap_err().why, why);
+        let reason = slat::ChangeError::CutsBlock { size: PageSize::SIZE_2M };
+        let result = guard.relax(part, Access::Write).map(slat::LocalFlush::not_needed_here);
+        assert_eq!(result.unwrap_err().reason, reason);
     });
 }
 on!(

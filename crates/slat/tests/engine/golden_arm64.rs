@@ -40,7 +40,7 @@ pub fn one_leaf<const G: u32, const WIDE: bool>(
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
     let gpa = bytes;
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     let done = guard.map(range(gpa, bytes), Hpa(hpa), attributes, size(bytes), &mut cache);
     assert_eq!(done, Ok(bytes));
     let descriptor = guard.descriptor(Gpa(gpa));
@@ -62,8 +62,8 @@ fn a_writable_clean_leaf_is_the_one_that_qemu_marked_in_hardware() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
@@ -71,7 +71,7 @@ fn a_writable_clean_leaf_is_the_one_that_qemu_marked_in_hardware() {
     let done = guard.map(page, Hpa(0x7c20_6000), CLEAN, PageSize::SIZE_4K, &mut cache);
     assert_eq!(done, Ok(0x1000));
     let regime = Arm::<12>::of(&tables);
-    let mut other = platform.join();
+    let mut other = platform.register();
     let look = tables.enter(&mut other).unwrap();
     let now = || look.descriptor(Gpa(0x5000)).unwrap().0;
     let state = || look.translate(Gpa(0x5000)).unwrap().unwrap().attributes;
@@ -186,8 +186,8 @@ pub fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
         let format = Arm64::<G, WIDE> { forced_write_back, hardware_dirty, ..Default::default() };
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = Tables::new(format, Vmid(1), bits, &platform).unwrap();
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let regime = Arm::<G, WIDE>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
@@ -255,7 +255,7 @@ pub fn widths_are_the_manuals<const G: u32, const WIDE: bool>(narrowest: u32) {
         for (gpa, hpa) in [(0, 0), (top - page, (1 << widest) - page)] {
             let at = range(gpa, page);
             let ram = Attributes::RAM;
-            let done = tables.exclusive().map(at, Hpa(hpa), ram, size(page), &mut cache);
+            let done = tables.enter_mut().map(at, Hpa(hpa), ram, size(page), &mut cache);
             assert_eq!(done, Ok(page));
         }
         let tree = regime.tree(&platform);
@@ -319,7 +319,7 @@ pub fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
         cache.fill(8).unwrap();
         let highest_bit = 1 << (Arm::<G, WIDE>::OUTPUT - 1);
         let (block, hpa) = (range(large, large), highest_bit + 8 * large);
-        let mut guard = tables.exclusive();
+        let mut guard = tables.enter_mut();
         let done = guard.map(block, Hpa(hpa), attributes, size(large), &mut cache);
         assert_eq!(done, Ok(large));
         if let Some(write) = write {
@@ -330,7 +330,7 @@ pub fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
         assert_eq!((before.af, before.s2ap & 2 != 0), (write.is_some(), write == Some(true)));
         let page = range(large, 1 << G);
         assert_eq!(guard.split_by::<W>(page, size(1 << G), &mut cache, 1), Ok(large));
-        guard.complete();
+        guard.invalidate();
         drop(guard);
         let tree = regime.tree(&platform);
         let mut covered = large;

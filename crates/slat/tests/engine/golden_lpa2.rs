@@ -12,8 +12,8 @@ use crate::golden_arm64::{
 use slat::format::Kind;
 use slat::format::arm64::{Arm64, Arm64Lpa2K4, Arm64Lpa2K16, Shareability};
 use slat::{
-    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Format, Gpa, Hpa, Inactive,
-    PageSize, Place, TableCache, Tables, Vmid,
+    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Format, Gpa, Hpa, PageSize,
+    TableCache, Tables, UnloadedTables, UnmapEntry, Vmid,
 };
 use std::sync::atomic::Ordering;
 
@@ -97,7 +97,7 @@ pub fn is_marked<const G: u32>((gpa, hpa): (u64, u64), words: [u64; 4]) {
     cache.fill(4).unwrap();
     let regime = Arm::<G, true>::of(&tables);
     let page = range(gpa, 1 << G);
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     assert_eq!(guard.map(page, Hpa(hpa), CLEAN, size(1 << G), &mut cache), Ok(1 << G));
     let now = || regime.pte(&platform, gpa).0.load(Ordering::SeqCst);
     assert_eq!(now(), words[0]);
@@ -124,7 +124,7 @@ fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
 
 /// Maps `count` leaves across a host address at which a part of the address changes that a
 /// descriptor holds in another field: with DS a multiple of 2^50.
-pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool) {
+pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, unloaded: bool) {
     let format = Arm64::<G, true>::default();
     for high in 1..4u64 {
         let hpa = (high << Arm::<G, true>::PARTED) - before * bytes;
@@ -134,14 +134,14 @@ pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool)
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        let mut tables = if inactive {
-            let mut new = Inactive::new(format, Vmid(1), 48, &platform).unwrap();
+        let mut tables = if unloaded {
+            let mut new = UnloadedTables::new(format, Vmid(1), 48, &platform).unwrap();
             let done = new.map(at, Hpa(hpa), RAM, size(bytes), &mut cache);
             assert_eq!(done, Ok(count * bytes));
             new.activate()
         } else {
             let mut new = Tables::new(format, Vmid(1), 48, &platform).unwrap();
-            let mut guard = new.exclusive();
+            let mut guard = new.enter_mut();
             let done = guard.map(at, Hpa(hpa), RAM, size(bytes), &mut cache);
             assert_eq!(done, Ok(count * bytes));
             drop(guard);
@@ -153,18 +153,18 @@ pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool)
         let run = tree.runs[0];
         assert_eq!((run.start, run.end, run.size), (at.start().0, at.end().0, bytes));
         assert_eq!(run.leaf.oa, hpa);
-        let mut guard = tables.exclusive();
+        let mut guard = tables.enter_mut();
         for number in 0..count {
             let gpa = Gpa(at.start().0 + number * bytes);
             let found = guard.translate(gpa).unwrap().unwrap();
             assert_eq!((found.hpa, found.attributes), (Hpa(hpa + number * bytes), RAM));
         }
-        let mut places = [const { Place::EMPTY }; 4];
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(at, &mut removals), Ok(count * bytes));
-        let gone: Vec<_> = removals.complete().map(|run| (run.hpa, run.bytes)).collect();
+        let mut places = [const { UnmapEntry::EMPTY }; 4];
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(at, &mut batch), Ok(count * bytes));
+        let gone: Vec<_> = batch.complete().map(|run| (run.hpa, run.bytes)).collect();
         assert_eq!(gone, [(Hpa(hpa), count * bytes)]);
-        drop(removals);
+        drop(batch);
         drop(guard);
         drop(cache);
         destroy(tables);
@@ -173,12 +173,12 @@ pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool)
 
 #[test]
 fn a_run_of_leaves_goes_on_where_address_bit_50_changes() {
-    for inactive in [false, true] {
+    for unloaded in [false, true] {
         // The end of the field as the second leaf, in the middle, as the last, and behind all.
         for before in [1, 5, 15, 16] {
-            across::<12>(0x1000, 16, before, inactive);
-            across::<14>(0x4000, 16, before, inactive);
-            across::<12>(0x20_0000, 16, before, inactive);
+            across::<12>(0x1000, 16, before, unloaded);
+            across::<14>(0x4000, 16, before, unloaded);
+            across::<12>(0x20_0000, 16, before, unloaded);
         }
     }
 }
@@ -187,7 +187,7 @@ fn a_run_of_leaves_goes_on_where_address_bit_50_changes() {
 fn tables_without_a_cpu_hand_out_such_a_run_in_two() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let format = Arm64Lpa2K4::default();
-    let mut tables = Inactive::new(format, Vmid(1), 48, &platform).unwrap();
+    let mut tables = UnloadedTables::new(format, Vmid(1), 48, &platform).unwrap();
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(8).unwrap();

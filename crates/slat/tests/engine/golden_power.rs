@@ -12,8 +12,8 @@ use crate::common::{TestPlatform, destroy};
 use slat::format::power::{Power, PowerK4, PowerK64};
 use slat::format::{Access, AttributeError, Format};
 use slat::{
-    Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Inactive, Memory, PageSize, Pte, Software,
-    TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Memory, PageSize, Pte, Software, TableCache,
+    Tables, UnloadedTables, Vmid,
 };
 use std::collections::BTreeSet;
 
@@ -155,15 +155,16 @@ fn leaves_of<const P: u32>() {
     };
     let marks = Marks { split: false, dirty: true };
     let manual = |a, hpa, _| manual(a, hpa);
-    let leaves = check_leaves(Power::<P>::default(), marks, page, manual, |a, why| match why {
-        Some(AttributeError::NeedsRead) => assert!(a.write && !a.read),
-        Some(AttributeError::MemoryType) => assert_eq!(a.memory, Memory::DeviceStrict),
-        Some(AttributeError::ExecuteNeedsSplitRights) => {
-            assert!(matches!(a.execute, Execute::User | Execute::Kernel));
-        }
-        Some(why) => panic!("{why}"),
-        None => {}
-    });
+    let leaves =
+        check_leaves(Power::<P>::default(), marks, page, manual, |a, reason| match reason {
+            Some(AttributeError::NeedsRead) => assert!(a.write && !a.read),
+            Some(AttributeError::MemoryType) => assert_eq!(a.memory, Memory::DeviceStrict),
+            Some(AttributeError::ExecuteNeedsSplitRights) => {
+                assert!(matches!(a.execute, Execute::User | Execute::Kernel));
+            }
+            Some(reason) => panic!("{reason}"),
+            None => {}
+        });
     assert_eq!(leaves, 3 * 384 * 3 / 4);
 }
 
@@ -218,7 +219,7 @@ fn tables_without_a_cpu_hand_out_a_run_across_each_byte_as_one() {
     fn run<const P: u32>() {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let format = Power::<P>::default();
-        let mut tables = Inactive::new(format, Vmid(1), 48, &platform).unwrap();
+        let mut tables = UnloadedTables::new(format, Vmid(1), 48, &platform).unwrap();
         let mut storage = [const { None }; 40];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(40).unwrap();
@@ -263,8 +264,8 @@ fn where_hardware_does_not_set_r_and_c_a_use_is_an_interrupt_until_it_is_relaxed
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = Tables::new(FORMAT, Vmid(1), 52, &platform).unwrap();
         let core = Core::<16, SETS>::of(&tables);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let mut storage = [const { None }; 3];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(3).unwrap();
@@ -277,7 +278,10 @@ fn where_hardware_does_not_set_r_and_c_a_use_is_an_interrupt_until_it_is_relaxed
             let used = || core.access(&platform, core.root(), 0x5_0123, write);
             if !SETS {
                 assert_eq!(used(), Used::Fault);
-                assert_eq!(guard.relax(page, access).map(slat::Granted::elsewhere), Ok(64 * K));
+                assert_eq!(
+                    guard.relax(page, access).map(slat::LocalFlush::not_needed_here),
+                    Ok(64 * K)
+                );
             }
             assert_eq!(used(), Used::Done { start: 0x5_0000, end: 0x6_0000 });
             let (raw, found) = guard.descriptor(Gpa(0x5_0000)).unwrap();

@@ -118,7 +118,7 @@ fn sv57x4_reaches_its_last_page_and_its_last_block() {
     cache.fill(8).unwrap();
     let top = 1u64 << 59;
     let root = tables.root().0;
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     for (at, bytes, hpa) in [(top - 4 * K, 4 * K, 0x8000_0000), (top - 2 * G, G, 0xc000_0000)] {
         let size = PageSize::from_bytes(bytes).unwrap();
         assert_eq!(guard.map(range(at, bytes), Hpa(hpa), RAM, size, &mut cache), Ok(bytes));
@@ -201,8 +201,8 @@ fn leaves_are_the_manuals_in_every_combination() {
         other => panic!("{raw:#x} at {level}: {other:?}"),
     };
     let marks = Marks { split: false, dirty: true };
-    let leaves = check_leaves(format, marks, page, manual, |a, why| {
-        assert_eq!(why, refusal(&format, a));
+    let leaves = check_leaves(format, marks, page, manual, |a, reason| {
+        assert_eq!(reason, refusal(&format, a));
     });
     assert_eq!(leaves, 3 * 384 * 3 / 4);
 }
@@ -249,8 +249,8 @@ fn without_svadu_a_use_faults_until_it_is_relaxed_and_with_it_hardware_marks() {
         let platform = TestPlatform::new(BreakBeforeMake::Never);
         let tables = Tables::new(RiscV::default(), Vmid(1), 41, &platform).unwrap();
         let hart = Hart::<SVADU>::of(&tables);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let mut storage = [const { None }; 2];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(2).unwrap();
@@ -262,7 +262,10 @@ fn without_svadu_a_use_faults_until_it_is_relaxed_and_with_it_hardware_marks() {
             let used = || hart.access(&platform, hart.root(), 0x5123, write);
             if !SVADU {
                 assert_eq!(used(), Used::Fault);
-                assert_eq!(guard.relax(page, access).map(slat::Granted::elsewhere), Ok(4 * K));
+                assert_eq!(
+                    guard.relax(page, access).map(slat::LocalFlush::not_needed_here),
+                    Ok(4 * K)
+                );
             }
             assert_eq!(used(), Used::Done { start: 0x5000, end: 0x6000 });
             assert_eq!(guard.descriptor(Gpa(0x5000)), Some((after, PageSize::SIZE_4K)));

@@ -12,8 +12,8 @@ use slat::format::npt::Npt2M;
 use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
-    Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Halted, Hpa, MapError, Memory,
-    Owner, OwnerError, PageSize, ReplaceError, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Hpa, MapError, Memory, Owner,
+    OwnerError, PageSize, ReplaceError, Stopped, TableCache, Tables, Vmid,
 };
 use std::collections::BTreeMap;
 
@@ -131,13 +131,16 @@ impl<F: Format> World<'_, '_, F> {
                         self.model.extend(new);
                     }
                     (
-                        Err(Halted { why: MapError::Owned { owner }, at }),
+                        Err(Stopped { reason: MapError::Owned { owner }, at }),
                         Some(Page::Owned(word)),
                     ) => {
                         assert_eq!(owner.word(), word);
                         assert_eq!(Some(at.0), other);
                     }
-                    (Err(Halted { why: MapError::Occupied { .. }, .. }), Some(Page::Leaf(..))) => {}
+                    (
+                        Err(Stopped { reason: MapError::Occupied { .. }, .. }),
+                        Some(Page::Leaf(..)),
+                    ) => {}
                     odd => panic!("{odd:?}"),
                 }
             }
@@ -168,7 +171,7 @@ impl<F: Format> World<'_, '_, F> {
                         }
                     }
                 }
-                guard.complete();
+                guard.invalidate();
             }
             Op::Move { at, units, attributes } => {
                 self.replace((at, bytes(units)), FAR, attributes, guard);
@@ -198,7 +201,7 @@ impl<F: Format> World<'_, '_, F> {
             Op::Renew(vmid) => {
                 let old = guard.vmid();
                 // SAFETY: no CPU runs the guest.
-                assert_eq!(unsafe { self.tables.renew(Vmid(vmid)) }, old);
+                assert_eq!(unsafe { self.tables.set_vmid(Vmid(vmid)) }, old);
                 assert_eq!(guard.vmid(), Vmid(vmid));
             }
         }
@@ -230,13 +233,13 @@ impl<F: Format> World<'_, '_, F> {
         let done = guard.set_owner(range, from, to, &mut cache);
         let reached = match done {
             Ok(_) => at + bytes,
-            Err(Halted { at, why: OwnerError::CacheEmpty }) => at.0,
-            Err(Halted { at: stopped, why }) => {
+            Err(Stopped { at, reason: OwnerError::CacheEmpty }) => at.0,
+            Err(Stopped { at: stopped, reason }) => {
                 assert_eq!(
                     Some(stopped.0).filter(|_| bad != Some(at)),
                     bad.filter(|bad| *bad != at)
                 );
-                match (why, self.model.get(&bad.unwrap())) {
+                match (reason, self.model.get(&bad.unwrap())) {
                     (OwnerError::Occupied { .. }, Some(Page::Leaf(..))) => {}
                     (OwnerError::Owned { owner }, page) => {
                         assert_eq!(Some(owner), held(page));
@@ -273,8 +276,8 @@ impl<F: Format> World<'_, '_, F> {
         let from = Hpa(HOST + at);
         let to = Hpa(from.0 + far);
         if guard.format().encode(attributes).is_err() {
-            let halted = guard.replace(range, from, to, attributes).unwrap_err();
-            assert!(matches!(halted.why, ReplaceError::Attributes(_)));
+            let stopped = guard.replace(range, from, to, attributes).unwrap_err();
+            assert!(matches!(stopped.reason, ReplaceError::Attributes(_)));
             return;
         }
         let cut = self.cut(guard, range);
@@ -282,9 +285,9 @@ impl<F: Format> World<'_, '_, F> {
         let done = guard.replace(range, from, to, attributes);
         let reached = match done {
             Ok(_) => range.end().0,
-            Err(Halted { at: stopped, why }) => {
+            Err(Stopped { at: stopped, reason }) => {
                 let leaf = self.model.get(&stopped.0);
-                match why {
+                match reason {
                     ReplaceError::CutsBlock { .. } => {
                         assert!(cut);
                         return;
@@ -296,7 +299,7 @@ impl<F: Format> World<'_, '_, F> {
                         assert!(matches!(leaf, Some(Page::Leaf(found, _)) if *found == hpa.0
                             && *found != HOST + stopped.0 && *found != HOST + stopped.0 + far));
                     }
-                    why => panic!("{why}"),
+                    reason => panic!("{reason}"),
                 }
                 stopped.0
             }
@@ -318,7 +321,7 @@ impl<F: Format> World<'_, '_, F> {
         assert!(done.is_err() || done == Ok(sum), "{done:?}, not {sum:#x}");
         // No TLB has the old leaves when the caller goes on: invalidated inside, or when it
         // completes.
-        guard.complete();
+        guard.invalidate();
         let events = self.platform.take_events();
         for gpa in changed {
             let covers = |event: &Event| match event {
@@ -355,8 +358,8 @@ fn play<F: Format>(format: F, bbm: BreakBeforeMake, ops: &[Op]) {
     let mut tables = Tables::new(format, Vmid(3), 40, &platform).unwrap();
     {
         let mut world = World { platform: &platform, tables: &tables, model: BTreeMap::new() };
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let mut storage = [const { None }; 32];
         let mut cache = TableCache::new(&platform, &mut storage);
         for op in ops {
@@ -385,7 +388,7 @@ fn play<F: Format>(format: F, bbm: BreakBeforeMake, ops: &[Op]) {
         world.reclaim(&mut guard);
     }
     assert_eq!(platform.live(), 1, "the root is left");
-    assert_eq!(tables.exclusive().prune(range(0, 1 << 40)), Ok(0));
+    assert_eq!(tables.enter_mut().prune(range(0, 1 << 40)), Ok(0));
     destroy(tables);
     assert_eq!(platform.live(), 0);
 }
@@ -427,7 +430,7 @@ fn every_invalidation_names_the_vmid_that_cpus_know_the_guest_by() {
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
         guard.write_protect(page).unwrap();
         // SAFETY: no CPU runs the guest.
-        assert_eq!(unsafe { tables.renew(Vmid(9)) }, Vmid(1));
+        assert_eq!(unsafe { tables.set_vmid(Vmid(9)) }, Vmid(1));
         let platform = guard.platform();
         let told = || -> Vec<_> {
             let vmid = |event| match event {
@@ -437,18 +440,22 @@ fn every_invalidation_names_the_vmid_that_cpus_know_the_guest_by() {
             platform.take_events().into_iter().filter_map(vmid).collect()
         };
         told();
-        assert_eq!(guard.owed().unwrap().vmid, Vmid(9), "also of what was changed before");
-        guard.complete();
+        assert_eq!(
+            guard.pending_invalidation().unwrap().vmid,
+            Vmid(9),
+            "also of what was changed before"
+        );
+        guard.invalidate();
         assert_eq!(told(), [Vmid(9)]);
         // The invalidation of a fill of an emptied entry, before the unmap has completed; then that
         // of the whole guest.
-        let mut storage = [const { slat::Place::EMPTY }; 1];
-        let mut removals = guard.removals(&mut storage);
-        guard.unmap(page, &mut removals).unwrap();
+        let mut storage = [const { slat::UnmapEntry::EMPTY }; 1];
+        let mut batch = guard.unmap_batch(&mut storage);
+        guard.unmap(page, &mut batch).unwrap();
         guard.map(page, Hpa(PAGE_4K), RAM, PAGE, cache).unwrap();
         assert_eq!(told(), [Vmid(9)]);
-        drop(removals);
-        guard.complete();
+        drop(batch);
+        guard.invalidate();
         assert_eq!(told(), [Vmid(9)]);
     });
 }

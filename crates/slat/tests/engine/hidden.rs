@@ -3,8 +3,9 @@
 
 use slat::format::ept::Ept1G;
 use slat::{
-    Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange, Grace, Hpa,
-    Invalidation, PageSize, Participant, Platform, Pte, Seat, Skip, TableCache, Tables, Vmid,
+    AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa,
+    Invalidation, PageSize, Platform, Pte, Reader, ReaderSlot, Readers, TableBits, TableCache,
+    Tables, Vmid,
 };
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -55,7 +56,7 @@ impl Stop {
 
 /// Heap frames, which are never given back.
 struct Staged {
-    grace: Grace<[Seat; 2]>,
+    readers: Readers<[ReaderSlot; 2]>,
     last: AtomicU64,
     at_4m: AtomicU64,
     invalidated: AtomicU64,
@@ -95,8 +96,8 @@ unsafe impl Platform for Staged {
         BreakBeforeMake::Never
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 
@@ -105,7 +106,7 @@ fn an_exact_test_finds_a_page_that_a_hint_had_hidden_and_that_nobody_has_cleared
     let (tests, tester_stands, tester_goes) = Stop::new();
     let (clears, clearer_stands, clearer_goes) = Stop::new();
     let platform: &'static _ = Box::leak(Box::new(Staged {
-        grace: Grace::new([const { Seat::new() }; 2]),
+        readers: Readers::new([const { ReaderSlot::new() }; 2]),
         last: 0.into(),
         at_4m: 0.into(),
         invalidated: 0.into(),
@@ -115,21 +116,21 @@ fn an_exact_test_finds_a_page_that_a_hint_had_hidden_and_that_nobody_has_cleared
     let format = Ept1G { output_bits: 48, ..Default::default() };
     let tables = Tables::new(format, Vmid(1), 24, platform).unwrap();
     let all = GpaRange::new(Gpa(0), 16 * M).unwrap();
-    let mut one = Participant::register(platform).unwrap();
-    let mut two = Participant::register(platform).unwrap();
-    let scan = |participant: &mut Participant<'static, Staged>, clear, skip| {
+    let mut one = Reader::register(platform).unwrap();
+    let mut two = Reader::register(platform).unwrap();
+    let scan = |reader: &mut Reader<'static, Staged>, clear, skip| {
         let (mut young, mut unanswered) = ([0; 64], [0; 64]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let how = Ageing { clear, skip, fresh: false };
-        tables.enter(participant).unwrap().age(all, &mut ages, how).unwrap();
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let how = AgeOptions { clear, table_bits: skip, flush_tlb: false };
+        tables.enter(reader).unwrap().age(all, &mut ages, how).unwrap();
         [512, 1025].map(|page: usize| young[page / 64] >> (page % 64) & 1 == 1)
     };
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(platform, &mut storage);
     cache.fill(8).unwrap();
-    let mut map = |participant: &mut Participant<'static, Staged>, at, attributes| {
+    let mut map = |reader: &mut Reader<'static, Staged>, at, attributes| {
         let page = GpaRange::new(Gpa(at), 4096).unwrap();
-        let mut guard = tables.enter(participant).unwrap();
+        let mut guard = tables.enter(reader).unwrap();
         guard.map(page, Hpa(0), attributes, PageSize::SIZE_4K, &mut cache).unwrap();
         ROLE.set(Role::Looks);
         assert!(guard.translate(Gpa(at)).unwrap().is_some());
@@ -139,7 +140,7 @@ fn an_exact_test_finds_a_page_that_a_hint_had_hidden_and_that_nobody_has_cleared
     let at_2m = map(&mut one, 2 * M, CLEAN);
     platform.at_4m.store(map(&mut one, 4 * M, CLEAN), SeqCst);
     // The hint clears the marks of both tables, whose links a walk cache still holds.
-    scan(&mut one, true, Skip::Hint);
+    scan(&mut one, true, TableBits::Hint);
     // The guest uses the page at 2m through that walk cache: hardware marks the leaf alone.
     // SAFETY: the first entry of the table at 2m, which stays allocated.
     unsafe { &*(at_2m as *const AtomicU64) }.fetch_or(Ept1G::ACCESSED, SeqCst);
@@ -149,13 +150,13 @@ fn an_exact_test_finds_a_page_that_a_hint_had_hidden_and_that_nobody_has_cleared
         let scan = &scan;
         let tester = scope.spawn(move || {
             ROLE.set(Role::Tests);
-            scan(&mut one, false, Skip::Exact)
+            scan(&mut one, false, TableBits::Exact)
         });
         // The tester has passed the table at 2m by, and stands in that at 4m.
         tester_stands.recv().unwrap();
         let clearer = scope.spawn(move || {
             ROLE.set(Role::Clears);
-            scan(&mut two, true, Skip::Exact)
+            scan(&mut two, true, TableBits::Exact)
         });
         // The clearer has noted all tables, and has read no leaf.
         clearer_stands.recv().unwrap();

@@ -9,8 +9,8 @@ use crate::common::world::{CacheOf, GuardOf, TablesOf, invalidations};
 use crate::common::{Moment, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, PageSize, Pages, Place,
-    Rights, Skip, Software,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, PageSize,
+    Pages, Rights, Software, TableBits, UnmapEntry,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -119,7 +119,7 @@ fn no_operation_on_a_group_loses_a_write_that_any_member_has() {
             write(H::of(tables), tables.platform(), member);
             inside::<H, _>(tables, |guard, cache| {
                 let reported = op(guard, cache);
-                guard.complete();
+                guard.invalidate();
                 assert_eq!(reported | written(guard), 0xffff, "{name}, member {member}, {bbm:?}");
             });
         }
@@ -150,7 +150,7 @@ fn a_write_by_way_of_any_member_while_a_group_is_unfolded_is_a_write_to_all_of_i
                 guard.platform().meanwhile(None);
                 unfolds |= seen.get();
                 let state = reported | written(guard);
-                guard.complete();
+                guard.invalidate();
                 assert!(!unfolds || state == 0xffff, "{name}, member {member}: {state:#x}");
             });
         }
@@ -165,8 +165,8 @@ fn a_group_that_was_used_by_way_of_any_member_is_young_once() {
         inside::<H, _>(tables, |guard, _| {
             let mut age = |clear| {
                 let (mut young, mut unanswered) = ([0], [0]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                let how = Ageing { clear, skip: Skip::Nothing, fresh: false };
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+                let how = AgeOptions { clear, table_bits: TableBits::Ignored, flush_tlb: false };
                 guard.age(all(), &mut ages, how).unwrap();
                 assert_eq!(unanswered, [0]);
                 young[0]
@@ -191,9 +191,9 @@ fn a_group_is_reserved_behind_the_invalidation_of_what_stood_in_any_of_its_entri
             // Another page keeps the table.
             guard.map(range(128 * K, 4 * K), Hpa(128 * K), RAM, PAGE, cache).unwrap();
             guard.map(page, Hpa(page.start().0), RAM, PAGE, cache).unwrap();
-            let mut places = [const { Place::EMPTY }; 1];
-            let mut removals = guard.removals(&mut places);
-            guard.unmap(page, &mut removals).unwrap();
+            let mut places = [const { UnmapEntry::EMPTY }; 1];
+            let mut batch = guard.unmap_batch(&mut places);
+            guard.unmap(page, &mut batch).unwrap();
             guard.platform().take_events();
             // Its own entry is another's, so that only the group finds this one.
             let other = Gpa((member + 1) % 16 * 4 * K);
@@ -204,7 +204,7 @@ fn a_group_is_reserved_behind_the_invalidation_of_what_stood_in_any_of_its_entri
                 .iter()
                 .any(|what| what.range.is_none_or(|it| it.start().0 == 0 && it.end().0 == GROUP));
             assert!(covered, "member {member}");
-            drop(removals);
+            drop(batch);
         });
     }
 }
@@ -241,7 +241,7 @@ fn a_group_whose_mapping_another_party_refuses_can_be_mapped_whole_afterwards() 
         assert_eq!(H::of(tables).tree(guard.platform()).marks, 0);
         for page in 0..16 {
             let found = guard.reserve(Gpa(page * 4 * K), PAGE, cache);
-            let found = found.map(|pte| pte.range().size()).map_err(|halted| halted.why);
+            let found = found.map(|pte| pte.range().size()).map_err(|stopped| stopped.reason);
             assert_eq!(found, Ok::<u64, MapError>(4 * K), "{page}");
         }
     });
@@ -257,7 +257,7 @@ fn no_member_of_a_group_that_is_unfolded_is_changed_by_others_meanwhile() {
             let tries = move || {
                 inside::<H, _>(tables, |other, _| {
                     let contended = slat::ChangeError::Contended;
-                    let found = other.write_protect(page).map_err(|halted| halted.why);
+                    let found = other.write_protect(page).map_err(|stopped| stopped.reason);
                     assert_eq!(found, Err(contended), "member {member}");
                 });
             };

@@ -7,8 +7,8 @@ use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::GuardOf;
 use slat::{
-    Access, ChangeError, Gpa, GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, RangeError,
-    UnmapError,
+    Access, ChangeError, Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, RangeError,
+    UnmapEntry, UnmapError,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -48,9 +48,9 @@ fn a_bitmap_that_begins_inside_a_page_is_refused_where_pages_are_mapped<H: Hardw
         guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
         let before = guard.counts().entries_written;
         let odd = Pages { start: Gpa(8), bits: &[0b101] };
-        let why = RangeError::Unaligned { range: range(8, 4 * K), page: 4 * K };
-        refused(guard.write_protect_pages(&odd), 8, ChangeError::Range(why));
-        refused(guard.clean_pages(&odd), 8, ChangeError::Range(why));
+        let reason = RangeError::Unaligned { range: range(8, 4 * K), page: 4 * K };
+        refused(guard.write_protect_pages(&odd), 8, ChangeError::Range(reason));
+        refused(guard.clean_pages(&odd), 8, ChangeError::Range(reason));
         assert_eq!(guard.counts().entries_written, before);
     });
 }
@@ -103,7 +103,7 @@ fn a_fault_gives_no_right_where_no_page_is_mapped<H: Hardware>() {
             let pte = hardware.pte(platform, number * 4 * K).0;
             let was = pte.load(SeqCst);
             for access in [Access::Read, Access::Write, Access::Execute] {
-                let given = guard.relax(page(number), access).map(Granted::elsewhere);
+                let given = guard.relax(page(number), access).map(LocalFlush::not_needed_here);
                 assert_eq!(given, Ok(0), "{access:?} of page {number}");
             }
             assert_eq!(guard.write_protect(page(number)), Ok(0));
@@ -123,11 +123,11 @@ fn a_block_that_a_range_cuts_at_its_end_is_found_before_pages_of_another_table_c
         let before = guard.counts().entries_written;
         let pages = range(4 * K, 2 * M);
         refused(guard.write_protect(pages), 4 * K, ChangeError::CutsBlock { size: BLOCK });
-        let mut places = [const { Place::EMPTY }; 2];
-        let mut removals = guard.removals(&mut places);
-        let result = guard.unmap(pages, &mut removals);
+        let mut places = [const { UnmapEntry::EMPTY }; 2];
+        let mut batch = guard.unmap_batch(&mut places);
+        let result = guard.unmap(pages, &mut batch);
         refused(result, 4 * K, UnmapError::CutsBlock { size: BLOCK });
-        assert_eq!(removals.complete().count(), 0);
+        assert_eq!(batch.complete().count(), 0);
         assert_eq!(guard.counts().entries_written, before);
     });
 }
@@ -142,11 +142,11 @@ fn a_walk_to_one_page_that_cuts_a_block_reads_down_to_the_block<H: Hardware>() {
         let result = guard.write_protect(range(at, 4 * K));
         refused(result, at, ChangeError::CutsBlock { size: BLOCK });
         assert_eq!(guard.counts().entries_read - before, up);
-        let mut places = [const { Place::EMPTY }; 1];
-        let mut removals = guard.removals(&mut places);
-        let result = guard.unmap(range(at, 4 * K), &mut removals);
+        let mut places = [const { UnmapEntry::EMPTY }; 1];
+        let mut batch = guard.unmap_batch(&mut places);
+        let result = guard.unmap(range(at, 4 * K), &mut batch);
         refused(result, at, UnmapError::CutsBlock { size: BLOCK });
-        assert_eq!(removals.complete().count(), 0);
+        assert_eq!(batch.complete().count(), 0);
         assert_eq!(guard.counts().entries_read - before, 2 * up);
     });
 }
@@ -168,7 +168,7 @@ fn pages_of_a_group_that_are_named_are_protected_and_no_other_of_its_members() {
             assert_eq!(found.attributes.write, ![0, 2, 5].contains(&number), "page {number}");
         }
         assert_eq!((size(guard, 0), size(guard, 16)), (4 * K, 64 * K));
-        guard.complete();
+        guard.invalidate();
     });
 }
 

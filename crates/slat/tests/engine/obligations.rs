@@ -7,7 +7,8 @@ use crate::common::stage::{K, M, RAM, arm, ept, range};
 use crate::common::world::{ALL, TablesOf, VMID, cache};
 use crate::common::{Event, TestPlatform, destroy, unmap};
 use slat::{
-    Access, BreakBeforeMake, Gpa, GpaRange, Hpa, Invalidation, PageSize, Pages, Place, Tables, Vmid,
+    Access, BreakBeforeMake, Gpa, GpaRange, Hpa, Invalidation, PageSize, Pages, Tables, UnmapEntry,
+    Vmid,
 };
 
 /// A guest with eight blocks, followed by eight pages.
@@ -19,7 +20,7 @@ pub fn guest<H: Hardware>(
     let mut tables = Tables::new(format, vmid, 40, platform).unwrap();
     let mut storage = Vec::new();
     let mut cache = cache::<H>(platform, &mut storage, 4);
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     let (block, page) = (PageSize::SIZE_2M, PageSize::SIZE_4K);
     assert_eq!(guard.map(range(0, 16 * M), Hpa(0), RAM, block, &mut cache), Ok(16 * M));
     let pages = range(16 * M, 32 * K);
@@ -38,25 +39,31 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did<H: Hardware>() {
     for bbm in crate::common::stage::BBM {
         let platform = TestPlatform::new(bbm);
         let tables = guest::<H>(&platform, H::usual(), VMID);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let hint = |size| (bbm == BreakBeforeMake::Always).then_some(size);
         assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
         let small = one(VMID, 2 * M, 2 * M, hint(PageSize::SIZE_2M));
-        assert_eq!(guard.owed(), Some(small));
+        assert_eq!(guard.pending_invalidation(), Some(small));
         // A call that changes nothing owes nothing more.
         assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(2 * M));
         assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(0));
-        assert_eq!(guard.owed(), Some(one(VMID, 0, 4 * M, hint(PageSize::SIZE_2M))));
+        assert_eq!(
+            guard.pending_invalidation(),
+            Some(one(VMID, 0, 4 * M, hint(PageSize::SIZE_2M)))
+        );
         // A page in addition to blocks: there is no hint, and the range covers all.
         let page = range(16 * M + 4 * K, 4 * K);
         assert_eq!(guard.execute_protect(page), Ok(4 * K));
         let all = one(VMID, 0, 16 * M + 8 * K, None);
-        assert_eq!(guard.owed(), Some(all));
+        assert_eq!(guard.pending_invalidation(), Some(all));
         let counts = guard.counts();
-        assert_eq!(guard.relax(page, Access::Execute).map(slat::Granted::elsewhere), Ok(4 * K));
-        assert_eq!(guard.owed(), Some(all), "who gives rights owes nothing");
-        guard.complete();
+        assert_eq!(
+            guard.relax(page, Access::Execute).map(slat::LocalFlush::not_needed_here),
+            Ok(4 * K)
+        );
+        assert_eq!(guard.pending_invalidation(), Some(all), "who gives rights owes nothing");
+        guard.invalidate();
         let events = platform.take_events();
         assert_eq!(events.last(), Some(&Event::Invalidate(all)));
         // The page became executable, so it was made coherent before.
@@ -65,7 +72,7 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did<H: Hardware>() {
         let others = events.iter().filter(|event| **event != Event::Publish);
         assert_eq!(others.count(), 2, "{events:?}");
         assert_eq!(guard.counts().entries_written, counts.entries_written + 1);
-        guard.complete();
+        guard.invalidate();
         drop(guard);
         assert_eq!((tables.reclaim(), platform.take_events()), (0, vec![]));
         destroy(tables);
@@ -76,7 +83,7 @@ on!(what_a_guard_owes_is_the_hull_of_all_that_it_did; npt);
 fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let (mut first, mut second) = (platform.join(), platform.join());
+    let (mut first, mut second) = (platform.register(), platform.register());
     let mut guard = tables.enter(&mut first).unwrap();
     assert_eq!(guard.write_protect(range(0, 2 * M)), Ok(2 * M));
     drop(tables.shootdown(&mut guard).unwrap());
@@ -84,8 +91,8 @@ fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes<H: Hardwa
     assert_eq!(platform.take_events(), []);
     // A thread that owes nothing covers it, once.
     let mut guard = tables.enter(&mut second).unwrap();
-    guard.complete();
-    guard.complete();
+    guard.invalidate();
+    guard.invalidate();
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     // A thread that owes something executes one invalidation, not two.
     let mut dropped = tables.enter(&mut first).unwrap();
@@ -93,11 +100,11 @@ fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes<H: Hardwa
     drop(tables.shootdown(&mut dropped).unwrap());
     drop(dropped);
     assert_eq!(guard.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
-    guard.complete();
+    guard.invalidate();
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     // A guard that has completed, or changed nothing, leaves nothing behind.
     drop(guard);
-    tables.enter(&mut first).unwrap().complete();
+    tables.enter(&mut first).unwrap().invalidate();
     assert_eq!(platform.take_events(), []);
     // A harvest covers what was dropped as well, as it says which pages are clean.
     let mut dropped = tables.enter(&mut first).unwrap();
@@ -115,19 +122,19 @@ on!(what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes; npt);
 fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
-    let mut storage = [const { Place::EMPTY }; 2];
-    let mut removals = guard.removals(&mut storage);
-    assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
-    assert_eq!(guard.owed(), None, "what is owed is in the removals");
-    guard.complete();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
+    let mut storage = [const { UnmapEntry::EMPTY }; 2];
+    let mut batch = guard.unmap_batch(&mut storage);
+    assert_eq!(guard.unmap(range(0, 2 * M), &mut batch), Ok(2 * M));
+    assert_eq!(guard.pending_invalidation(), None, "what is owed is in the batch");
+    guard.invalidate();
     assert_eq!(platform.take_events(), []);
-    drop(removals);
-    guard.complete();
+    drop(batch);
+    guard.invalidate();
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-    // Removals also cover what others dropped, before they hand anything out.
-    let mut other = platform.join();
+    // Batches also cover what others dropped, before they hand anything out.
+    let mut other = platform.register();
     let mut dropped = tables.enter(&mut other).unwrap();
     assert_eq!(dropped.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
     drop(tables.shootdown(&mut dropped).unwrap());
@@ -136,10 +143,10 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>
     assert_eq!((removed.len(), removed[0].hpa), (1, Hpa(2 * M)));
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     // Empty removals leave nothing behind.
-    let mut removals = guard.removals(&mut storage);
-    assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(0));
-    drop(removals);
-    guard.complete();
+    let mut batch = guard.unmap_batch(&mut storage);
+    assert_eq!(guard.unmap(range(0, 4 * M), &mut batch), Ok(0));
+    drop(batch);
+    guard.invalidate();
     assert_eq!(platform.take_events(), []);
     drop(guard);
     destroy(tables);
@@ -149,14 +156,14 @@ on!(removals_that_are_dropped_are_covered_by_the_next_that_completes; npt);
 fn memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_removed_it<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let (mut first, mut second) = (platform.join(), platform.join());
+    let (mut first, mut second) = (platform.register(), platform.register());
     let mut guard = tables.enter(&mut first).unwrap();
     let mut other = tables.enter(&mut second).unwrap();
-    let (mut one_storage, mut two) = ([Place::EMPTY; 1], [Place::EMPTY; 1]);
-    let mut taken = guard.removals(&mut one_storage);
+    let (mut one_storage, mut two) = ([UnmapEntry::EMPTY; 1], [UnmapEntry::EMPTY; 1]);
+    let mut taken = guard.unmap_batch(&mut one_storage);
     assert_eq!(guard.unmap(range(0, 2 * M), &mut taken), Ok(2 * M));
     // It has not been invalidated: a thread that finds it unmapped invalidates for that, too.
-    let mut none = other.removals(&mut two);
+    let mut none = other.unmap_batch(&mut two);
     assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
     assert_eq!(none.complete().count(), 0);
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
@@ -176,19 +183,19 @@ on!(memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_remove
 fn removals_of_several_calls_share_a_place_where_they_continue_each_other<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
-    let mut storage = [Place::EMPTY; 1];
-    let mut removals = guard.removals(&mut storage);
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
+    let mut storage = [UnmapEntry::EMPTY; 1];
+    let mut batch = guard.unmap_batch(&mut storage);
     for at in [0, 2 * M, 4 * M] {
-        assert_eq!(guard.unmap(range(at, 2 * M), &mut removals), Ok(2 * M));
+        assert_eq!(guard.unmap(range(at, 2 * M), &mut batch), Ok(2 * M));
     }
-    let halted = guard.unmap(range(8 * M, 2 * M), &mut removals).unwrap_err();
-    assert_eq!(halted.at, Gpa(8 * M));
-    let removed: Vec<_> = removals.complete().collect();
+    let stopped = guard.unmap(range(8 * M, 2 * M), &mut batch).unwrap_err();
+    assert_eq!(stopped.at, Gpa(8 * M));
+    let removed: Vec<_> = batch.complete().collect();
     assert_eq!((removed.len(), removed[0].bytes), (1, 6 * M));
     assert_eq!(platform.take_events(), [Event::Invalidate(one(VMID, 0, 6 * M, None))]);
-    drop((removals, guard));
+    drop((batch, guard));
     destroy(tables);
 }
 on!(removals_of_several_calls_share_a_place_where_they_continue_each_other);
@@ -203,8 +210,8 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardwar
         let tables = guest::<H>(&platform, H::usual(), VMID);
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 4);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let block = PageSize::SIZE_2M;
         let executed = || {
             let events = platform.take_events().into_iter();
@@ -218,9 +225,9 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardwar
         let refill = |at| Invalidation { tables: true, ..one(VMID, at, 2 * M, None) };
         let leaf = (bbm == BreakBeforeMake::Always).then_some(PageSize::SIZE_2M);
         let removal = one(VMID, 0, 4 * M, leaf);
-        let mut places = [const { Place::EMPTY }; 4];
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(4 * M));
+        let mut places = [const { UnmapEntry::EMPTY }; 4];
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(range(0, 4 * M), &mut batch), Ok(4 * M));
         assert_eq!(guard.map(range(0, 2 * M), Hpa(64 * M), RAM, block, &mut cache), Ok(2 * M));
         let first = if breaks { vec![refill(0)] } else { vec![] };
         assert_eq!(executed(), first);
@@ -235,27 +242,27 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardwar
         let reservation = guard.reserve(Gpa(34 * M), block, &mut cache).unwrap();
         assert_eq!(reservation.commit(Hpa(66 * M), RAM), Ok(Some(2 * M)));
         assert_eq!(executed(), []);
-        assert_eq!(removals.complete().count(), 1);
+        assert_eq!(batch.complete().count(), 1);
         assert_eq!(executed(), [removal]);
         // Once the unmap has completed, nothing more is invalidated.
-        drop(removals);
+        drop(batch);
         assert_eq!(unmap(&mut guard, range(0, 4 * M)).len(), 1);
         executed();
         assert_eq!(guard.map(range(0, 4 * M), Hpa(0), RAM, block, &mut cache), Ok(4 * M));
         assert_eq!(executed(), []);
         // A page, as a fault maps it: its table exists.
         let page = range(16 * M + 8 * K, 4 * K);
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(page, &mut removals), Ok(4 * K));
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(page, &mut batch), Ok(4 * K));
         let small = PageSize::SIZE_4K;
         assert_eq!(guard.map(page, Hpa(64 * M), RAM, small, &mut cache), Ok(4 * K));
         let third = Invalidation { range: Some(page), ..refill(0) };
         assert_eq!(executed(), if breaks { vec![third] } else { vec![] });
-        drop(removals);
+        drop(batch);
         // Pages of a part of a table; then of a table in which the unmap could not go on.
         let mut fills = |pages: GpaRange, in_part: GpaRange, room: usize| {
-            let mut removals = guard.removals(&mut places[..room]);
-            let done = guard.unmap(pages, &mut removals);
+            let mut batch = guard.unmap_batch(&mut places[..room]);
+            let done = guard.unmap(pages, &mut batch);
             assert_eq!(done.is_ok(), pages == in_part);
             let mapped = guard.map(in_part, Hpa(64 * M), RAM, small, &mut cache);
             assert_eq!(mapped, Ok(in_part.size()));
@@ -265,18 +272,18 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardwar
         fills(part, part, 4);
         fills(range(16 * M, 2 * M), part, 1);
         // A table where a block was, for a fault.
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(range(6 * M, 2 * M), &mut removals), Ok(2 * M));
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(range(6 * M, 2 * M), &mut batch), Ok(2 * M));
         let reservation = guard.reserve(Gpa(6 * M), small, &mut cache).unwrap();
         assert_eq!(reservation.commit(Hpa(70 * M), RAM), Ok(Some(4 * K)));
         assert_eq!(executed(), if breaks { vec![refill(6 * M)] } else { vec![] });
-        drop(removals);
+        drop(batch);
         // A block where a table was unlinked.
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(range(16 * M, 2 * M), &mut removals), Ok(32 * K));
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(range(16 * M, 2 * M), &mut batch), Ok(32 * K));
         assert_eq!(guard.map(range(16 * M, 2 * M), Hpa(0), RAM, block, &mut cache), Ok(2 * M));
         assert_eq!(executed(), if breaks { vec![refill(16 * M)] } else { vec![] });
-        drop(removals);
+        drop(batch);
         drop((guard, cache));
         destroy(tables);
     }
@@ -295,36 +302,36 @@ const TWO_SIZES: [(BreakBeforeMake, bool); 2] =
 fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let mut storage = [const { Place::EMPTY }; 2];
+    let mut storage = [const { UnmapEntry::EMPTY }; 2];
     {
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         assert_eq!(guard.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
         drop(tables.shootdown(&mut guard).unwrap());
-        let mut removals = guard.removals(&mut storage);
-        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
-        drop(removals);
-        let mut more = [const { Place::EMPTY }; 2];
-        let mut forgotten = guard.removals(&mut more);
+        let mut batch = guard.unmap_batch(&mut storage);
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut batch), Ok(2 * M));
+        drop(batch);
+        let mut more = [const { UnmapEntry::EMPTY }; 2];
+        let mut forgotten = guard.unmap_batch(&mut more);
         assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut forgotten), Ok(2 * M));
         std::mem::forget(forgotten);
     }
     // SAFETY: no test of this file gives the root to a machine.
-    let mut inactive = unsafe { tables.deactivate() };
+    let mut unloaded = unsafe { tables.deactivate() };
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-    // Operations on inactive tables owe nothing.
-    let mut guard = inactive.guard();
+    // Operations on unloaded tables owe nothing.
+    let mut guard = unloaded.enter_mut();
     assert_eq!(guard.write_protect(range(10 * M, 2 * M)), Ok(2 * M));
-    assert_eq!(guard.owed(), None);
-    guard.complete();
+    assert_eq!(guard.pending_invalidation(), None);
+    guard.invalidate();
     assert_eq!(guard.write_protect(range(12 * M, 2 * M)), Ok(2 * M));
     drop(guard);
     assert_eq!(platform.take_events(), []);
-    let tables = inactive.activate();
+    let tables = unloaded.activate();
     assert_eq!(platform.take_events(), [Event::Publish]);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
-    guard.complete();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
+    guard.invalidate();
     assert_eq!(platform.take_events(), [], "it was covered");
     // Entries that were emptied before are filled without an invalidation.
     let mut frames = Vec::new();
@@ -339,14 +346,14 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>()
     // The count of removals under way starts again: only the invalidation of these is executed,
     // or that of what was dropped.
     for dropped in [false, true] {
-        let mut removals = guard.removals(&mut storage);
-        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
+        let mut batch = guard.unmap_batch(&mut storage);
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut batch), Ok(2 * M));
         let expected = if dropped {
-            drop(removals);
-            guard.complete();
+            drop(batch);
+            guard.invalidate();
             ALL
         } else {
-            assert_eq!(removals.complete().count(), 1);
+            assert_eq!(batch.complete().count(), 1);
             one(VMID, 0, 2 * M, Some(block))
         };
         assert_eq!(executed(platform.take_events()), [Event::Invalidate(expected)]);
@@ -363,8 +370,8 @@ fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<Arm<12>>(&platform, arm(), VMID);
     let other = guest::<Arm<12>>(&platform, arm(), Vmid(9));
-    let mut members = [(); 3].map(|()| platform.join());
-    let [one_of, two_of, three_of] = &mut members;
+    let mut readers = [(); 3].map(|()| platform.register());
+    let [one_of, two_of, three_of] = &mut readers;
     let mut first = tables.enter(one_of).unwrap();
     let mut second = tables.enter(two_of).unwrap();
     let mut third = other.enter(three_of).unwrap();
@@ -372,10 +379,10 @@ fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
         assert_eq!(guard.write_protect(range(at, 2 * M)), Ok(2 * M));
     }
     let mut merged = tables.shootdown(&mut first).unwrap();
-    assert_eq!(first.owed(), None);
+    assert_eq!(first.pending_invalidation(), None);
     merged.merge(tables.shootdown(&mut second).unwrap());
     let hull = one(VMID, 0, 14 * M, Some(PageSize::SIZE_2M));
-    assert_eq!(merged.owed(), Some(hull));
+    assert_eq!(merged.pending_invalidation(), Some(hull));
     assert_eq!(platform.take_events(), []);
     merged.merge(other.shootdown(&mut third).unwrap());
     let foreign = one(Vmid(9), 4 * M, 2 * M, Some(PageSize::SIZE_2M));
@@ -385,7 +392,7 @@ fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
     // A shootdown that is dropped joins what the guest owes.
     assert_eq!(first.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
     drop(tables.shootdown(&mut first).unwrap());
-    second.complete();
+    second.invalidate();
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     drop((first, second, third));
     destroy(tables);
@@ -397,24 +404,26 @@ fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
 fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<Ept<true>>(&platform, ept(), VMID);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let all = range(0, 1 << 40);
     // Both entries of the root; the second links no table.
     assert_eq!(guard.write_protect_subtrees(all), Ok(1 << 39));
     assert_eq!(guard.counts().entries_written, 1);
-    let owed = guard.owed().unwrap();
+    let owed = guard.pending_invalidation().unwrap();
     assert!(owed.tables && owed.range == Some(range(0, 1 << 39)));
     assert_eq!(guard.write_protect_subtrees(all), Ok(0));
-    guard.complete();
+    guard.invalidate();
     let writable = |at| {
-        let mut other = platform.join();
+        let mut other = platform.register();
         let guard = tables.enter(&mut other).unwrap();
         guard.translate(Gpa(at)).unwrap().unwrap().attributes.write
     };
     // A page: the tables on the way down to it become writable, all others stay protected.
     assert_eq!(
-        guard.relax(range(16 * M + 8 * K, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+        guard
+            .relax(range(16 * M + 8 * K, 4 * K), Access::Write)
+            .map(slat::LocalFlush::not_needed_here),
         Ok(4 * K)
     );
     // Three tables are marked and made writable; below them 1 table, 8 blocks and 1 table, 8 pages;

@@ -9,9 +9,9 @@ use slat::format::npt::Npt2M;
 use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
-    AddressSpace, Ageing, Ages, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError,
-    Contended, Execute, Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner, PageSize,
-    Place, Rights, Skip, Software, SpaceError, TableCache, UnmapError, Vmid,
+    AddressSpace, AgeBitmaps, AgeOptions, AnyAddressSpace, Attributes, BreakBeforeMake,
+    ChangeError, Contended, Execute, Format, Gpa, GpaRange, Hpa, MapError, Memory, Owner, PageSize,
+    Rights, Software, SpaceError, Stopped, TableBits, TableCache, UnmapEntry, UnmapError, Vmid,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -89,10 +89,10 @@ fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) 
                         assert!(!occupied);
                         model.extend(pages(at, bytes).map(|gpa| (gpa, leaf(gpa))));
                     }
-                    Err(Halted { why: SpaceError::Map(MapError::Occupied { .. }), .. }) => {
+                    Err(Stopped { reason: SpaceError::Map(MapError::Occupied { .. }), .. }) => {
                         assert!(occupied)
                     }
-                    Err(halted) => panic!("{halted}"),
+                    Err(stopped) => panic!("{stopped}"),
                 }
             }
             Op::MapEach { at, pages: bytes, attributes } => {
@@ -103,14 +103,14 @@ fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) 
                     let there = *model.entry(gpa).or_insert(leaf);
                     match mapped {
                         Ok(()) => assert_eq!(there, leaf),
-                        Err(halted) => {
+                        Err(stopped) => {
                             let occupied = SpaceError::Map(MapError::Occupied {
                                 size: space.query(Gpa(gpa)).unwrap().size,
                                 hpa: Hpa(
                                     there.0 & !(space.query(Gpa(gpa)).unwrap().size.bytes() - 1)
                                 ),
                             });
-                            assert_eq!(halted, Halted { at: Gpa(gpa), why: occupied });
+                            assert_eq!(stopped, Stopped { at: Gpa(gpa), reason: occupied });
                             assert_ne!(there, leaf);
                         }
                     }
@@ -232,19 +232,19 @@ fn a_platform_without_frames_leaves_what_precedes_the_address() {
     // The root, a table of blocks, and two of pages.
     platform.limit(4);
     let odd = Hpa((1 << 32) + 4 * K);
-    let halted = space.map(range(0, 8 * M), odd, RAM, PageSize::SIZE_2M).unwrap_err();
-    assert_eq!(halted, Halted { at: Gpa(4 * M), why: SpaceError::OutOfFrames });
-    assert!(halted.to_string().contains("no more table pages"));
+    let stopped = space.map(range(0, 8 * M), odd, RAM, PageSize::SIZE_2M).unwrap_err();
+    assert_eq!(stopped, Stopped { at: Gpa(4 * M), reason: SpaceError::OutOfFrames });
+    assert!(stopped.to_string().contains("no more table pages"));
     assert!(space.query(Gpa(4 * M - 1)).is_some() && space.query(Gpa(4 * M)).is_none());
     platform.limit(usize::MAX);
     assert_eq!(space.map(range(0, 8 * M), odd, RAM, PageSize::SIZE_2M), Ok(()));
     // A block that cannot be split stays as it is.
     assert_eq!(space.map(range(8 * M, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M), Ok(()));
     platform.limit(platform.live());
-    let halted = space.protect(range(8 * M, 4 * K), Rights::READ).unwrap_err();
-    assert_eq!(halted.why, SpaceError::OutOfFrames);
-    let halted = space.unmap(range(9 * M, M), drop).unwrap_err();
-    assert_eq!(halted.why, SpaceError::OutOfFrames);
+    let stopped = space.protect(range(8 * M, 4 * K), Rights::READ).unwrap_err();
+    assert_eq!(stopped.reason, SpaceError::OutOfFrames);
+    let stopped = space.unmap(range(9 * M, M), drop).unwrap_err();
+    assert_eq!(stopped.reason, SpaceError::OutOfFrames);
     assert_eq!(space.query(Gpa(8 * M)).unwrap().attributes, RAM);
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
@@ -257,15 +257,15 @@ fn what_cannot_be_is_refused_and_nothing_is_done() {
     let mut space = owned(&platform);
     platform.take_events();
     let far = range(1 << 40, 4 * K);
-    let refused = |why: SpaceError| assert!(!why.to_string().is_empty());
-    let map = space.map(far, Hpa(0), RAM, PageSize::SIZE_4K).unwrap_err().why;
+    let refused = |reason: SpaceError| assert!(!reason.to_string().is_empty());
+    let map = space.map(far, Hpa(0), RAM, PageSize::SIZE_4K).unwrap_err().reason;
     assert!(matches!(map, SpaceError::Map(MapError::Range(_))));
-    let protect = space.protect(far, Rights::ALL).unwrap_err().why;
+    let protect = space.protect(far, Rights::ALL).unwrap_err().reason;
     assert!(matches!(protect, SpaceError::Change(ChangeError::Range(_))));
-    let unmap = space.unmap(far, drop).unwrap_err().why;
+    let unmap = space.unmap(far, drop).unwrap_err().reason;
     assert!(matches!(unmap, SpaceError::Unmap(UnmapError::Range(_))));
     let user = Rights { execute: Execute::User, ..Rights::ALL };
-    let rights = space.protect(range(0, 4 * K), user).unwrap_err().why;
+    let rights = space.protect(range(0, 4 * K), user).unwrap_err().reason;
     assert!(matches!(rights, SpaceError::Change(ChangeError::Attributes(_))));
     [map, protect, unmap, rights].into_iter().for_each(refused);
     assert_eq!(space.unmap_leaf(Gpa(1 << 45)), Ok(None));
@@ -281,9 +281,9 @@ fn the_rest_of_the_engine_is_at_hand() {
     let mut space = owned(&platform);
     space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M).unwrap();
     let pages = GpaRange::new(Gpa(0), 2 * M).unwrap();
-    let mut guard = space.guard();
+    let mut guard = space.enter();
     assert_eq!(guard.write_protect(pages), Ok(2 * M));
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     assert!(!space.query(Gpa(0)).unwrap().attributes.write);
     assert_eq!(space.geometry().address_bits, 40);
@@ -320,7 +320,7 @@ fn a_look_up_waits_until_an_entry_is_released() {
     // Frozen, as where another thread breaks the entry.
     let leaf = platform.table(table, 1)[0].swap(Arm64K4::MARK, SeqCst);
     // A guard answers at once that it is held. A look-up waits for as long as an operation does.
-    assert!(space.guard().translate(Gpa(0)).is_err());
+    assert!(space.enter().translate(Gpa(0)).is_err());
     assert_eq!(
         (space.query(Gpa(0)), space.translate(Gpa(0))),
         (None, Err(Contended { at: Gpa(0) }))
@@ -365,7 +365,7 @@ fn what_is_discarded_is_invalidated_once_however_scattered_its_memory_is() {
     assert_eq!(space.discard(range(0, 2 * M)), Ok(()));
     assert_eq!(invalidations(&platform), 1);
     assert_eq!(platform.live(), 1, "the root is left");
-    let far = space.discard(range(1 << 40, 4 * K)).unwrap_err().why;
+    let far = space.discard(range(1 << 40, 4 * K)).unwrap_err().reason;
     assert!(matches!(far, SpaceError::Unmap(UnmapError::Range(_))));
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
@@ -377,7 +377,7 @@ fn a_part_of_a_block_is_discarded_and_the_rest_stays() {
     let mut space = owned(&platform);
     space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M).unwrap();
     platform.limit(platform.live());
-    assert_eq!(space.discard(range(M, 4 * K)).unwrap_err().why, SpaceError::OutOfFrames);
+    assert_eq!(space.discard(range(M, 4 * K)).unwrap_err().reason, SpaceError::OutOfFrames);
     assert_eq!(space.query(Gpa(M)).unwrap().size, PageSize::SIZE_2M);
     platform.limit(usize::MAX);
     assert_eq!(space.discard(range(M, 4 * K)), Ok(()));
@@ -396,15 +396,15 @@ fn guards_of_one_owner_see_each_other_and_no_table_that_they_unlink_goes_before_
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
     let (all, page) = (range(0, 2 * M), PageSize::SIZE_4K);
-    let (walker, mut other) = (space.guard(), space.guard());
+    let (walker, mut other) = (space.enter(), space.enter());
     other.map(all, Hpa(0), RAM, page, &mut cache).unwrap();
     assert!(walker.translate(Gpa(M)).unwrap().is_some());
     let mapped = platform.live();
-    let mut places = [Place::EMPTY];
-    let mut removals = other.removals(&mut places);
-    assert_eq!(other.unmap(all, &mut removals), Ok(2 * M));
-    removals.complete().for_each(drop);
-    drop(removals);
+    let mut places = [UnmapEntry::EMPTY];
+    let mut batch = other.unmap_batch(&mut places);
+    assert_eq!(other.unmap(all, &mut batch), Ok(2 * M));
+    batch.complete().for_each(drop);
+    drop(batch);
     assert_eq!((walker.translate(Gpa(M)), space.query(Gpa(M))), (Ok(None), None));
     assert_eq!(platform.live(), mapped, "the walker may be in the tables");
     drop((walker, other, cache));
@@ -426,21 +426,21 @@ fn the_next_page_is_mapped_into_a_linked_table_regardless_of_what_removed_the_la
     let mut space = owned(&platform);
     let first = range(0, 8 * K);
     let by_guard = |space: &AddressSpace<'_, _, TestPlatform>| {
-        let mut places = [Place::EMPTY];
-        let mut guard = space.guard();
-        let mut removals = guard.removals(&mut places);
-        guard.unmap(first, &mut removals).unwrap();
-        removals.complete().for_each(drop);
+        let mut places = [UnmapEntry::EMPTY];
+        let mut guard = space.enter();
+        let mut batch = guard.unmap_batch(&mut places);
+        guard.unmap(first, &mut batch).unwrap();
+        batch.complete().for_each(drop);
     };
     let by_tables = |space: &mut AddressSpace<'_, _, TestPlatform>| {
         let tables = space.tables();
-        let mut places = [Place::EMPTY];
+        let mut places = [UnmapEntry::EMPTY];
         // SAFETY: no thread reclaims while the guard lives.
-        let mut guard = unsafe { tables.enter_unseated() };
-        let mut removals = guard.removals(&mut places);
-        guard.unmap(first, &mut removals).unwrap();
-        removals.complete().for_each(drop);
-        drop((removals, guard));
+        let mut guard = unsafe { tables.enter_unchecked() };
+        let mut batch = guard.unmap_batch(&mut places);
+        guard.unmap(first, &mut batch).unwrap();
+        batch.complete().for_each(drop);
+        drop((batch, guard));
         tables.reclaim();
     };
     for way in 0..5 {
@@ -475,11 +475,14 @@ fn a_page_that_is_mapped_next_to_the_last_one_is_young_to_a_scan_that_skips_tabl
     let mut space = AddressSpace::new(Ept1G::default(), Vmid(3), 40, &platform).unwrap();
     map_page(&mut space, 0);
     let all = range(0, 2 * M);
-    let (clear, skip) = (true, Skip::Hint);
+    let (clear, skip) = (true, TableBits::Hint);
     let young_pages = |space: &AddressSpace<'_, Ept1G, _>| {
         let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        space.guard().age(all, &mut ages, Ageing { clear, skip, fresh: true }).unwrap();
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        space
+            .enter()
+            .age(all, &mut ages, AgeOptions { clear, table_bits: skip, flush_tlb: true })
+            .unwrap();
         young[0]
     };
     map_page(&mut space, 4 * K);
@@ -530,10 +533,10 @@ fn an_owner_keeps_its_addresses_through_a_discard() {
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
-    space.guard().set_owner(range(4 * K, 4 * K), None, Some(owner), &mut cache).unwrap();
+    space.enter().set_owner(range(4 * K, 4 * K), None, Some(owner), &mut cache).unwrap();
     space.discard(range(0, 1 << 30)).unwrap();
     assert!(space.query(Gpa(0)).is_none());
-    assert_eq!(space.guard().owner(Gpa(4 * K)), Ok(Some(owner)));
+    assert_eq!(space.enter().owner(Gpa(4 * K)), Ok(Some(owner)));
     drop(cache);
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
@@ -546,11 +549,11 @@ fn a_removal_that_was_forgotten_is_invalidated_with_the_table_that_remembers_it(
     space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
     space.map(range(1 << 30, 4 * K), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
     space.map(range((1 << 30) + 4 * K, 4 * K), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
-    let mut places = [Place::EMPTY];
-    let mut guard = space.guard();
-    let mut removals = guard.removals(&mut places);
-    guard.unmap(range(1 << 30, 4 * K), &mut removals).unwrap();
-    std::mem::forget(removals);
+    let mut places = [UnmapEntry::EMPTY];
+    let mut guard = space.enter();
+    let mut batch = guard.unmap_batch(&mut places);
+    guard.unmap(range(1 << 30, 4 * K), &mut batch).unwrap();
+    std::mem::forget(batch);
     drop(guard);
     platform.take_events();
     space.discard(range(0, 2 * M)).unwrap();
@@ -569,7 +572,7 @@ fn a_block_of_a_group_that_a_range_covers_whole_is_not_split() {
     tables.fill(4).unwrap();
     let group = range(0, 32 * M);
     let block = PageSize::SIZE_2M;
-    space.guard().map_contiguous(group, Hpa(0), RAM, block, &mut tables).unwrap();
+    space.enter().map_contiguous(group, Hpa(0), RAM, block, &mut tables).unwrap();
     drop(tables);
     space.map(range(32 * M, 2 * M), Hpa(32 * M), RAM, block).unwrap();
     assert_eq!(space.query(Gpa(2 * M)).unwrap().size.bytes(), 32 * M);

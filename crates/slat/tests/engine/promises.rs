@@ -7,8 +7,8 @@ use crate::common::world::VMID;
 use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Attributes, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Inactive, Invalidation, PageSize,
-    Participant, Place, Platform, Pte, Seat, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, PageSize, Platform, Pte, Reader,
+    ReaderSlot, Readers, TableCache, Tables, UnloadedTables, UnmapEntry, Vmid,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -39,7 +39,7 @@ fn a_panic_of_the_closure_that_receives_what_was_unmapped_leaves_intact_tables()
     let platform = always();
     for panic_at in 0..4 {
         cache!(cache, &platform);
-        let mut tables = Inactive::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
+        let mut tables = UnloadedTables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
         // Runs that end inside a table, with a table, and with the range.
         let runs = [
             (range(0, 2 * M + 8 * K), 1 << 32),
@@ -60,7 +60,8 @@ fn a_panic_of_the_closure_that_receives_what_was_unmapped_leaves_intact_tables()
         // Exactly the runs that the closure was given are unmapped: a repeated call hands out the
         // rest.
         let behind = told.last().map_or(0, |last| last.gpa.0 + last.bytes);
-        let leaves: Vec<_> = tables.guard().leaves(range(0, 1 << 30)).unwrap().flatten().collect();
+        let leaves: Vec<_> =
+            tables.enter_mut().leaves(range(0, 1 << 30)).unwrap().flatten().collect();
         let kept: u64 = leaves.iter().map(|leaf| leaf.size.bytes()).sum();
         assert!(leaves.iter().all(|leaf| leaf.gpa.0 >= behind));
         let all: u64 = runs.iter().map(|(run, _)| run.size()).sum();
@@ -80,17 +81,17 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
     let platform = always();
     cache!(cache, &platform);
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut participant = platform.join();
-    let mut guard = tables.enter(&mut participant).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let block = range(0, 2 * M);
     guard.map(block, Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
     let panics = || guard.collapse_where(block, BLOCK, |_| panic!("the closure's own"));
     assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
-    let mut places = [Place::EMPTY; 4];
-    let mut removals = guard.removals(&mut places);
-    assert_eq!(guard.unmap(range(0, 4 * K), &mut removals), Ok(4 * K));
-    drop((removals, guard));
-    drop((cache, participant));
+    let mut places = [UnmapEntry::EMPTY; 4];
+    let mut batch = guard.unmap_batch(&mut places);
+    assert_eq!(guard.unmap(range(0, 4 * K), &mut batch), Ok(4 * K));
+    drop((batch, guard));
+    drop((cache, reader));
     destroy(tables);
 }
 
@@ -98,15 +99,15 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
 fn a_moment_is_past_when_all_threads_that_were_inside_have_left() {
     let platform = always();
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let (mut first, mut second) = (platform.join(), platform.join());
-    let grace = platform.grace();
-    assert!(grace.is_past(grace.moment()), "nobody was inside");
+    let (mut first, mut second) = (platform.register(), platform.register());
+    let readers = platform.readers();
+    assert!(readers.has_elapsed(readers.begin_grace_period()), "nobody was inside");
     let guard = tables.enter(&mut first).unwrap();
-    let moment = grace.moment();
-    assert!(!grace.is_past(moment));
+    let period = readers.begin_grace_period();
+    assert!(!readers.has_elapsed(period));
     let late = tables.enter(&mut second).unwrap();
     drop(guard);
-    assert!(grace.is_past(moment), "who entered later does not count");
+    assert!(readers.has_elapsed(period), "who entered later does not count");
     drop(late);
     drop((first, second));
     destroy(tables);
@@ -116,24 +117,24 @@ fn a_moment_is_past_when_all_threads_that_were_inside_have_left() {
 fn a_clean_of_tables_that_no_cpu_has_is_not_under_way_once_they_are_active() {
     let platform = always();
     cache!(cache, &platform);
-    let mut inactive = Inactive::new(hardware_dirty(), VMID, 40, &platform).unwrap();
+    let mut unloaded = UnloadedTables::new(hardware_dirty(), VMID, 40, &platform).unwrap();
     let page = range(0, 4 * K);
-    assert_eq!(inactive.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
-    assert_eq!(inactive.guard().clean(page), Ok(4 * K));
-    let tables = inactive.activate();
-    let mut participant = platform.join();
-    let mut guard = tables.enter(&mut participant).unwrap();
+    assert_eq!(unloaded.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
+    assert_eq!(unloaded.enter_mut().clean(page), Ok(4 * K));
+    let tables = unloaded.activate();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let removed = crate::common::unmap(&mut guard, page);
     assert_eq!(removed.iter().map(|run| run.attributes.dirty).collect::<Vec<_>>(), [false]);
     drop(guard);
-    drop((cache, participant));
+    drop((cache, reader));
     destroy(tables);
 }
 
 #[test]
 fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
     on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
-        let mut second = log.platform().join();
+        let mut second = log.platform().register();
         let mut pager = tables.enter(&mut second).unwrap();
         let pages = range(0, 16 * K);
         let clean = Attributes { dirty: false, ..RAM };
@@ -151,14 +152,14 @@ fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
         // invalidated.
         drop(tables.shootdown(log).unwrap());
         pager.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
-        let mut places = [const { Place::EMPTY }; 2];
-        let mut removals = pager.removals(&mut places);
-        assert_eq!(pager.unmap(range(0, 8 * K), &mut removals), Ok(8 * K));
+        let mut places = [const { UnmapEntry::EMPTY }; 2];
+        let mut batch = pager.unmap_batch(&mut places);
+        assert_eq!(pager.unmap(range(0, 8 * K), &mut batch), Ok(8 * K));
         // Of two pages in one run, one is unmapped before and one after: the whole run may be
         // dirty.
-        assert!(removals.complete().all(|run| run.attributes.dirty));
-        drop(removals);
-        log.complete();
+        assert!(batch.complete().all(|run| run.attributes.dirty));
+        drop(batch);
+        log.invalidate();
         assert!(!dirty(&mut pager, 8 * K), "the clean has completed");
         // A harvest that is refused cleans nothing, and one that returned has completed.
         assert!(log.harvest(range(1 << 41, 4 * K), &mut [0]).is_err());
@@ -170,24 +171,24 @@ fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
 #[test]
 fn a_run_of_clean_pages_becomes_dirty_as_a_whole_if_a_clean_begins_in_its_middle() {
     on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
-        let mut second = log.platform().join();
+        let mut second = log.platform().register();
         let mut pager = tables.enter(&mut second).unwrap();
         let clean = Attributes { dirty: false, ..RAM };
         for room in [1, 2] {
             pager.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
             pager.map(range(4 * K, 8 * K), Hpa((1 << 32) + 4 * K), RAM, PAGE, cache).unwrap();
-            let mut places = [const { Place::EMPTY }; 2];
-            let mut removals = pager.removals(&mut places[..room]);
-            assert_eq!(pager.unmap(range(0, 4 * K), &mut removals), Ok(4 * K));
+            let mut places = [const { UnmapEntry::EMPTY }; 2];
+            let mut batch = pager.unmap_batch(&mut places[..room]);
+            assert_eq!(pager.unmap(range(0, 4 * K), &mut batch), Ok(4 * K));
             assert_eq!(log.clean(range(4 * K, 8 * K)), Ok(8 * K));
-            assert_eq!(pager.unmap(range(4 * K, 8 * K), &mut removals), Ok(8 * K));
-            let runs: Vec<_> = removals.complete().collect();
+            assert_eq!(pager.unmap(range(4 * K, 8 * K), &mut batch), Ok(8 * K));
+            let runs: Vec<_> = batch.complete().collect();
             let dirty: u64 =
                 runs.iter().filter(|run| run.attributes.dirty).map(|run| run.bytes).sum();
             assert!(dirty >= 8 * K, "{runs:?}");
             assert_eq!(runs.iter().map(|run| run.bytes).sum::<u64>(), 12 * K);
-            drop(removals);
-            log.complete();
+            drop(batch);
+            log.invalidate();
             cache.fill(8).unwrap();
         }
     });
@@ -198,20 +199,20 @@ fn tables_whose_invalidation_has_completed_are_given_back_without_another() {
     let platform = always();
     cache!(cache, &platform);
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut participant = platform.join();
+    let mut reader = platform.register();
     for completes in [true, false] {
-        let mut guard = tables.enter(&mut participant).unwrap();
+        let mut guard = tables.enter(&mut reader).unwrap();
         guard.map(range(0, 2 * M), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
-        let mut places = [Place::EMPTY; 4];
-        let mut removals = guard.removals(&mut places);
-        guard.unmap(range(0, 2 * M), &mut removals).unwrap();
+        let mut places = [UnmapEntry::EMPTY; 4];
+        let mut batch = guard.unmap_batch(&mut places);
+        guard.unmap(range(0, 2 * M), &mut batch).unwrap();
         platform.take_events();
         if completes {
-            assert_eq!(removals.complete().count(), 1);
+            assert_eq!(batch.complete().count(), 1);
             let [Event::Invalidate(what)] = platform.take_events()[..] else { panic!() };
             assert!(what.tables, "walk caches were named");
         }
-        drop(removals);
+        drop(batch);
         drop(guard);
         assert_ne!(tables.reclaim(), 0);
         let events = platform.take_events();
@@ -219,7 +220,7 @@ fn tables_whose_invalidation_has_completed_are_given_back_without_another() {
         assert_eq!(events, if completes { vec![] } else { vec![Event::Invalidate(all)] });
         cache.fill(8).unwrap();
     }
-    drop((cache, participant));
+    drop((cache, reader));
     destroy(tables);
 }
 
@@ -228,7 +229,7 @@ fn tables_that_are_emptied_page_by_page_make_room_for_a_block() {
     for alone in [false, true] {
         let platform = always();
         cache!(cache, &platform);
-        let mut tables = Inactive::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
+        let mut tables = UnloadedTables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
         tables.map(range(0, 2 * M), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
         let with_tables = platform.live();
         let pages = (0..512).map(|page| range((page * 173 % 512) * 4 * K, 4 * K));
@@ -238,20 +239,20 @@ fn tables_that_are_emptied_page_by_page_make_room_for_a_block() {
             tables.activate()
         } else {
             let tables = tables.activate();
-            let mut participant = platform.join();
-            let mut guard = tables.enter(&mut participant).unwrap();
+            let mut reader = platform.register();
+            let mut guard = tables.enter(&mut reader).unwrap();
             pages.for_each(|page| assert_eq!(crate::common::unmap(&mut guard, page).len(), 1));
             drop(guard);
             assert_eq!((tables.reclaim(), platform.live()), (2, with_tables - 2));
             tables
         };
-        let mut participant = platform.join();
-        let mut guard = tables.enter(&mut participant).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         cache.fill(8).unwrap();
         guard.map(range(0, 2 * M), Hpa(1 << 32), RAM, BLOCK, &mut cache).unwrap();
         assert_eq!(guard.translate(Gpa(0)).unwrap().unwrap().size, BLOCK);
         drop(guard);
-        drop((cache, participant));
+        drop((cache, reader));
         destroy(tables);
     }
 }
@@ -261,11 +262,11 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     let platform = always();
     cache!(cache, &platform);
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut participant = platform.join();
+    let mut reader = platform.register();
     let block = range(0, 2 * M);
     macro_rules! enter {
         () => {
-            tables.enter(&mut participant).unwrap()
+            tables.enter(&mut reader).unwrap()
         };
     }
     enter!().map(block, Hpa(1 << 32), RAM, BLOCK, &mut cache).unwrap();
@@ -278,33 +279,33 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     assert_eq!(invalidated(), 1);
     enter!().execute_protect(block).unwrap();
     assert_eq!(invalidated(), 1);
-    enter!().owe(block).unwrap();
+    enter!().defer_invalidation(block).unwrap();
     assert_eq!(invalidated(), 1, "another thread may have taken it");
     // A split changes no translation: the next thread that completes covers what it owes.
     let format = Arm64K4::default();
     let relaxed = TestPlatform::new(BreakBeforeMake::Never);
     cache!(more, &relaxed);
     let others = Tables::new(format, VMID, 40, &relaxed).unwrap();
-    let mut seat = relaxed.join();
-    let mut guard = others.enter(&mut seat).unwrap();
+    let mut other = relaxed.register();
+    let mut guard = others.enter(&mut other).unwrap();
     guard.map(block, Hpa(1 << 32), RAM, BLOCK, &mut more).unwrap();
     guard.split(block, PAGE, &mut more).unwrap();
     relaxed.take_events();
     drop(guard);
     assert_eq!(relaxed.take_events(), []);
-    others.enter(&mut seat).unwrap().complete();
+    others.enter(&mut other).unwrap().invalidate();
     assert_eq!(relaxed.take_events().len(), 1);
-    drop((cache, participant, more, seat));
+    drop((cache, reader, more, other));
     destroy(tables);
     destroy(others);
 }
 
 /// A platform without state.
 struct Unit;
-static GRACE: Grace<[Seat; 4]> = Grace::new([const { Seat::new() }; 4]);
+static READERS: Readers<[ReaderSlot; 4]> = Readers::new([const { ReaderSlot::new() }; 4]);
 
 // SAFETY: 1. to 3. frames are the allocator's, never given back, and no CPU walks them; 4. the
-// grace is a static; 5. `fill` is the engine's; 6. nothing unwinds.
+// readers are a static; 5. `fill` is the engine's; 6. nothing unwinds.
 unsafe impl Platform for Unit {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let layout = std::alloc::Layout::from_size_align(bytes, bytes).ok()?;
@@ -326,8 +327,8 @@ unsafe impl Platform for Unit {
         BreakBeforeMake::Always
     }
 
-    fn grace(&self) -> &Grace {
-        &GRACE
+    fn readers(&self) -> &Readers {
+        &READERS
     }
 }
 
@@ -336,11 +337,11 @@ fn a_platform_without_state_is_one_wherever_it_lies() {
     let boxed = Box::new((0_u8, Unit));
     let here = (0_u64, Unit);
     let tables = Tables::new(Arm64K4::default(), Vmid(1), 40, &boxed.1).unwrap();
-    let mut participant = Participant::register(&here.1).unwrap();
+    let mut reader = Reader::register(&here.1).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&here.1, &mut storage);
     cache.fill(4).unwrap();
-    let mut guard = tables.enter(&mut participant).expect("the same platform");
+    let mut guard = tables.enter(&mut reader).expect("the same platform");
     let page = range(0, 4 * K);
     assert_eq!(guard.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
 }

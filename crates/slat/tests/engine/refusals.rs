@@ -15,10 +15,10 @@ use slat::format::arm64::{Arm64, Arm64K4};
 use slat::format::ept::{Ept1G, Ept2M};
 use slat::format::{AttributeError, GeometryError};
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute, Foreign,
-    Format, Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, NoSeat, OutOfFrames,
-    PageSize, Pages, Participant, Place, RangeError, Software, SplitError, TableCache, Tables,
-    UnmapError, Vmid,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute,
+    Format, Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, OutOfFrames, PageSize,
+    Pages, RangeError, Reader, Software, SplitError, TableCache, Tables, TooManyReaders,
+    UnmapEntry, UnmapError, Vmid, WrongPlatform, WrongTables,
 };
 
 const SIZE_512G: PageSize = PageSize::from_bytes(512 * G).unwrap();
@@ -29,21 +29,21 @@ fn changes<H: Hardware>(
     guard: &mut GuardOf<'_, '_, H>,
     range: GpaRange,
     whole: bool,
-    mut check: impl FnMut(Result<u64, slat::Halted<ChangeError>>),
+    mut check: impl FnMut(Result<u64, slat::Stopped<ChangeError>>),
 ) {
     check(guard.write_protect(range));
     check(guard.write_protect_subtrees(range));
     check(guard.execute_protect(range));
     check(guard.clean(range));
-    check(guard.relax(range, Access::Write).map(slat::Granted::elsewhere));
-    check(guard.relax(range, Access::Execute).map(slat::Granted::elsewhere));
+    check(guard.relax(range, Access::Write).map(slat::LocalFlush::not_needed_here));
+    check(guard.relax(range, Access::Execute).map(slat::LocalFlush::not_needed_here));
     check(guard.harvest(range, &mut [0; 1024]));
     if whole {
-        check(guard.relax(range, Access::Read).map(slat::Granted::elsewhere));
+        check(guard.relax(range, Access::Read).map(slat::LocalFlush::not_needed_here));
         let (mut young, mut unanswered) = ([0; 1024], [0; 1024]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        check(guard.age(range, &mut ages, Ageing::LEAVES).map(|aged| aged.young));
-        check(guard.flush(range));
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        check(guard.age(range, &mut ages, AgeOptions::LEAVES).map(|aged| aged.young));
+        check(guard.clean_caches(range));
     }
 }
 
@@ -69,29 +69,29 @@ fn every_operation_refuses_the_same_ranges<H: Hardware>() {
         ];
         for (bad, what, right) in hostile {
             let (start, end) = (bad.start().0, bad.end());
-            let why = if (start | end.0) & 0xfff != 0 {
+            let reason = if (start | end.0) & 0xfff != 0 {
                 RangeError::Unaligned { range: bad, page: 4 * K }
             } else {
                 RangeError::BeyondAddressSize { end, bits: 40 }
             };
             let result = guard.map(bad, Hpa(0), RAM, PageSize::SIZE_4K, cache);
-            says(&refused(result, start, MapError::Range(why)), &[what, right]);
-            let mut storage = [const { Place::EMPTY }; 2];
-            let mut removals = guard.removals(&mut storage);
-            let result = guard.unmap(bad, &mut removals);
-            says(&refused(result, start, UnmapError::Range(why)), &[what, right]);
-            assert_eq!(removals.complete().next(), None);
+            says(&refused(result, start, MapError::Range(reason)), &[what, right]);
+            let mut storage = [const { UnmapEntry::EMPTY }; 2];
+            let mut batch = guard.unmap_batch(&mut storage);
+            let result = guard.unmap(bad, &mut batch);
+            says(&refused(result, start, UnmapError::Range(reason)), &[what, right]);
+            assert_eq!(batch.complete().next(), None);
             changes::<H>(guard, bad, true, |result| {
-                says(&refused(result, start, ChangeError::Range(why)), &[what, right]);
+                says(&refused(result, start, ChangeError::Range(reason)), &[what, right]);
             });
             let result = guard.split(bad, PageSize::SIZE_4K, cache);
-            says(&refused(result, start, SplitError::Range(why)), &[what, right]);
+            says(&refused(result, start, SplitError::Range(reason)), &[what, right]);
             let result = guard.split_by::<EveryEntry>(bad, PageSize::SIZE_4K, cache, 1);
-            says(&refused(result, start, SplitError::Range(why)), &[what, right]);
+            says(&refused(result, start, SplitError::Range(reason)), &[what, right]);
             let result = guard.collapse(bad, PageSize::SIZE_2M);
-            says(&refused(result, start, SplitError::Range(why)), &[what, right]);
-            let why = ChangeError::Range(why);
-            assert_eq!(guard.leaves(bad).err(), Some(why));
+            says(&refused(result, start, SplitError::Range(reason)), &[what, right]);
+            let reason = ChangeError::Range(reason);
+            assert_eq!(guard.leaves(bad).err(), Some(reason));
         }
         assert_eq!(cache.len(), 4);
         idle::<H>(guard);
@@ -103,13 +103,13 @@ fn a_fault_outside_the_guest_is_refused<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 4), |_, guard, cache| {
         for (gpa, page) in [(1 << 40, 1 << 40), ((1 << 48) + 5, 1 << 48)] {
             let end = Gpa(page + 0x1000);
-            let why = MapError::Range(RangeError::BeyondAddressSize { end, bits: 40 });
+            let reason = MapError::Range(RangeError::BeyondAddressSize { end, bits: 40 });
             let result = guard.reserve(Gpa(gpa), PageSize::SIZE_4K, cache);
-            says(&refused(result, gpa, why), &["40-bit"]);
+            says(&refused(result, gpa, reason), &["40-bit"]);
         }
-        let why = RangeError::Overflow { start: Gpa(!0xfff), size: 0x1000 };
+        let reason = RangeError::Overflow { start: Gpa(!0xfff), size: 0x1000 };
         let result = guard.reserve(Gpa(u64::MAX), PageSize::SIZE_2M, cache);
-        refused(result, u64::MAX, MapError::Range(why));
+        refused(result, u64::MAX, MapError::Range(reason));
         idle::<H>(guard);
     });
 }
@@ -120,9 +120,9 @@ fn a_host_address_is_refused_if_unaligned_or_beyond_the_output_size<H: Hardware>
     on_stage::<H>((format, 40, 8), |_, guard, cache| {
         let at = range(0x2000, 0x2000);
         for hpa in [1, 0x800, (1 << 48) - 0x1000, 1 << 48, !0xfff, u64::MAX] {
-            let why = MapError::HostAddress { hpa: Hpa(hpa), page: PageSize::SIZE_4K, bits: 48 };
+            let reason = MapError::HostAddress { hpa: Hpa(hpa), page: PageSize::SIZE_4K, bits: 48 };
             let result = guard.map(at, Hpa(hpa), RAM, PageSize::SIZE_4K, cache);
-            says(&refused(result, 0x2000, why), &[&format!("{hpa:#x}"), "4k", "48 bits"]);
+            says(&refused(result, 0x2000, reason), &[&format!("{hpa:#x}"), "4k", "48 bits"]);
         }
         let last = guard.map(at, Hpa((1 << 48) - 0x2000), RAM, PageSize::SIZE_4K, cache);
         assert_eq!(last, Ok(0x2000));
@@ -135,8 +135,8 @@ fn a_host_address_is_refused_if_unaligned_or_beyond_the_output_size<H: Hardware>
         ] {
             let reservation = guard.reserve(Gpa(4 * M), PageSize::SIZE_2M, cache).unwrap();
             assert_eq!(reservation.range(), range(4 * M, 2 * M));
-            let why = MapError::HostAddress { hpa: Hpa(hpa), page, bits: 48 };
-            assert_eq!(reservation.commit(Hpa(hpa), RAM), Err(why));
+            let reason = MapError::HostAddress { hpa: Hpa(hpa), page, bits: 48 };
+            assert_eq!(reservation.commit(Hpa(hpa), RAM), Err(reason));
             assert_eq!(host::<H>(guard, 4 * M), None);
         }
         let reservation = guard.reserve(Gpa(4 * M), PageSize::SIZE_2M, cache).unwrap();
@@ -155,18 +155,18 @@ fn a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has<H: Hardwa
         let others = [PageSize::from_bytes(1).unwrap(), of(2 * smallest.bytes()), SIZE_512G];
         let more = (all[0] < G).then_some(PageSize::SIZE_1G);
         for size in others.into_iter().chain(more).filter(|size| !all.contains(&size.bytes())) {
-            let why = LeafSizeError { size, smallest, largest };
+            let reason = LeafSizeError { size, smallest, largest };
             let words = [&size.to_string(), names[0], names[1]];
             let at = range(0, 512 * M);
             let result = guard.map(at, Hpa(0), RAM, size, cache);
-            says(&refused(result, 0, MapError::LeafSize(why)), &words);
+            says(&refused(result, 0, MapError::LeafSize(reason)), &words);
             let result = guard.split(at, size, cache);
-            says(&refused(result, 0, SplitError::LeafSize(why)), &words);
+            says(&refused(result, 0, SplitError::LeafSize(reason)), &words);
             let result = guard.collapse(at, size);
-            says(&refused(result, 0, SplitError::LeafSize(why)), &words);
+            says(&refused(result, 0, SplitError::LeafSize(reason)), &words);
             let result = guard.reserve(Gpa(7), size, cache);
-            says(&refused(result, 7, MapError::LeafSize(why)), &words);
-            assert_eq!(H::Format::level_of(size), Err(why));
+            says(&refused(result, 7, MapError::LeafSize(reason)), &words);
+            assert_eq!(H::Format::level_of(size), Err(reason));
         }
         idle::<H>(guard);
     });
@@ -184,13 +184,13 @@ fn attributes_are_refused<H: Hardware>(
 ) {
     on_stage::<H>((format, 40, 4), |_, guard, cache| {
         for &(attributes, error, words) in all {
-            let why = MapError::Attributes(error);
+            let reason = MapError::Attributes(error);
             let at = range(0, 4 * K);
             let result = guard.map(at, Hpa(0), attributes, PageSize::SIZE_4K, cache);
-            says(&refused(result, 0, why), words);
+            says(&refused(result, 0, reason), words);
             let reservation = guard.reserve(Gpa(G), PageSize::SIZE_1G, cache);
             if let Ok(reservation) = reservation {
-                assert_eq!(reservation.commit(Hpa(G), attributes), Err(why));
+                assert_eq!(reservation.commit(Hpa(G), attributes), Err(reason));
             }
             assert_eq!((host::<H>(guard, 0), host::<H>(guard, G)), (None, None));
         }
@@ -257,33 +257,36 @@ fn members_removals_and_guards_of_others_are_refused() {
     let other = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(Arm64K4::default(), Vmid(1), 40, &platform).unwrap();
     let second = Tables::new(Arm64K4::default(), Vmid(2), 40, &platform).unwrap();
-    let mut foreign = other.join();
-    // The reclaimer of these tables would not see a participant of another platform.
+    let mut foreign = other.register();
+    // The reclaimer of these tables would not see a reader of another platform.
     let error = tables.enter(&mut foreign).err();
-    assert_eq!(error, Some(Foreign));
-    says(&Foreign.to_string(), &["another platform", "use those of these tables"]);
-    let (mut one, mut two) = (platform.join(), platform.join());
+    assert_eq!(error, Some(WrongPlatform));
+    says(
+        &WrongPlatform.to_string(),
+        &["another platform", "register with the platform of these tables"],
+    );
+    let (mut one, mut two) = (platform.register(), platform.register());
     let (mut guard, beside) = (tables.enter(&mut one).unwrap(), second.enter(&mut two).unwrap());
-    let mut storage = [const { Place::EMPTY }; 1];
-    let mut removals = beside.removals(&mut storage);
-    let result = guard.unmap(range(0, 4 * K), &mut removals);
-    says(&refused(result, 0, UnmapError::ForeignRemovals), &["other tables"]);
-    assert_eq!(removals.complete().next(), None);
-    assert_eq!(second.shootdown(&mut guard).err(), Some(Foreign));
-    drop((removals, guard, beside));
+    let mut storage = [const { UnmapEntry::EMPTY }; 1];
+    let mut batch = beside.unmap_batch(&mut storage);
+    let result = guard.unmap(range(0, 4 * K), &mut batch);
+    says(&refused(result, 0, UnmapError::ForeignBatch), &["other tables"]);
+    assert_eq!(batch.complete().next(), None);
+    assert_eq!(second.shootdown(&mut guard).err(), Some(WrongTables));
+    drop((batch, guard, beside));
     destroy(tables);
     destroy(second);
 }
 
 #[test]
-fn a_platform_has_as_many_members_as_seats() {
+fn a_platform_has_as_many_readers_as_slots() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
-    let participants = [(); 4].map(|()| platform.join());
-    let error = Participant::register(&platform).err().unwrap();
-    assert_eq!(error, NoSeat { seats: 4 });
-    says(&error.to_string(), &["all 4 seats", "drop a participant"]);
-    drop(participants);
-    assert!(Participant::register(&platform).is_ok());
+    let readers = [(); 4].map(|()| platform.register());
+    let error = Reader::register(&platform).err().unwrap();
+    assert_eq!(error, TooManyReaders { slots: 4 });
+    says(&error.to_string(), &["all 4 reader slots", "drop a reader"]);
+    drop(readers);
+    assert!(Reader::register(&platform).is_ok());
 }
 
 fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(reads: bool) {
@@ -291,11 +294,11 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(re
         let mut map =
             |at, hpa, attributes| guard.map(at, Hpa(hpa), attributes, PageSize::SIZE_2M, cache);
         assert_eq!(map(range(2 * M, 2 * M), 6 * M, RAM), Ok(2 * M));
-        let why = MapError::Occupied { size: PageSize::SIZE_2M, hpa: Hpa(6 * M) };
+        let reason = MapError::Occupied { size: PageSize::SIZE_2M, hpa: Hpa(6 * M) };
         // The pages before the block stay unmapped: the map looks for obstacles first.
         let result = map(range(2 * M - 8 * K, 4 * M), 0, RAM);
         let words = ["2m", "0x600000", "unmap it first", "0x200000"];
-        says(&refused(result, 2 * M, why), &words);
+        says(&refused(result, 2 * M, reason), &words);
         let inside = range(2 * M + 4 * K, 4 * K);
         let read_only = Attributes { write: false, ..RAM };
         let others = [
@@ -307,7 +310,7 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(re
         ];
         let unread = (!reads).then_some(Attributes { read: false, ..RAM });
         for other in others.into_iter().chain(unread) {
-            refused(map(inside, 6 * M + 4 * K, other), 2 * M + 4 * K, why);
+            refused(map(inside, 6 * M + 4 * K, other), 2 * M + 4 * K, reason);
         }
         let unused = Attributes { accessed: false, ..RAM };
         for same in [RAM, unused] {
@@ -315,12 +318,12 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(re
         }
         // The other way round: a map does not add the right to write to a leaf.
         assert_eq!(map(range(8 * M, 4 * K), 0, read_only), Ok(4 * K));
-        let why = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(0) };
-        refused(map(range(8 * M, 4 * K), 0, RAM), 8 * M, why);
+        let reason = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(0) };
+        refused(map(range(8 * M, 4 * K), 0, RAM), 8 * M, reason);
         assert_eq!(host::<H>(guard, 2 * M - 4 * K), None);
         // A fault finds the leaf as well, and calls `relax`.
         let result = guard.reserve(Gpa(8 * M + 5), PageSize::SIZE_2M, cache);
-        refused(result, 8 * M + 5, why);
+        refused(result, 8 * M + 5, reason);
     });
 }
 on!(
@@ -341,12 +344,12 @@ fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done<H:
         let size = PageSize::SIZE_2M;
         for cut in [range(0, 2 * M + 4 * K), range(4 * K, 4 * M - 4 * K), range(4 * K, 4 * K)] {
             let at = cut.start().0;
-            let mut storage = [const { Place::EMPTY }; 2];
-            let mut removals = guard.removals(&mut storage);
-            let result = guard.unmap(cut, &mut removals);
+            let mut storage = [const { UnmapEntry::EMPTY }; 2];
+            let mut batch = guard.unmap_batch(&mut storage);
+            let result = guard.unmap(cut, &mut batch);
             let text = refused(result, at, UnmapError::CutsBlock { size });
             says(&text, &["2m", "split it first, or cover it"]);
-            assert_eq!(removals.complete().next(), None);
+            assert_eq!(batch.complete().next(), None);
             changes::<H>(guard, cut, false, |result| {
                 let text = refused(result, at, ChangeError::CutsBlock { size });
                 says(&text, &["2m", "split it first, or cover it"]);
@@ -365,8 +368,8 @@ fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done<H:
         refused(guard.clean_pages(&pages), 0, ChangeError::CutsBlock { size });
         if huge {
             assert_eq!(guard.map(range(G, G), Hpa(0), RAM, PageSize::SIZE_1G, cache), Ok(G));
-            let why = ChangeError::CutsBlock { size: PageSize::SIZE_1G };
-            says(&refused(guard.write_protect(range(0, G + 2 * M)), 0, why), &["1g"]);
+            let reason = ChangeError::CutsBlock { size: PageSize::SIZE_1G };
+            says(&refused(guard.write_protect(range(0, G + 2 * M)), 0, reason), &["1g"]);
         }
     });
 }
@@ -382,15 +385,15 @@ fn a_bitmap_that_is_too_short_is_refused_with_what_is_needed<H: Hardware>() {
         let done = guard.map(range(0, 66 * 4 * K), Hpa(0), RAM, PageSize::SIZE_4K, cache);
         assert_eq!(done, Ok(66 * 4 * K));
         let before = guard.counts();
-        let why = ChangeError::Bitmap { needed: 2, given: 1 };
+        let reason = ChangeError::Bitmap { needed: 2, given: 1 };
         let mut one = [0];
-        says(&refused(guard.harvest(all, &mut one), 0, why), &["1 words", "needs 2"]);
+        says(&refused(guard.harvest(all, &mut one), 0, reason), &["1 words", "needs 2"]);
         let mut two = [0; 2];
         for swapped in [false, true] {
             let (young, unanswered) =
                 if swapped { (&mut one[..], &mut two[..]) } else { (&mut two[..], &mut one[..]) };
-            let mut ages = Ages { young, unanswered };
-            refused(guard.age(all, &mut ages, Ageing::LEAVES), 0, why);
+            let mut ages = AgeBitmaps { young, unanswered };
+            refused(guard.age(all, &mut ages, AgeOptions::LEAVES), 0, reason);
         }
         assert_eq!((one, two), ([0], [0; 2]));
         assert_eq!(guard.counts().entries_written, before.entries_written);
@@ -412,8 +415,8 @@ fn ages_are_refused_where_nothing_records_them() {
     let format = Ept1G { accessed_dirty: false, ..ept() };
     on_stage::<Ept<true>>((format, 40, 4), |_, guard, _| {
         let (mut young, mut unanswered) = ([0], [0]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let result = guard.age(range(0, 4 * K), &mut ages, Ageing::LEAVES);
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let result = guard.age(range(0, 4 * K), &mut ages, AgeOptions::LEAVES);
         let text = refused(result, 0, ChangeError::NotRecorded);
         says(&text, &["does not mark it"]);
         idle::<Ept<true>>(guard);
@@ -456,7 +459,7 @@ fn a_platform_without_frames_is_said_with_the_bytes_and_the_pages_that_lack() {
     let mut storage = [const { None }; 5];
     let mut cache = TableCache::<Arm64K4, _>::new(&platform, &mut storage);
     let error = cache.fill(5).unwrap_err();
-    assert_eq!(error, OutOfFrames { wanted: 5, at_hand: 3 });
+    assert_eq!(error, OutOfFrames { wanted: 5, available: 3 });
     says(&error.to_string(), &["3 of 5"]);
     assert_eq!((cache.len(), cache.is_empty(), platform.live()), (3, false, 3));
     platform.limit(9);

@@ -5,7 +5,10 @@ use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
 use crate::common::stage::{K, M, RAM, on_stage, range};
 use crate::common::world::cache;
-use slat::{Aged, Ageing, Ages, BreakBeforeMake, Gpa, Hpa, PageSize, Place, Skip, Tables, Vmid};
+use slat::{
+    AgeBitmaps, AgeCounts, AgeOptions, BreakBeforeMake, Gpa, Hpa, PageSize, TableBits, Tables,
+    UnmapEntry, Vmid,
+};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -14,7 +17,7 @@ fn a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied
     fn voids<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let platform = TestPlatform::new(bbm);
         let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-        let (mut first, mut second) = (platform.join(), platform.join());
+        let (mut first, mut second) = (platform.register(), platform.register());
         let mut frames = Vec::new();
         let mut frames = cache::<H>(&platform, &mut frames, 4);
         let mut guard = tables.enter(&mut first).unwrap();
@@ -22,14 +25,14 @@ fn a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied
         guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, &mut frames).unwrap();
         let early = guard.reserve(Gpa(0), PAGE, &mut frames).unwrap();
         let mut other = tables.enter(&mut second).unwrap();
-        let mut places = [const { Place::EMPTY }; 1];
+        let mut places = [const { UnmapEntry::EMPTY }; 1];
         let pte = H::of(&tables).pte(&platform, 0).0;
         let token = pte.load(SeqCst);
         for _ in 0..300 {
-            let mut removals = other.removals(&mut places);
-            assert_eq!(other.unmap(range(0, 4 * K), &mut removals), Ok(0));
-            assert_eq!(removals.complete().count(), 0);
-            drop(removals);
+            let mut batch = other.unmap_batch(&mut places);
+            assert_eq!(other.unmap(range(0, 4 * K), &mut batch), Ok(0));
+            assert_eq!(batch.complete().count(), 0);
+            drop(batch);
             assert_ne!(pte.load(SeqCst), token);
             let _ = other.reserve(Gpa(0), PAGE, &mut frames).unwrap();
             assert_ne!(pte.load(SeqCst), token);
@@ -85,17 +88,17 @@ fn a_reservation_is_never_taken_for_a_leaf<H: Hardware>() {
             assert_ne!(reserved, 0);
             let named = 0xffff & !(1 << (number % 8));
             let (mut young, mut unanswered) = ([0], [0]);
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            let how = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: false };
             let aged = guard.age(pages, &mut ages, how);
-            assert_eq!(aged, Ok(Aged { young: 15, unanswered: 0 }));
+            assert_eq!(aged, Ok(AgeCounts { young: 15, unanswered: 0 }));
             assert_eq!((young, unanswered), ([named], [0]));
             let mut dirty = [0];
             assert_eq!(guard.harvest(pages, &mut dirty), Ok(15));
             assert_eq!(dirty, [named]);
             assert_eq!(guard.write_protect(pages), Ok(60 * K));
             assert_eq!(
-                guard.relax(pages, slat::Access::Write).map(slat::Granted::elsewhere),
+                guard.relax(pages, slat::Access::Write).map(slat::LocalFlush::not_needed_here),
                 Ok(60 * K)
             );
             assert_eq!(guard.execute_protect(pages), Ok(60 * K));

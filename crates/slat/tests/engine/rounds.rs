@@ -6,15 +6,15 @@ use crate::common::stage::{G, K, M, RAM, on_stage, range};
 use crate::interleavings::{Hooked, with_cache};
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, Attributes, BreakBeforeMake, ChangeError, Gpa, Guard, Halted, Hpa, PageSize,
-    Participant, Tables, Vmid,
+    Access, Attributes, BreakBeforeMake, ChangeError, Gpa, Guard, Hpa, PageSize, Reader, Stopped,
+    Tables, Vmid,
 };
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-type Call = fn(&mut Guard<'_, 'static, Ept1G, Hooked>) -> Result<u64, Halted<ChangeError>>;
+type Call = fn(&mut Guard<'_, 'static, Ept1G, Hooked>) -> Result<u64, Stopped<ChangeError>>;
 
 #[test]
 fn a_right_that_is_given_is_taken_from_tables_that_had_lost_theirs_before() {
@@ -22,8 +22,9 @@ fn a_right_that_is_given_is_taken_from_tables_that_had_lost_theirs_before() {
         guard.map(range(0, 4 * M), Hpa(0), RAM, PAGE, cache).unwrap();
         assert_eq!(guard.write_protect_subtrees(range(0, 2 * M)), Ok(2 * M));
         assert_eq!(guard.write_protect_subtrees(range(0, G)), Ok(G));
-        guard.complete();
-        let given = guard.relax(range(0, 4 * K), Access::Write).map(slat::Granted::elsewhere);
+        guard.invalidate();
+        let given =
+            guard.relax(range(0, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here);
         assert_eq!(given, Ok(4 * K));
         let writable =
             [0, 4 * K, 2 * M].map(|at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.write);
@@ -34,19 +35,19 @@ fn a_right_that_is_given_is_taken_from_tables_that_had_lost_theirs_before() {
 /// Runs a call on a table of pages that are dirty and may be written. Another thread makes the
 /// table a block at the call of the platform that has this number. Returns what the call did, and
 /// the attributes of the first page and of the last one then.
-fn collapsed_at(number: usize, call: Call) -> (Result<u64, Halted<ChangeError>>, [Attributes; 2]) {
+fn collapsed_at(number: usize, call: Call) -> (Result<u64, Stopped<ChangeError>>, [Attributes; 2]) {
     let platform = Hooked::new(BreakBeforeMake::Never);
     let guest = Tables::new(Ept1G::default(), Vmid(1), 40, platform).unwrap();
     let guest: &'static Tables<'static, Ept1G, Hooked> = Box::leak(Box::new(guest));
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     let all = range(0, 2 * M);
     with_cache(platform, 8, |cache| guard.map(all, Hpa(0), RAM, PAGE, cache).unwrap());
     let calls = AtomicUsize::new(0);
     platform.at_each_call(move |_| {
         if calls.fetch_add(1, SeqCst) == number {
-            let mut participant = Participant::register(platform).unwrap();
-            let _ = guest.enter(&mut participant).unwrap().collapse(all, BLOCK);
+            let mut reader = Reader::register(platform).unwrap();
+            let _ = guest.enter(&mut reader).unwrap().collapse(all, BLOCK);
         }
     });
     let done = call(&mut guard);
@@ -68,8 +69,8 @@ fn a_block_that_appears_around_a_page_is_not_changed_for_the_page() {
         let mut cut = 0;
         for number in 0..CALLS {
             let (done, found) = collapsed_at(number, call);
-            if let Err(Halted { at, why }) = done {
-                assert_eq!((at, why), (Gpa(4 * K), ChangeError::CutsBlock { size: BLOCK }));
+            if let Err(Stopped { at, reason }) = done {
+                assert_eq!((at, reason), (Gpa(4 * K), ChangeError::CutsBlock { size: BLOCK }));
                 cut += 1;
             }
             assert_eq!(found, [RAM; 2], "call {number}");

@@ -9,11 +9,11 @@ use crate::common::stage::{CLEAN, RAM, host, idle, on_stage, range, refused, say
 use crate::common::world::GuardOf;
 use slat::format::{AttributeError, Kind};
 use slat::{
-    Access, Ageing, Ages, Attributes, ChangeError, Format, Gpa, Hpa, MapError, PageSize, Skip,
-    Software,
+    Access, AgeBitmaps, AgeOptions, Attributes, ChangeError, Format, Gpa, Hpa, MapError, PageSize,
+    Software, TableBits,
 };
 
-const EXACT: Ageing = Ageing { clear: true, skip: Skip::Exact, fresh: true };
+const EXACT: AgeOptions = AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: true };
 
 fn of<H: Hardware>(guard: &GuardOf<'_, '_, H>, gpa: u64) -> Software {
     guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.software
@@ -68,8 +68,8 @@ fn each_software_bit_is_one_that_hardware_ignores_in_leaves_of_every_size<H: Har
                 assert_eq!(H::Format::attribute_bits(raw, level), bits, "children inherit them");
             }
         }
-        if let Some((software, why)) = lacks::<H>() {
-            assert_eq!(format.encode(Attributes { software, ..RAM }), Err(why));
+        if let Some((software, reason)) = lacks::<H>() {
+            assert_eq!(format.encode(Attributes { software, ..RAM }), Err(reason));
             let both = software.union(Software::A);
             assert!(format.encode(Attributes { software: both, ..RAM }).is_err());
         }
@@ -92,7 +92,7 @@ fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardw
             let how = Attributes { software, accessed: false, ..RAM };
             guard.map(block, Hpa(large), how, size(large), cache).unwrap();
             assert_eq!(guard.split(block, size(page), cache), Ok(large));
-            guard.complete();
+            guard.invalidate();
             let hardware = H::of(tables);
             let tree = hardware.tree(tables.platform());
             assert_eq!(tree.leaves(), count);
@@ -100,18 +100,18 @@ fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardw
             // Ageing, and protection in tables that is pushed down, leave marks in tables only.
             let mut young = vec![0; (count as usize).div_ceil(64)];
             let mut unanswered = young.clone();
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             guard.age(block, &mut ages, EXACT).unwrap();
             guard.write_protect_subtrees(block).unwrap();
-            guard.complete();
-            guard.relax(range(large, page), Access::Write).unwrap().elsewhere();
+            guard.invalidate();
+            guard.relax(range(large, page), Access::Write).unwrap().not_needed_here();
             assert_eq!(of::<H>(guard, large), software);
             // With one leaf that differs, and with none.
             let last = range(2 * large - page, page);
             assert_eq!(guard.set_software(last, Software::NONE, software), Ok(page));
             guard.write_protect(block).unwrap();
             guard.clean(block).unwrap();
-            guard.complete();
+            guard.invalidate();
             assert_eq!(guard.collapse(block, size(large)), Ok(0), "their bits differ");
             assert_eq!(guard.set_software(last, software, Software::NONE), Ok(page));
             assert_eq!(guard.collapse(block, size(large)), Ok(large));
@@ -132,7 +132,7 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
         let how = Attributes { software: Software::A, ..CLEAN };
         let how = if format.encode(how).is_ok() { how } else { Attributes { dirty: true, ..how } };
         guard.map(all, Hpa(8 * page), how, size(page), cache).unwrap();
-        guard.complete();
+        guard.invalidate();
         let bits = |guard: &GuardOf<'_, '_, H>| [0, 1, 2, 3].map(|n| of::<H>(guard, n * page));
         let (a, changed) = (Software::A, last.union(Software::A));
         assert_eq!(guard.set_software(two, last, Software::NONE), Ok(2 * page));
@@ -141,7 +141,7 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
         assert_eq!(guard.set_software(all, Software::NONE, last), Ok(2 * page));
         assert_eq!(guard.set_software(all, last, a.union(last)), Ok(4 * page), "set, if both");
         assert_eq!(bits(guard), [last; 4]);
-        assert_eq!(guard.owed(), None, "hardware ignores them");
+        assert_eq!(guard.pending_invalidation(), None, "hardware ignores them");
         let now = guard.translate(Gpa(page)).unwrap().unwrap();
         assert_eq!(
             now.attributes,
@@ -151,8 +151,8 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
         assert_eq!(host::<H>(guard, page), Some(Hpa(9 * page)));
         // Each of the bits tells leaves apart.
         let access = Access::Read;
-        assert_eq!(guard.relax_where(all, access, Software::A).unwrap().elsewhere(), 0);
-        assert_eq!(guard.relax_where(all, access, last).unwrap().elsewhere(), 4 * page);
+        assert_eq!(guard.relax_where(all, access, Software::A).unwrap().not_needed_here(), 0);
+        assert_eq!(guard.relax_where(all, access, last).unwrap().not_needed_here(), 4 * page);
         let text = guard.dump().to_string();
         let number = H::SOFTWARE_BITS - 1;
         let name = if number == 1 { String::from("T ") } else { format!("S{number}") };
@@ -162,11 +162,11 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
     on_stage::<H>((format, 40, 8), |_, guard, cache| {
         let block = range(large, large);
         guard.map(block, Hpa(0), RAM, size(large), cache).unwrap();
-        guard.complete();
+        guard.invalidate();
         let counts = guard.counts();
         for part in [range(large, page), range(large, 2 * page), range(large + page, large)] {
-            let why = ChangeError::CutsBlock { size: size(large) };
-            refused(guard.set_software(part, last, Software::NONE), part.start().0, why);
+            let reason = ChangeError::CutsBlock { size: size(large) };
+            refused(guard.set_software(part, last, Software::NONE), part.start().0, reason);
             assert_eq!(guard.set_software(part, Software::NONE, last), Ok(0), "as it is already");
         }
         assert_eq!(guard.counts().entries_written, counts.entries_written);
@@ -178,26 +178,26 @@ on_every_format!(software_bits_are_set_and_cleared_in_place_and_nothing_is_owed)
 
 fn a_bit_that_the_format_lacks_is_refused_and_nothing_is_done<H: Hardware>() {
     let page = 1 << H::PAGE;
-    let Some((software, why)) = lacks::<H>() else { return };
+    let Some((software, reason)) = lacks::<H>() else { return };
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         let (at, attributes) = (range(page, page), Attributes { software, ..RAM });
         let said = refused(
             guard.map(at, Hpa(0), attributes, size(page), cache),
             page,
-            MapError::Attributes(why),
+            MapError::Attributes(reason),
         );
         says(&said, &["software bits", &H::SOFTWARE_BITS.to_string()]);
-        let why = ChangeError::Attributes(why);
-        refused(guard.set_software(at, software, Software::NONE), page, why);
-        refused(guard.set_software(at, Software::NONE, software), page, why);
-        refused(guard.relax_where(at, Access::Write, software), page, why);
-        refused(guard.allow_write(at, software), page, why);
-        refused(guard.allow_execute(at, Access::Execute, software), page, why);
-        refused(guard.grant_write(Gpa(page), Hpa(0), software), page, why);
+        let reason = ChangeError::Attributes(reason);
+        refused(guard.set_software(at, software, Software::NONE), page, reason);
+        refused(guard.set_software(at, Software::NONE, software), page, reason);
+        refused(guard.relax_where(at, Access::Write, software), page, reason);
+        refused(guard.allow_write(at, software), page, reason);
+        refused(guard.allow_execute(at, Access::Execute, software), page, reason);
+        refused(guard.grant_write(Gpa(page), Hpa(0), software), page, reason);
         idle::<H>(guard);
         let beyond = range(1 << 40, page);
         let out = guard.write_protect(beyond).unwrap_err();
-        refused(guard.set_software(beyond, Software::A, Software::B), 1 << 40, out.why);
+        refused(guard.set_software(beyond, Software::A, Software::B), 1 << 40, out.reason);
     });
 }
 on_every_format!(a_bit_that_the_format_lacks_is_refused_and_nothing_is_done);

@@ -7,8 +7,8 @@ use crate::common::hardware::Hardware;
 use crate::common::stage::{BBM, K, M, RAM, range};
 use crate::common::world::{ALL, GuardOf, TablesOf, invalidations};
 use slat::{
-    Attributes, BreakBeforeMake, Consumer, Gpa, GpaRange, Hpa, PageSize, Pages, Place, Removals,
-    Software,
+    Attributes, BreakBeforeMake, Consumer, Gpa, GpaRange, Hpa, PageSize, Pages, Software,
+    UnmapBatch, UnmapEntry,
 };
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -71,7 +71,7 @@ fn a_page_that_is_unmapped_during_the_invalidation_of_any_clean_counts_as_dirty<
         meanwhile(tables.platform(), unmaps, || {
             inside::<H, _>(tables, |guard, _| {
                 clean(guard, consumer);
-                guard.complete();
+                guard.invalidate();
             });
         });
         assert!(said.get(), "{name}: written through a TLB, and said to be clean");
@@ -94,14 +94,14 @@ fn unmaps<H: Hardware>() -> [(&'static str, Unmap<H>); 7] {
         ("a page that continues one that was taken before", |tables, clean| {
             map::<H>(tables, range(0, 4 * K), UNWRITTEN, PAGE);
             map::<H>(tables, range(4 * K, 4 * K), RAM, PAGE);
-            let mut places = [const { Place::EMPTY }; 1];
-            let mut removals = Removals::new(tables, &mut places);
+            let mut places = [const { UnmapEntry::EMPTY }; 1];
+            let mut batch = UnmapBatch::new(tables, &mut places);
             inside::<H, _>(tables, |guard, _| {
-                guard.unmap(range(0, 4 * K), &mut removals).unwrap();
+                guard.unmap(range(0, 4 * K), &mut batch).unwrap();
                 clean(range(4 * K, 4 * K));
-                guard.unmap(range(4 * K, 4 * K), &mut removals).unwrap();
+                guard.unmap(range(4 * K, 4 * K), &mut batch).unwrap();
             });
-            removals.complete().all(|run| run.bytes == 8 * K && run.attributes.dirty)
+            batch.complete().all(|run| run.bytes == 8 * K && run.attributes.dirty)
         }),
         ("a page of a larger range", |tables, clean| {
             map::<H>(tables, range(0, 4 * K), RAM, PAGE);
@@ -146,12 +146,12 @@ fn between_tables<H: Hardware>(tables: Guest<H>, clean: &Rc<dyn Fn(GpaRange)>, m
             clean(range(2 * M, more));
         }
     })));
-    let mut places = [const { Place::EMPTY }; 2];
-    let mut removals = Removals::new(tables, &mut places);
+    let mut places = [const { UnmapEntry::EMPTY }; 2];
+    let mut batch = UnmapBatch::new(tables, &mut places);
     let all = range(0, 2 * M + more);
-    inside::<H, _>(tables, |guard, _| guard.unmap(all, &mut removals).unwrap());
+    inside::<H, _>(tables, |guard, _| guard.unmap(all, &mut batch).unwrap());
     platform.entered(None);
-    let runs: Vec<_> = removals.complete().collect();
+    let runs: Vec<_> = batch.complete().collect();
     assert_eq!(runs.iter().map(|run| run.bytes).sum::<u64>(), all.size());
     assert_eq!(runs.len(), 1, "the second table's pages continue those of the first");
     runs[0].attributes.dirty
@@ -161,8 +161,8 @@ fn what_any_unmap_takes_while_a_clean_is_under_way_counts_as_dirty<H: Hardware>(
     for dropped in [false, true] {
         for (name, unmap) in unmaps::<H>() {
             let tables = guest::<H>(BreakBeforeMake::Never, H::usual(), |_| ());
-            let member = Box::leak(Box::new(tables.platform().join()));
-            let log = RefCell::new(tables.enter(member).unwrap());
+            let reader = Box::leak(Box::new(tables.platform().register()));
+            let log = RefCell::new(tables.enter(reader).unwrap());
             let clean: Rc<dyn Fn(GpaRange)> = Rc::new(move |at| {
                 log.borrow_mut().clean(at).unwrap();
                 if dropped {
@@ -182,7 +182,7 @@ fn late<H: Hardware>(tables: Guest<H>, late: impl FnOnce() + 'static) {
         guard.write_protect(range(0, 4 * K)).unwrap();
         drop(tables.shootdown(guard).unwrap());
     });
-    meanwhile(tables.platform(), late, || inside::<H, _>(tables, |guard, _| guard.complete()));
+    meanwhile(tables.platform(), late, || inside::<H, _>(tables, |guard, _| guard.invalidate()));
     tables.platform().take_events();
 }
 
@@ -204,16 +204,16 @@ fn what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it<H: Hardwar
                 drop(tables.shootdown(guard).unwrap());
             });
         });
-        inside::<H, _>(tables, |guard, _| guard.complete());
+        inside::<H, _>(tables, |guard, _| guard.invalidate());
         assert_eq!(executed(tables), [ALL], "what the other thread dropped");
-        inside::<H, _>(tables, |guard, _| guard.complete());
+        inside::<H, _>(tables, |guard, _| guard.invalidate());
         assert_eq!(executed(tables), [], "it is covered now");
-        // Removals.
+        // removals.
         let tables = new();
         late::<H>(tables, move || {
-            let mut places = [const { Place::EMPTY }; 1];
-            let mut removals = Removals::new(tables, &mut places);
-            inside::<H, _>(tables, |guard, _| guard.unmap(page(1), &mut removals).unwrap());
+            let mut places = [const { UnmapEntry::EMPTY }; 1];
+            let mut batch = UnmapBatch::new(tables, &mut places);
+            inside::<H, _>(tables, |guard, _| guard.unmap(page(1), &mut batch).unwrap());
         });
         map::<H>(tables, page(1), RAM, PAGE);
         let breaks = H::REFILL_BREAKS || bbm == BreakBeforeMake::Always;
@@ -247,10 +247,10 @@ fn an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another<H
             counts.set(invalidations(&events).len());
             *tables.platform().events.borrow_mut() = before;
         };
-        let mut places = [const { Place::EMPTY }; 1];
-        let mut removals = Removals::new(tables, &mut places);
-        inside::<H, _>(tables, |guard, _| guard.unmap(range(0, 4 * K), &mut removals).unwrap());
-        meanwhile(tables.platform(), refill, || assert_eq!(removals.complete().count(), 1));
+        let mut places = [const { UnmapEntry::EMPTY }; 1];
+        let mut batch = UnmapBatch::new(tables, &mut places);
+        inside::<H, _>(tables, |guard, _| guard.unmap(range(0, 4 * K), &mut batch).unwrap());
+        meanwhile(tables.platform(), refill, || assert_eq!(batch.complete().count(), 1));
         let breaks = H::REFILL_BREAKS || bbm == BreakBeforeMake::Always;
         assert_eq!(count.get(), usize::from(breaks), "{bbm:?}");
     }

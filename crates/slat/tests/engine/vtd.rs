@@ -5,7 +5,7 @@ use crate::common::stage::{K, M, RAM, range};
 use crate::common::world::VMID;
 use crate::common::{TestPlatform, destroy, unmap};
 use slat::format::ept::{Ept1G, vtd::Vtd};
-use slat::{Access, Attributes, BreakBeforeMake, Halted, Hpa, PageSize, SplitError, Tables};
+use slat::{Access, Attributes, BreakBeforeMake, Hpa, PageSize, SplitError, Stopped, Tables};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PRESENT: u64 = 0b11;
@@ -42,8 +42,8 @@ fn what_an_iommu_walks_has_snp_in_leaves_and_no_mark() {
         let mut storage = [const { None }; 16];
         let mut cache = slat::TableCache::new(&platform, &mut storage);
         cache.fill(16).unwrap();
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let leaves = || walk(&platform, snoop, tables.root().0, 3);
         let (all, block, page) = (range(0, 4 * M), PageSize::SIZE_2M, PageSize::SIZE_4K);
         let clean = Attributes { dirty: false, ..RAM };
@@ -56,18 +56,18 @@ fn what_an_iommu_walks_has_snp_in_leaves_and_no_mark() {
         let before = guard.counts().entries_written;
         assert_eq!(guard.write_protect_subtrees(all), Ok(4 * M));
         assert_eq!(guard.counts().entries_written - before, 513);
-        guard.complete();
+        guard.invalidate();
         guard.relax(all, Access::Write).unwrap().flush_local();
         leaves();
         // Nothing is done.
-        let refused = Err(Halted { at: slat::Gpa(0), why: SplitError::Shared });
+        let refused = Err(Stopped { at: slat::Gpa(0), reason: SplitError::Shared });
         platform.take_events();
         assert_eq!(guard.collapse(all, block), refused);
         assert_eq!((leaves(), platform.take_events().len()), (513, 0));
         drop((guard, cache));
-        assert!(!unmap(&mut tables.enter(&mut member).unwrap(), range(0, 8 * K)).is_empty());
+        assert!(!unmap(&mut tables.enter(&mut reader).unwrap(), range(0, 8 * K)).is_empty());
         assert_eq!(leaves(), 511);
-        drop(member);
+        drop(reader);
         destroy(tables);
     }
 }

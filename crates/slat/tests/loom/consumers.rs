@@ -22,7 +22,9 @@ impl<F: Walked> On<F> {
     fn take(&self, consumer: Consumer, at: Range<u64>) -> (u64, usize) {
         let mut bitmap = [0];
         let done = self.inside().guard.harvest_for(consumer, range(&at), &mut bitmap);
-        assert!(done.is_ok() || done.is_err_and(|halted| halted.why == ChangeError::Contended));
+        assert!(
+            done.is_ok() || done.is_err_and(|stopped| stopped.reason == ChangeError::Contended)
+        );
         (bitmap[0], self.copied())
     }
 
@@ -77,7 +79,7 @@ fn a_page_unmapped_while_two_consumers_clean_is_dirty_for_each_whose_copy_misses
         let cleaned = move |consumer| {
             let mut inside = guest.inside();
             _ = inside.guard.clean_for(consumer, range(&(0..PAGE)));
-            inside.guard.complete();
+            inside.guard.invalidate();
             guest.copied()
         };
         let logs = spawn(move || cleaned(log));

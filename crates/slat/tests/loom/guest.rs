@@ -39,7 +39,7 @@ impl<F: Format> Drop for Cache<F> {
 #[must_use]
 pub struct Rest<E> {
     pub range: Range<u64>,
-    pub why: E,
+    pub reason: E,
 }
 
 pub type Outcome<E> = Option<Rest<E>>;
@@ -55,11 +55,11 @@ pub fn pages(range: &Range<u64>) -> impl Iterator<Item = u64> + use<> {
 /// The rest of an operation that ended early, and the range that it did.
 fn ended<T, E: core::fmt::Debug>(
     range: &Range<u64>,
-    result: Result<T, Halted<E>>,
+    result: Result<T, Stopped<E>>,
 ) -> (Range<u64>, Outcome<E>) {
-    let Err(Halted { at, why }) = result else { return (range.clone(), None) };
+    let Err(Stopped { at, reason }) = result else { return (range.clone(), None) };
     assert!((range.start..=range.end).contains(&at.0), "stopped outside: {at}");
-    (range.start..at.0, Some(Rest { range: at.0..range.end, why }))
+    (range.start..at.0, Some(Rest { range: at.0..range.end, reason }))
 }
 
 /// One guest of one execution. Threads get copies of it.
@@ -116,19 +116,19 @@ impl<F: Walked> On<F> {
         unsafe { &mut *self.tables }
     }
 
-    /// Enters without a seat.
+    /// Enters without a reader slot.
     pub fn inside(&self) -> In<'static, F> {
-        // SAFETY: models that reclaim while other threads run enter by `seated`; the others reclaim
+        // SAFETY: models that reclaim while other threads run enter by `enter`; the others reclaim
         // after all threads were joined.
-        In { on: *self, guard: unsafe { self.tables().enter_unseated() } }
+        In { on: *self, guard: unsafe { self.tables().enter_unchecked() } }
     }
 
-    pub fn participant(&self) -> Participant<'static, World> {
-        Participant::register(self.world).expect("there are seats for all threads")
+    pub fn reader(&self) -> Reader<'static, World> {
+        Reader::register(self.world).expect("there are reader slots for all threads")
     }
 
-    pub fn seated<'m>(&self, participant: &'m mut Participant<'static, World>) -> In<'m, F> {
-        In { on: *self, guard: self.tables().enter(participant).expect("one platform") }
+    pub fn enter<'m>(&self, reader: &'m mut Reader<'static, World>) -> In<'m, F> {
+        In { on: *self, guard: self.tables().enter(reader).expect("one platform") }
     }
 
     pub fn cache(&self, pages: usize) -> Cache<F> {
@@ -240,7 +240,8 @@ impl<F: Walked> On<F> {
     }
 }
 
-pub const EXACT: Ageing = Ageing { clear: true, skip: Skip::Exact, fresh: true };
+pub const EXACT: AgeOptions =
+    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: true };
 
 impl<F: Walked> In<'_, F> {
     /// Maps to the memory at `MEMORY + gpa`.
@@ -335,13 +336,13 @@ impl<F: Walked> In<'_, F> {
     ) -> (Range<u64>, Outcome<SplitError>) {
         let to = PageSize::from_bytes(to).unwrap();
         let result = self.guard.split(range(&at), to, cache.pages());
-        self.guard.complete();
+        self.guard.invalidate();
         ended(&at, result)
     }
 
     pub fn collapse(&mut self, at: Range<u64>, to: u64) -> Outcome<SplitError> {
         let result = self.guard.collapse(range(&at), PageSize::from_bytes(to).unwrap());
-        self.guard.complete();
+        self.guard.invalidate();
         ended(&at, result).1
     }
 
@@ -367,12 +368,12 @@ impl<F: Walked> In<'_, F> {
         protect: impl FnOnce(
             &mut Guard<'_, 'static, F, World>,
             GpaRange,
-        ) -> Result<u64, Halted<ChangeError>>,
+        ) -> Result<u64, Stopped<ChangeError>>,
     ) -> (usize, usize, Outcome<ChangeError>) {
         let world = self.on.world;
         let begin = world.tick_logged();
         let result = protect(&mut self.guard, range(&at));
-        self.guard.complete();
+        self.guard.invalidate();
         let (done, rest) = ended(&at, result);
         let grants = world.grants.borrow();
         let granted =
@@ -387,8 +388,8 @@ impl<F: Walked> In<'_, F> {
         let write = access == Access::Write;
         let grant = write.then(|| self.grant(&at));
         let when = world.tick();
-        let result = self.guard.relax(range(&at), access).map(slat::Granted::elsewhere);
-        self.guard.complete();
+        let result = self.guard.relax(range(&at), access).map(slat::LocalFlush::not_needed_here);
+        self.guard.invalidate();
         if result.is_ok_and(|bytes| bytes == at.end - at.start) {
             self.made_used(when, &at, write);
         }
@@ -406,7 +407,7 @@ impl<F: Walked> In<'_, F> {
         if rights.write {
             let grant = self.grant(&at);
             let result = self.guard.protect(range(&at), rights);
-            self.guard.complete();
+            self.guard.invalidate();
             self.granted(grant.1);
             return ended(&at, result).1;
         }
@@ -422,9 +423,9 @@ impl<F: Walked> In<'_, F> {
         let new = if typed { device } else { normal };
         let replace = |guard: &mut Guard<'_, 'static, F, World>, range| {
             let done = guard.replace(range, memory, memory, new);
-            done.map_err(|Halted { at, why }| {
-                assert_eq!(why, ReplaceError::Contended);
-                Halted { at, why: ChangeError::Contended }
+            done.map_err(|Stopped { at, reason }| {
+                assert_eq!(reason, ReplaceError::Contended);
+                Stopped { at, reason: ChangeError::Contended }
             })
         };
         self.protect_by(at, replace).2
@@ -433,26 +434,26 @@ impl<F: Walked> In<'_, F> {
     /// Sets a software bit, which hardware and other operations leave alone.
     pub fn mark(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         let result = self.guard.set_software(range(&at), Software::B, Software::NONE);
-        assert_eq!(self.guard.owed(), None);
+        assert_eq!(self.guard.pending_invalidation(), None);
         ended(&at, result).1
     }
 
     pub fn execute_protect(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         let result = self.guard.execute_protect(range(&at));
-        self.guard.complete();
+        self.guard.invalidate();
         ended(&at, result).1
     }
 
     /// Unmaps, leaf by leaf. Afterwards no CPU can reach the memory that was handed out.
-    pub fn unmap(&mut self, at: Range<u64>) -> (Vec<Removed>, Outcome<UnmapError>) {
+    pub fn unmap(&mut self, at: Range<u64>) -> (Vec<UnmappedRun>, Outcome<UnmapError>) {
         let world = self.on.world;
-        let mut storage = [const { Place::EMPTY }; 4];
-        let mut removals = Removals::new(self.on.tables(), &mut storage);
-        let result = self.guard.unmap(range(&at), &mut removals);
+        let mut storage = [const { UnmapEntry::EMPTY }; 4];
+        let mut batch = UnmapBatch::new(self.on.tables(), &mut storage);
+        let result = self.guard.unmap(range(&at), &mut batch);
         let mut removed = Vec::new();
-        for run in removals.complete() {
+        for run in batch.complete() {
             let size = run.size.bytes();
-            removed.extend((0..run.bytes / size).map(|n| Removed {
+            removed.extend((0..run.bytes / size).map(|n| UnmappedRun {
                 gpa: Gpa(run.gpa.0 + n * size),
                 hpa: Hpa(run.hpa.0 + n * size),
                 bytes: size,
@@ -473,9 +474,9 @@ impl<F: Walked> In<'_, F> {
     }
 
     /// Returns the pages that are young, and those without an answer.
-    pub fn age(&mut self, at: Range<u64>, how: Ageing) -> (Vec<u64>, Vec<u64>) {
+    pub fn age(&mut self, at: Range<u64>, how: AgeOptions) -> (Vec<u64>, Vec<u64>) {
         let (mut young, mut unanswered) = ([0], [0]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
         let aged = self.guard.age(range(&at), &mut ages, how).expect("ageing stops nowhere");
         assert_eq!(aged.young, u64::from(young[0].count_ones()));
         let named = |bits: u64| {
@@ -503,7 +504,7 @@ impl<F: Walked> In<'_, F> {
     pub fn clean(&mut self, at: Range<u64>) -> usize {
         // If it was contended, it cleaned nothing, and nothing has to be copied.
         let _ = self.guard.clean(range(&at));
-        self.guard.complete();
+        self.guard.invalidate();
         let _bus = self.on.world.bus.lock().unwrap();
         self.on.world.tick()
     }
@@ -514,9 +515,9 @@ impl<F: Walked> In<'_, F> {
     }
 }
 
-macro_rules! unseated {
+macro_rules! unregistered {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
-        /// Single operations, without a seat.
+        /// Single operations, without a reader slot.
         impl<F: Walked> On<F> {
             $(pub fn $name(&self, $($arg: $type),*) -> $result {
                 self.inside().$name($($arg),*)
@@ -524,7 +525,7 @@ macro_rules! unseated {
         }
     };
 }
-unseated! {
+unregistered! {
     fn map(at: Range<u64>, a: Attributes, size: u64, cache: &mut Cache<F>) -> Outcome<MapError>;
     fn fold(at: Range<u64>, a: Attributes, size: u64, cache: &mut Cache<F>) -> Outcome<MapError>;
     fn split(at: Range<u64>, to: u64, cache: &mut Cache<F>)
@@ -533,8 +534,8 @@ unseated! {
     fn protect(at: Range<u64>) -> Outcome<ChangeError>;
     fn round(at: Range<u64>) -> Outcome<ChangeError>;
     fn relax(at: Range<u64>, access: Access) -> Outcome<ChangeError>;
-    fn unmap(at: Range<u64>) -> (Vec<Removed>, Outcome<UnmapError>);
-    fn age(at: Range<u64>, how: Ageing) -> (Vec<u64>, Vec<u64>);
+    fn unmap(at: Range<u64>) -> (Vec<UnmappedRun>, Outcome<UnmapError>);
+    fn age(at: Range<u64>, how: AgeOptions) -> (Vec<u64>, Vec<u64>);
     fn look(gpa: u64) -> Option<Option<Hpa>>;
     fn mark(at: Range<u64>) -> Outcome<ChangeError>;
     fn clean(at: Range<u64>) -> usize;
@@ -570,8 +571,8 @@ impl<F: Walked> On<F> {
 
     pub fn unmap_rest(
         &self,
-        (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
-    ) -> Vec<Removed> {
+        (mut removed, rest): (Vec<UnmappedRun>, Outcome<UnmapError>),
+    ) -> Vec<UnmappedRun> {
         if let Some(rest) = rest {
             let (more, rest) = self.unmap(rest.range);
             assert!(rest.is_none(), "{rest:?}");
@@ -583,13 +584,13 @@ impl<F: Walked> On<F> {
     /// As [`On::unmap_rest`], but leaves `beside`, which another thread may have mapped since.
     pub fn unmap_rest_unless(
         &self,
-        (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
+        (mut removed, rest): (Vec<UnmappedRun>, Outcome<UnmapError>),
         beside: Range<u64>,
-    ) -> Vec<Removed> {
+    ) -> Vec<UnmappedRun> {
         let Some(rest) = rest else { return removed };
         for at in rest.range.step_by(PAGE as usize).filter(|at| !beside.contains(at)) {
-            removed =
-                self.unmap_rest((removed, Some(Rest { range: at..at + PAGE, why: rest.why })));
+            removed = self
+                .unmap_rest((removed, Some(Rest { range: at..at + PAGE, reason: rest.reason })));
         }
         removed
     }

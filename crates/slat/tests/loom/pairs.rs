@@ -47,7 +47,7 @@ pub enum Op {
     /// A CPU writes to the first page and reads the second.
     Cpu,
     Translate,
-    /// Unmaps, and reclaims at once; all other threads have a seat.
+    /// Unmaps, and reclaims at once; all other threads have a reader slot.
     Retire,
 }
 use Op::*;
@@ -71,7 +71,7 @@ const ALL: Range<u64> = 0..BLOCK;
 enum Left<F: Walked> {
     Nothing,
     Map(Outcome<MapError>, Cache<F>),
-    Unmap(Vec<Removed>, Outcome<UnmapError>),
+    Unmap(Vec<UnmappedRun>, Outcome<UnmapError>),
     Again(Op),
     Split(Outcome<SplitError>, Cache<F>),
 }
@@ -93,7 +93,7 @@ fn perform<F: Walked>(
             let mut cache = cache.unwrap();
             let fits = match inside.guard.reserve(Gpa(PAGE), F::size(0), cache.pages()) {
                 Ok(pte) => pte.commit(Hpa(MEMORY + PAGE), RAM).expect("a good address"),
-                Err(Halted { why: MapError::Occupied { .. }, .. }) => Some(0),
+                Err(Stopped { reason: MapError::Occupied { .. }, .. }) => Some(0),
                 Err(_) => None,
             };
             again(fits.is_none())
@@ -162,20 +162,18 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     if given && (either(Round) || both) {
         assert!(guest.round(ALL).is_none());
     }
-    let seats = either(Retire);
+    let registered = either(Retire);
     let cache = |op: Op| matches!(op, Map | Fault | Split).then(|| guest.cache(1));
-    let thread = move |op: Op,
-                       cache: Option<Cache<F>>,
-                       participant: Option<Participant<'static, World>>| {
-        match participant {
+    let thread =
+        move |op: Op, cache: Option<Cache<F>>, reader: Option<Reader<'static, World>>| match reader
+        {
             None => perform(op, &mut guest.inside(), cache, tree),
-            Some(mut participant) => perform(op, &mut guest.seated(&mut participant), cache, tree),
-        }
-    };
+            Some(mut reader) => perform(op, &mut guest.enter(&mut reader), cache, tree),
+        };
     let [mine, others] = ops.map(cache);
-    let [participant, seat] = [(); 2].map(|()| seats.then(|| guest.participant()));
-    let other = spawn(move || thread(ops[1], others, seat));
-    let here = thread(ops[0], mine, participant);
+    let [reader, other_reader] = [(); 2].map(|()| registered.then(|| guest.reader()));
+    let other = spawn(move || thread(ops[1], others, other_reader));
+    let here = thread(ops[0], mine, reader);
     let lefts = [here, other.join().unwrap()];
 
     let unmaps = either(Unmap) || either(Retire);
@@ -188,7 +186,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
             Left::Map(rest, mut cache) => {
                 let size = if tree == Tree::Block { BLOCK } else { PAGE };
                 // Something else may be mapped now; other models check how a map reports that.
-                if rest.as_ref().is_some_and(|rest| rest.why == MapError::Contended) && !unmaps {
+                if rest.as_ref().is_some_and(|rest| rest.reason == MapError::Contended) && !unmaps {
                     let rest = guest.map(rest.unwrap().range, RAM, size, &mut cache);
                     assert!(rest.is_none() || attributes != RAM || either(Retype), "{rest:?}");
                 }
@@ -232,7 +230,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
             // It is a block by now, which the page cuts.
             Left::Again(Relax) if either(Collapse) => {
                 guest.relax_rest(
-                    Some(Rest { range: ALL, why: ChangeError::Contended }),
+                    Some(Rest { range: ALL, reason: ChangeError::Contended }),
                     Access::Write,
                 );
             }
@@ -244,7 +242,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     }
     judge(guest, tree, ops, &removed);
     drop(pages);
-    if seats {
+    if registered {
         // The thread that held the entry has left.
         let freed = [(); 3].map(|()| guest.tables().reclaim());
         assert_eq!(freed[2], 0);
@@ -255,7 +253,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
 }
 
 /// Properties that must hold at the end.
-fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed]) {
+fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[UnmappedRun]) {
     let either = |op: Op| ops.contains(&op);
     let unmaps = either(Unmap) || either(Retire);
     let maps = either(Map) || either(Fault);

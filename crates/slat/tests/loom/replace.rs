@@ -5,7 +5,7 @@ use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TinyEpt};
-use slat::{Access, Attributes, Gpa, Hpa, Removals, ReplaceError};
+use slat::{Access, Attributes, Gpa, Hpa, ReplaceError, UnmapBatch};
 
 const NEW: u64 = 2 * MEMORY;
 /// The state of a page while it is moved.
@@ -15,8 +15,8 @@ fn moves<F: crate::hardware::Walked>(guest: On<F>, to: u64) -> Result<bool, Repl
     let mut inside = guest.inside();
     let page = range(&(0..PAGE));
     let moved = inside.guard.replace(page, Hpa(MEMORY), Hpa(to), HELD);
-    inside.guard.complete();
-    moved.map(|bytes| bytes == PAGE).map_err(|halted| halted.why)
+    inside.guard.invalidate();
+    moved.map(|bytes| bytes == PAGE).map_err(|stopped| stopped.reason)
 }
 
 fn stands<F: crate::hardware::Walked>(guest: On<F>) -> Option<u64> {
@@ -86,7 +86,7 @@ fn the_second_of_two_moves_of_one_page_gets_an_error() {
             match done {
                 Ok(moved) => assert_eq!((moved, found), (true, to)),
                 Err(ReplaceError::Differs { hpa, .. }) => assert_eq!(hpa.0, found),
-                Err(why) => assert_eq!(why, ReplaceError::Contended),
+                Err(reason) => assert_eq!(reason, ReplaceError::Contended),
             }
         }
         guest.close();
@@ -97,10 +97,10 @@ fn an_unmap<F: crate::hardware::Walked>(name: &str) {
     bounded(name, 4, || {
         let guest = On::<F>::new(14, NEVER).mapped(0..PAGE, HELD, PAGE);
         let unmaps = spawn(move || {
-            let mut storage = [const { slat::Place::EMPTY }; 2];
-            let mut removals = Removals::new(guest.tables(), &mut storage);
-            let done = guest.inside().guard.unmap(range(&(0..PAGE)), &mut removals);
-            (done.is_ok(), removals.complete().collect::<std::vec::Vec<_>>())
+            let mut storage = [const { slat::UnmapEntry::EMPTY }; 2];
+            let mut batch = UnmapBatch::new(guest.tables(), &mut storage);
+            let done = guest.inside().guard.unmap(range(&(0..PAGE)), &mut batch);
+            (done.is_ok(), batch.complete().collect::<std::vec::Vec<_>>())
         });
         let moved = moves(guest, NEW);
         let (unmapped, gone) = unmaps.join().unwrap();
@@ -122,12 +122,12 @@ fn an_unmap_during_a_move_hands_out_the_memory_that_was_mapped_last() {
 
 #[test]
 fn after_a_new_vmid_no_cpu_reaches_what_was_unmapped_during_the_change() {
-    explore("renew || unmap || hardware, lazy TLB", || {
+    explore("set_vmid || unmap || hardware, lazy TLB", || {
         let guest = Guest::new(14, NEVER).running().mapped(0..PAGE, RAM, PAGE);
         let enters = spawn(move || {
             // SAFETY: the only CPU is this thread; it holds nothing under the new VMID, and no
             // other guest is there to get the old one.
-            unsafe { guest.tables().renew(slat::Vmid(1)) };
+            unsafe { guest.tables().set_vmid(slat::Vmid(1)) };
             guest.world.loaded.set(guest.tables().vmid());
             guest.access(0, false, Use::Always);
         });

@@ -70,8 +70,12 @@ impl Random {
             11 => Op::Split { at, to: self.of(&[PAGE, PAGE, BLOCK]), frames, complete },
             12 | 13 => Op::Collapse { at, to: self.of(&[BLOCK, BIG]) },
             14 => {
-                let skip = self.of(&[Skip::Nothing, Skip::Hint, Skip::Exact]);
-                let how = Ageing { clear: self.below(4) != 0, skip, fresh: self.coin() };
+                let skip = self.of(&[TableBits::Ignored, TableBits::Hint, TableBits::Exact]);
+                let how = AgeOptions {
+                    clear: self.below(4) != 0,
+                    table_bits: skip,
+                    flush_tlb: self.coin(),
+                };
                 // A scan that cuts a block makes all of it old, and reports the pages in its range.
                 let whole = [range(0, ALL), range(0, BIG), range(BIG, ALL)];
                 Op::Age { at: self.of(&whole), how }
@@ -95,14 +99,14 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
     let mut random = Random(shuttle::rand::thread_rng().next_u64());
     let world = World::new(bbm, random.coin());
     let guest = Guest::<F>::new(&world);
-    let mut participant = Participant::register(&world).unwrap();
+    let mut reader = Reader::register(&world).unwrap();
     for at in [range(0, BIG), range(BIG, ALL)] {
         let (attributes, largest) = (random.of(&[RAM, CLEAN]), random.of(&[PAGE, BLOCK, BIG]));
         let fold = random.coin();
         let op = Op::Map { at, attributes, largest, each: false, fold, frames: 3 };
-        assert_eq!(guest.perform(&mut participant, op), End::Done);
+        assert_eq!(guest.perform(&mut reader, op), End::Done);
     }
-    drop(participant);
+    drop(reader);
     world.running.set(true);
     let threads = 3 + random.below(3);
     let cpus = 1 + random.below(2);
@@ -112,10 +116,10 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
             let guest = Shared::new(&guest);
             scope.spawn(move || {
                 let guest = guest.get();
-                let mut participant = Participant::register(guest.world).unwrap();
+                let mut reader = Reader::register(guest.world).unwrap();
                 for _ in 0..2 + random.below(5) {
                     let op = random.op();
-                    if guest.perform(&mut participant, op) == End::Contended {
+                    if guest.perform(&mut reader, op) == End::Contended {
                         CONTENDED.fetch_add(1, Ordering::Relaxed);
                     }
                 }

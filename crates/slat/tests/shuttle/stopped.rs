@@ -67,7 +67,7 @@ impl Scheduler for Stop {
 
 /// The initial state: two pages that could be a block, a block, two halves of one, a single page.
 fn before(guest: &Guest<'_, impl Walked>, first: Op) {
-    let mut participant = Participant::register(guest.world).unwrap();
+    let mut reader = Reader::register(guest.world).unwrap();
     let map = |start, end, attributes, largest| Op::Map {
         at: range(start, end),
         attributes,
@@ -91,7 +91,7 @@ fn before(guest: &Guest<'_, impl Walked>, first: Op) {
         _ => {}
     }
     for op in all {
-        assert_eq!(guest.perform(&mut participant, op), End::Done, "{op:?}");
+        assert_eq!(guest.perform(&mut reader, op), End::Done, "{op:?}");
     }
 }
 
@@ -112,7 +112,10 @@ fn others() -> Vec<Op> {
 /// Each operation that is stopped, by name.
 fn operations() -> Vec<(&'static str, Op)> {
     let (all, lower) = (range(0, ALL), range(0, BIG));
-    let age = |skip| Op::Age { at: all, how: Ageing { clear: true, skip, fresh: false } };
+    let age = |skip| Op::Age {
+        at: all,
+        how: AgeOptions { clear: true, table_bits: skip, flush_tlb: false },
+    };
     let map = |start, end| Op::Map {
         at: range(start, end),
         attributes: RAM,
@@ -131,9 +134,9 @@ fn operations() -> Vec<(&'static str, Op)> {
         ("relax for a read", Op::Relax { at: all, access: Access::Read, complete: true }),
         ("split", Op::Split { at: lower, to: PAGE, frames: 4, complete: true }),
         ("collapse", Op::Collapse { at: lower, to: BLOCK }),
-        ("age, every leaf", age(Skip::Nothing)),
-        ("age, by a hint", age(Skip::Hint)),
-        ("age, exactly", age(Skip::Exact)),
+        ("age, every leaf", age(TableBits::Ignored)),
+        ("age, by a hint", age(TableBits::Hint)),
+        ("age, exactly", age(TableBits::Exact)),
         ("harvest", Op::Harvest { at: all }),
         (
             "reserve and commit",
@@ -179,8 +182,8 @@ fn everywhere<F: Walked>(bbm: BreakBeforeMake) {
                 let run = |op: Op| {
                     let guest = Shared::new(&guest);
                     move || {
-                        let mut participant = Participant::register(guest.get().world).unwrap();
-                        guest.get().perform(&mut participant, op)
+                        let mut reader = Reader::register(guest.get().world).unwrap();
+                        guest.get().perform(&mut reader, op)
                     }
                 };
                 let (first, second) = shuttle::thread::scope(|scope| {

@@ -3,9 +3,9 @@
 use crate::machine::Machine;
 use crate::{announce, measured, wanted};
 use slat::{
-    Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange,
-    Guard, Hpa, Inactive, PageSize, Pages, Participant, Removed, Software, TableCache, Tables,
-    Vmid,
+    Access, AddressSpace, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Format, Frame, Gpa,
+    GpaRange, Guard, Hpa, PageSize, Pages, Reader, Software, TableCache, Tables, UnloadedTables,
+    UnmappedRun, Vmid,
 };
 use std::hint::black_box;
 use std::io;
@@ -65,11 +65,11 @@ impl Bench {
         if !wanted(self.format, operation) {
             return Ok(());
         }
-        let (tables, participant, mut cache) = prepare::<F>((memory, leaf, attributes));
-        let mut guard = tables.enter(participant).expect("the seat is of this machine");
+        let (tables, reader, mut cache) = prepare::<F>((memory, leaf, attributes));
+        let mut guard = tables.enter(reader).expect("the reader slot is of this machine");
         announce(self.format, operation, units)?;
         black_box(measured(|| work(&mut guard, &mut cache)));
-        guard.complete();
+        guard.invalidate();
         Ok(())
     }
 
@@ -77,15 +77,15 @@ impl Bench {
     fn count_outside<F: Format + Default, R>(
         &self,
         operation: &str,
-        work: impl FnOnce(&Tables<'static, F, Machine>, &mut Participant<'static, Machine>) -> R,
+        work: impl FnOnce(&Tables<'static, F, Machine>, &mut Reader<'static, Machine>) -> R,
     ) -> io::Result<()> {
         if !wanted(self.format, operation) {
             return Ok(());
         }
         let memory = (Some(pages(PAGES)), PAGE, Attributes::RAM);
-        let (tables, participant, _) = prepare::<F>(memory);
+        let (tables, reader, _) = prepare::<F>(memory);
         announce(self.format, operation, PAGES)?;
-        black_box(measured(|| work(tables, participant)));
+        black_box(measured(|| work(tables, reader)));
         Ok(())
     }
 
@@ -118,12 +118,13 @@ fn machine<F: Format>() -> &'static Machine {
     })
 }
 
-/// Returns tables that map `memory`, if any, by `leaf` with `attributes`; a seat; and table pages.
+/// Returns tables that map `memory`, if any, by `leaf` with `attributes`; a reader slot; and table
+/// pages.
 fn prepare<F: Format + Default>(
     (memory, leaf, attributes): (Option<GpaRange>, PageSize, Attributes),
 ) -> (
     &'static Tables<'static, F, Machine>,
-    &'static mut Participant<'static, Machine>,
+    &'static mut Reader<'static, Machine>,
     TableCache<'static, F, Machine>,
 ) {
     let machine = machine::<F>();
@@ -131,13 +132,13 @@ fn prepare<F: Format + Default>(
     let mut cache = TableCache::new(machine, storage.leak());
     cache.fill(TABLES).expect("the machine has as many");
     let mut tables =
-        Inactive::new(F::default(), Vmid(1), 40, machine).expect("the format has 40 bits");
+        UnloadedTables::new(F::default(), Vmid(1), 40, machine).expect("the format has 40 bits");
     if let Some(range) = memory {
         tables.map(range, Hpa(HOST), attributes, leaf, &mut cache).expect("nothing is mapped");
     }
     cache.fill(TABLES).expect("the machine has as many");
-    let participant = Participant::register(machine).expect("nobody else has a seat");
-    (Box::leak(Box::new(tables.activate())), Box::leak(Box::new(participant)), cache)
+    let reader = Reader::register(machine).expect("nobody else has a reader slot");
+    (Box::leak(Box::new(tables.activate())), Box::leak(Box::new(reader)), cache)
 }
 
 /// Counts all operations on tables of one format.
@@ -164,11 +165,11 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     })?;
     let all = in_pages(Attributes::RAM);
     bench.count::<F, _>("unmap, one call", PAGES, all, |guard, _| {
-        let mut storage = [const { slat::Place::EMPTY }; 16];
+        let mut storage = [const { slat::UnmapEntry::EMPTY }; 16];
         unmap(guard, pages(PAGES), &mut storage)
     })?;
     bench.count::<F, _>("unmap, page by page", PAGES, all, |guard, _| {
-        let mut storage = [const { slat::Place::EMPTY }; 16];
+        let mut storage = [const { slat::UnmapEntry::EMPTY }; 16];
         each().map(|page| unmap(guard, page, &mut storage)).sum::<u64>()
     })?;
     bench.count::<F, _>("write-protect", PAGES, all, |guard, _| {
@@ -185,7 +186,7 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     })?;
     bench.count::<F, _>("relax for a write, page by page", PAGES, protected, |guard, _| {
         for page in each() {
-            guard.relax(page, Access::Write).expect("no block is cut").elsewhere();
+            guard.relax(page, Access::Write).expect("no block is cut").not_needed_here();
         }
     })?;
     bench.count::<F, _>("execute-protect", PAGES, all, |guard, _| {
@@ -198,15 +199,17 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     for (operation, attributes) in [("age, all young", Attributes::RAM), ("age, all old", OLD)] {
         bench.count::<F, _>(operation, PAGES, in_pages(attributes), |guard, _| {
             let (mut young, mut unanswered) = ([0; WORDS], [0; WORDS]);
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            guard.age(pages(PAGES), &mut ages, Ageing::LEAVES).expect("the bitmap is long enough")
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            guard
+                .age(pages(PAGES), &mut ages, AgeOptions::LEAVES)
+                .expect("the bitmap is long enough")
         })?;
     }
     bench.count::<F, _>("age, page by page", PAGES, all, |guard, _| {
         let (mut young, mut unanswered) = ([0; 1], [0; 1]);
         for page in each() {
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            let aged = guard.age(page, &mut ages, Ageing::LEAVES);
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            let aged = guard.age(page, &mut ages, AgeOptions::LEAVES);
             black_box(aged.expect("the bitmap is long enough"));
         }
     })?;
@@ -238,18 +241,18 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
         leaves.map(|leaf| black_box(&leaf).is_ok()).filter(|found| *found).count()
     })?;
     bench.count::<F, _>("maintain caches", PAGES, all, |guard, _| {
-        guard.flush(pages(PAGES)).expect("no block is cut")
+        guard.clean_caches(pages(PAGES)).expect("no block is cut")
     })?;
-    bench.count_outside::<F, _>("translate, random, a guard each", |tables, participant| {
+    bench.count_outside::<F, _>("translate, random, a guard each", |tables, reader| {
         let found = |gpa: &&Gpa| {
-            let guard = tables.enter(participant).expect("the seat is of this machine");
+            let guard = tables.enter(reader).expect("the reader slot is of this machine");
             guard.translate(**gpa).is_ok()
         };
         addresses.iter().filter(found).count()
     })?;
-    bench.count_outside::<F, _>("enter and leave", |tables, participant| {
+    bench.count_outside::<F, _>("enter and leave", |tables, reader| {
         for _ in 0..PAGES {
-            black_box(tables.enter(participant).expect("the seat is of this machine").vmid());
+            black_box(tables.enter(reader).expect("the reader slot is of this machine").vmid());
         }
     })?;
     bench.count_owned::<F, _>("owned: map, page by page", None, |space| {
@@ -288,19 +291,19 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
 fn unmap<F: Format>(
     guard: &mut Inside<'_, F>,
     range: GpaRange,
-    storage: &mut [slat::Place],
+    storage: &mut [slat::UnmapEntry],
 ) -> u64 {
-    let mut removals = guard.removals(storage);
+    let mut batch = guard.unmap_batch(storage);
     let mut bytes = 0;
     let mut rest = range;
     loop {
-        let result = guard.unmap(rest, &mut removals);
-        bytes += removals.complete().map(|removed: Removed| removed.bytes).sum::<u64>();
+        let result = guard.unmap(rest, &mut batch);
+        bytes += batch.complete().map(|removed: UnmappedRun| removed.bytes).sum::<u64>();
         match result {
             Ok(_) => return bytes,
-            Err(halted) => {
-                let left = rest.end().0 - halted.at.0;
-                rest = GpaRange::new(halted.at, left).expect("something is left");
+            Err(stopped) => {
+                let left = rest.end().0 - stopped.at.0;
+                rest = GpaRange::new(stopped.at, left).expect("something is left");
             }
         }
     }

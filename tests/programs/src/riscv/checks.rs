@@ -6,8 +6,8 @@ use crate::machine::{
 use slat::format::Kind;
 use slat::format::riscv::{Mode, RiscV};
 use slat::{
-    Access, Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Participant, Place,
-    TableCache, Tables, Vmid,
+    Access, Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Reader, TableCache,
+    Tables, UnmapEntry, Vmid,
 };
 
 const K4: u64 = 4 << 10;
@@ -94,9 +94,9 @@ impl Checks {
         self.is("hgatp holds what it is given", load_root(hgatp), hgatp);
         let mut storage = [const { None }; 16];
         let mut cache = TableCache::new(machine, &mut storage);
-        let mut participant = Participant::register(machine).expect("the only one");
+        let mut reader = Reader::register(machine).expect("the only one");
         {
-            let mut guard = tables.enter(&mut participant).expect("the machine's own tables");
+            let mut guard = tables.enter(&mut reader).expect("the machine's own tables");
             let guest = Guest { code: (1 << (bits - 1)) - M2 };
             cache.fill(16).expect("memory for tables");
             write_code(CODE);
@@ -113,7 +113,7 @@ impl Checks {
             cache.fill(16).expect("memory for tables");
             self.sizes(&guest, &mut guard, &mut cache);
         }
-        drop((cache, participant));
+        drop((cache, reader));
         load_root(0);
         // SAFETY: the only hart has just unloaded the root.
         unsafe { tables.deactivate() }.destroy();
@@ -140,7 +140,7 @@ impl Checks {
         let at = guest.code + 8 * K4;
         let page = range(at, K4);
         guard.write_protect(page).expect("a page");
-        guard.complete();
+        guard.invalidate();
         self.is("a protected page is read", guest.load(at + 8), Ok(0x1234));
         self.is("and not written", guest.store(at, 1), fault(Access::Write, at));
         guard.relax(page, Access::Write).expect("a page").flush_local();
@@ -154,7 +154,7 @@ impl Checks {
         self.is("a block may be executed and not read", guest.jump(call), Ok(0));
         self.is("read, it faults", guest.load(call), fault(Access::Read, call));
         guard.execute_protect(block).expect("a block");
-        guard.complete();
+        guard.invalidate();
         let found = [guest.load(call), guest.store(call, 1), guest.jump(call)];
         let all = [Access::Read, Access::Write, Access::Execute].map(|access| fault(access, call));
         self.is("a block without rights is for nothing", found, all);
@@ -195,7 +195,7 @@ impl Checks {
         let found = used(guard, Access::Write, &store);
         self.is("the next write is not lost", found, (true, (true, true)));
         guard.write_protect(page).expect("a page");
-        guard.complete();
+        guard.invalidate();
         self.is("a protected page stays dirty", state(guard), (true, true));
         let by = ["the hart", "its faults (Svade)"];
         say!("{:?}: marked by {}", self.mode, by.get(faults / 3).unwrap_or(&"both"));
@@ -212,14 +212,14 @@ impl Checks {
         self.is("a block is one leaf", size(guard), Some(PageSize::SIZE_2M));
         self.is("all of it is read where it was mapped", pages(), 512);
         guard.split(block, PageSize::SIZE_4K, cache).expect("tables at hand");
-        guard.complete();
+        guard.invalidate();
         self.is("split, it is pages", size(guard), Some(PageSize::SIZE_4K));
         self.is("and reads the same", pages(), 512);
         let hole = range(at + 5 * K4, K4);
-        let mut storage = [Place::EMPTY; 1];
-        let mut removals = guard.removals(&mut storage);
-        guard.unmap(hole, &mut removals).expect("a page");
-        let freed = removals.complete().next().map(|removed| removed.hpa.0);
+        let mut storage = [UnmapEntry::EMPTY; 1];
+        let mut batch = guard.unmap_batch(&mut storage);
+        guard.unmap(hole, &mut batch).expect("a page");
+        let freed = batch.complete().next().map(|removed| removed.hpa.0);
         self.is("an unmapped page says where it was", freed, Some(BLOCK + 5 * K4));
         let gone = at + 5 * K4;
         let found = (pages(), guest.store(gone, 0));

@@ -17,7 +17,7 @@ type F = slat::format::riscv::RiscV;
 /// A machine of which nothing counts as the engine's text.
 #[derive(Debug)]
 pub struct Machine {
-    grace: Grace<[Seat; 8]>,
+    readers: Readers<[ReaderSlot; 8]>,
 }
 
 // SAFETY: declarations only: the archive is read, never linked into a program.
@@ -56,8 +56,8 @@ unsafe impl Platform for Machine {
         if F::REFILL_BREAKS { BreakBeforeMake::Always } else { BreakBeforeMake::Never }
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 
@@ -68,7 +68,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 
 type On<'t> = Guard<'t, 'static, F, Machine>;
 type Cache<'a> = TableCache<'a, F, Machine>;
-type Changed = Result<u64, Halted<ChangeError>>;
+type Changed = Result<u64, Stopped<ChangeError>>;
 
 macro_rules! operations {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty { $body:expr })*) => {$(
@@ -85,13 +85,13 @@ operations! {
         Tables::new(format, Vmid(1), bits, machine)
     }
     op_enter(tables: &'static Tables<'static, F, Machine>,
-             participant: &'static mut Participant<'static, Machine>)
-        -> Result<On<'static>, Foreign> {
-        tables.enter(participant)
+             reader: &'static mut Reader<'static, Machine>)
+        -> Result<On<'static>, WrongPlatform> {
+        tables.enter(reader)
     }
     op_map(guard: &mut On<'_>, at: GpaRange, hpa: Hpa,
            how: Attributes, size: PageSize, cache: &mut Cache<'static>)
-        -> Result<u64, Halted<MapError>> {
+        -> Result<u64, Stopped<MapError>> {
         guard.map(at, hpa, how, size, cache)
     }
     op_reserve_commit(guard: &mut On<'_>, gpa: Gpa, hpa: Hpa,
@@ -99,9 +99,9 @@ operations! {
         -> Option<u64> {
         guard.reserve(gpa, size, cache).ok()?.commit(hpa, how).ok()?
     }
-    op_unmap(guard: &mut On<'_>, at: GpaRange, removals: &mut Removals<'_, '_, F, Machine>)
-        -> Result<u64, Halted<UnmapError>> {
-        guard.unmap(at, removals)
+    op_unmap(guard: &mut On<'_>, at: GpaRange, batch: &mut UnmapBatch<'_, '_, F, Machine>)
+        -> Result<u64, Stopped<UnmapError>> {
+        guard.unmap(at, batch)
     }
     op_write_protect(guard: &mut On<'_>, at: GpaRange) -> Changed {
         guard.write_protect(at)
@@ -119,40 +119,40 @@ operations! {
         guard.execute_protect(at)
     }
     op_relax(guard: &mut On<'_>, at: GpaRange, access: Access) -> Changed {
-        guard.relax(at, access).map(slat::Granted::elsewhere)
+        guard.relax(at, access).map(slat::LocalFlush::not_needed_here)
     }
     op_relax_where(guard: &mut On<'_>, at: GpaRange, access: Access, software: Software)
         -> Changed {
-        guard.relax_where(at, access, software).map(slat::Granted::elsewhere)
+        guard.relax_where(at, access, software).map(slat::LocalFlush::not_needed_here)
     }
     op_allow_write(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
-        guard.allow_write(at, software).map(slat::Granted::elsewhere)
+        guard.allow_write(at, software).map(slat::LocalFlush::not_needed_here)
     }
     op_allow_execute(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
-        guard.allow_execute(at, Access::Execute, software).map(slat::Granted::elsewhere)
+        guard.allow_execute(at, Access::Execute, software).map(slat::LocalFlush::not_needed_here)
     }
     op_split(guard: &mut On<'_>, at: GpaRange, size: PageSize, cache: &mut Cache<'static>)
-        -> Result<u64, Halted<SplitError>> {
+        -> Result<u64, Stopped<SplitError>> {
         guard.split(at, size, cache)
     }
     op_replace(guard: &mut On<'_>, at: GpaRange, from: Hpa, to: Hpa, how: Attributes)
-        -> Result<u64, Halted<ReplaceError>> {
+        -> Result<u64, Stopped<ReplaceError>> {
         guard.replace(at, from, to, how)
     }
     op_set_owner(guard: &mut On<'_>, at: GpaRange, from: Option<Owner>,
                  to: Option<Owner>, cache: &mut Cache<'static>)
-        -> Result<u64, Halted<OwnerError>> {
+        -> Result<u64, Stopped<OwnerError>> {
         guard.set_owner(at, from, to, cache)
     }
-    op_prune(guard: &mut On<'_>, at: GpaRange) -> Result<usize, Halted<ChangeError>> {
+    op_prune(guard: &mut On<'_>, at: GpaRange) -> Result<usize, Stopped<ChangeError>> {
         guard.prune(at)
     }
     op_collapse(guard: &mut On<'_>, at: GpaRange, size: PageSize)
-        -> Result<u64, Halted<SplitError>> {
+        -> Result<u64, Stopped<SplitError>> {
         guard.collapse(at, size)
     }
-    op_age(guard: &mut On<'_>, at: GpaRange, ages: &mut Ages<'_>, how: Ageing)
-        -> Result<Aged, Halted<ChangeError>> {
+    op_age(guard: &mut On<'_>, at: GpaRange, ages: &mut AgeBitmaps<'_>, how: AgeOptions)
+        -> Result<AgeCounts, Stopped<ChangeError>> {
         guard.age(at, ages, how)
     }
     op_harvest(guard: &mut On<'_>, at: GpaRange, bitmap: &mut [u64]) -> Changed {
@@ -171,15 +171,15 @@ operations! {
         guard.translate(gpa)
     }
     op_flush(guard: &mut On<'_>, at: GpaRange) -> Changed {
-        guard.flush(at)
+        guard.clean_caches(at)
     }
     op_complete(guard: &mut On<'_>) -> () {
-        guard.complete()
+        guard.invalidate()
     }
     op_reclaim(tables: &Tables<'static, F, Machine>) -> usize {
         tables.reclaim()
     }
-    op_destroy(tables: Inactive<'static, F, Machine>) -> () {
+    op_destroy(tables: UnloadedTables<'static, F, Machine>) -> () {
         tables.destroy()
     }
 }

@@ -11,8 +11,8 @@ use super::{Case, cases, params};
 #[cfg(test)]
 use crate::format::TableFormat;
 use crate::format::TablesArgs;
-use crate::guest::fixture::room;
-use crate::guest::tables::{Figures, MEANING, reader};
+use crate::guest::fixture::storage;
+use crate::guest::tables::{Figures, MEANING, renderer};
 use crate::guest::turns::{Counts, Recorder, counts};
 use crate::on_machine;
 use anyhow::{Context, ensure};
@@ -20,12 +20,12 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use slat::Format;
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
-use slat_reclaim::{Config, Idle, Pager, Reclaimed};
+use slat_reclaim::{Config, Idle, Pager, ReclaimCounts};
 use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
 use std::path::PathBuf;
@@ -163,7 +163,7 @@ impl Scenario for IdlePages {
     const ABOUT: &'static str =
         "Ask which pages of a guest are idle, take what could be taken, and see what comes back";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!(TABLES, MEANING);
+    const RENDERER: Renderer = renderer!(TABLES, MEANING);
     type Settings = IdleArgs;
 
     fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
@@ -275,8 +275,8 @@ impl Query<'_> {
         percent: f64,
     ) -> anyhow::Result<Answer> {
         let (case, paged) = (self.case, guest.backing());
-        let mut room = room();
-        let mut runner = Runner::alone(guest, machine, case, &mut room)?;
+        let mut storage = storage();
+        let mut runner = Runner::alone(guest, machine, case, &mut storage)?;
         runner.fill()?;
         let accesses = (self.args.interval * f64::from(case.pages)) as usize;
         let mut uses = case.uses[0].chunks_exact(accesses.max(1));
@@ -296,7 +296,7 @@ impl Query<'_> {
         while u64::from(paged.resident()) > limit {
             let excess = u64::from(paged.resident()) - limit;
             let batch = excess.min(case.batch.into()) as u32;
-            let Reclaimed { pages, .. } = Pager::new(runner.worker()).reclaim(batch)?;
+            let ReclaimCounts { pages, .. } = Pager::new(runner.worker()).reclaim(batch)?;
             ensure!(pages > 0, "nothing could be taken");
         }
         let mut returned = Vec::new();

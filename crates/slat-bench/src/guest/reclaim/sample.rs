@@ -4,18 +4,18 @@ use super::Case;
 use super::pattern::{Use, own};
 use super::settings::{ReclaimPolicy, SwapPlace};
 use super::swap::LabSwap;
-use crate::guest::fixture::{GUEST_BASE, room};
+use crate::guest::fixture::{GUEST_BASE, storage};
 use crate::guest::lock::FairLock;
 use crate::guest::times::Times;
 use crate::threads::Pin;
 use anyhow::{Context, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
-use slat::{Access, Format, Gpa, Hpa, Skip, Vmid};
+use slat::{Access, Format, Gpa, Hpa, TableBits, Vmid};
 use slat_guest::{
     Guest, Host, Hva, MemslotId, MemslotSpec, Outcome, Retry, TableStorage, Vcpu, Worker,
 };
 use slat_reclaim::{
-    Config, Gate, Layout, PageError, Paged, Pager, Policy, Pool, Ram, ReclaimError, Stats,
+    Config, Gate, Layout, PageError, PagedMemory, Pager, Policy, Pool, Ram, ReclaimError, Stats,
 };
 use slat_sim::arch::Arch;
 use slat_sim::fast::{AccessError, FastCpu, FastMachine};
@@ -81,7 +81,7 @@ pub struct Sample {
 }
 
 /// Memory of a guest.
-pub type ThePaged<'h, A> = Paged<'h, MachineRam<'h, A>, LabSwap>;
+pub type ThePaged<'h, A> = PagedMemory<'h, MachineRam<'h, A>, LabSwap>;
 /// A guest on the memory of one machine, with swap.
 pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 
@@ -119,13 +119,13 @@ pub fn with_guest<F: Format, A: Arch, R>(
     };
     let pool = Pool::new(MachineRam(machine), layout, swap)?;
     let bytes = u64::from(case.pages) * case.page;
-    let paged = Paged::new(&pool, Hva(HOST_BASE), bytes, config, machine.now())?;
+    let paged = PagedMemory::new(&pool, Hva(HOST_BASE), bytes, config, machine.now())?;
     let largest = F::size(config.huge.into());
     let config = slat_guest::Config::new(case.vcpus, largest);
     let bits = machine.arch().address_bits();
     let guest = Guest::new(format, VMID, bits, machine, &paged, config)?;
     let slot = MemslotSpec::new(MemslotId(0), Gpa(GUEST_BASE), bytes, Hva(HOST_BASE));
-    Worker::new(&guest, &mut room())?.set_memslot(slot).context("the guest's slot")?;
+    Worker::new(&guest, &mut storage())?.set_memslot(slot).context("the guest's slot")?;
     let result = work(&guest);
     // SAFETY: CPUs are borrowed by threads, which have ended, so none has loaded the guest's
     // tables.
@@ -136,7 +136,7 @@ pub fn with_guest<F: Format, A: Arch, R>(
 fn config(case: &Case, policy: ReclaimPolicy) -> Config {
     let base = Config {
         window: case.window,
-        skip: Skip::Nothing,
+        table_bits: TableBits::Ignored,
         fresh: case.fresh,
         huge: case.huge,
         residency: case.residency,
@@ -150,7 +150,9 @@ fn config(case: &Case, policy: ReclaimPolicy) -> Config {
         }
         ReclaimPolicy::FreeRecent => Config { frequency: false, ..base },
         ReclaimPolicy::LockedBitmap | ReclaimPolicy::FreeBitmap => base,
-        ReclaimPolicy::FreeExact => Config { window: u32::MAX, skip: Skip::Exact, ..base },
+        ReclaimPolicy::FreeExact => {
+            Config { window: u32::MAX, table_bits: TableBits::Exact, ..base }
+        }
     }
 }
 
@@ -175,7 +177,7 @@ fn run<F: Format, A: Arch>(
         let threads: Vec<_> = (0..case.vcpus)
             .map(|id| {
                 scope.spawn(move || -> anyhow::Result<(Times, u64)> {
-                    let mut room = room();
+                    let mut storage = storage();
                     // The reclaiming thread has the last CPU, if there are at least two.
                     let pin = Pin::to(cpus[usize::from(id) % (cpus.len() - 1).max(1)]);
                     let mut ready = pin.and_then(|pin| {
@@ -184,7 +186,7 @@ fn run<F: Format, A: Arch>(
                             machine,
                             case,
                             id,
-                            &mut room,
+                            &mut storage,
                             locking,
                             Some(failed),
                         )?;
@@ -211,8 +213,8 @@ fn run<F: Format, A: Arch>(
             .collect();
         let reclaimer = scope.spawn(move || -> anyhow::Result<f64> {
             let _pin = Pin::to(cpus[cpus.len() - 1])?;
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room)?;
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage)?;
             let mut pager = Pager::gated(&mut worker, &locking);
             let mut start = None;
             let cpu = || {
@@ -287,11 +289,11 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         machine: &'h FastMachine<A>,
         case: &'w Case,
         id: u16,
-        room: &'w mut TableStorage,
+        storage: &'w mut TableStorage,
         locking: Locking<'w>,
         failed: Option<&'w AtomicBool>,
     ) -> anyhow::Result<Self> {
-        let vcpu = Vcpu::new(guest, id, room)?;
+        let vcpu = Vcpu::new(guest, id, storage)?;
         let mut cpu = machine.cpu(id.into())?;
         cpu.load(VMID, vcpu.root());
         let written = vec![0; case.pages as usize];
@@ -303,9 +305,9 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         guest: &'w TheGuest<'h, F, A>,
         machine: &'h FastMachine<A>,
         case: &'w Case,
-        room: &'w mut TableStorage,
+        storage: &'w mut TableStorage,
     ) -> anyhow::Result<Self> {
-        Self::new(guest, machine, case, 0, room, Locking::default(), None)
+        Self::new(guest, machine, case, 0, storage, Locking::default(), None)
     }
 
     /// Returns the worker that moves pages on this thread.
@@ -374,13 +376,13 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
                 None => self.vcpu.fault(gpa, how),
             };
             match outcome {
-                Outcome::Retry(Retry::NotYet(_)) => {
+                Outcome::Retry(Retry::Absent(_)) => {
                     use ReclaimError::{InUse, Nothing, Thrashing};
                     let host = Hva(HOST_BASE + (gpa.0 - GUEST_BASE));
                     let mut pager = Pager::gated(self.vcpu.worker(), &self.locking);
                     match pager.bring_in(host, how) {
                         Ok(()) => {}
-                        Err(PageError::NoRoom { why: Thrashing | Nothing | InUse }) => {
+                        Err(PageError::NoRoom { reason: Thrashing | Nothing | InUse }) => {
                             std::thread::yield_now();
                         }
                         Err(error) => bail!("{error}"),

@@ -17,8 +17,8 @@ pub mod world;
 
 use machine::Machine;
 use slat::{
-    BreakBeforeMake, Format, Frame, GpaRange, Grace, Guard, Hpa, Invalidation, Maintenance,
-    Participant, Place, Platform, Pte, Removed, Seat, Tables,
+    BreakBeforeMake, Format, Frame, GpaRange, Guard, Hpa, Invalidation, Maintenance, Platform, Pte,
+    Reader, ReaderSlot, Readers, Tables, UnmapEntry, UnmappedRun,
 };
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
@@ -61,11 +61,11 @@ pub fn destroy<F: Format>(tables: Tables<'_, F, TestPlatform>) {
 pub fn unmap<F: Format>(
     guard: &mut Guard<'_, '_, F, TestPlatform>,
     range: GpaRange,
-) -> Vec<Removed> {
-    let mut storage = [const { Place::EMPTY }; 64];
-    let mut removals = guard.removals(&mut storage);
-    guard.unmap(range, &mut removals).unwrap();
-    removals.complete().collect()
+) -> Vec<UnmappedRun> {
+    let mut storage = [const { UnmapEntry::EMPTY }; 64];
+    let mut batch = guard.unmap_batch(&mut storage);
+    guard.unmap(range, &mut batch).unwrap();
+    batch.complete().collect()
 }
 
 struct Memory {
@@ -102,7 +102,7 @@ pub struct TestPlatform {
     pub machine: RefCell<Option<Machine>>,
     meanwhile: RefCell<Option<Meanwhile>>,
     entered: RefCell<Option<Entered>>,
-    grace: Grace<[Seat; 4]>,
+    readers: Readers<[ReaderSlot; 4]>,
 }
 
 impl TestPlatform {
@@ -116,7 +116,7 @@ impl TestPlatform {
             machine: RefCell::default(),
             meanwhile: RefCell::default(),
             entered: RefCell::default(),
-            grace: Grace::new([const { Seat::new() }; 4]),
+            readers: Readers::new([const { ReaderSlot::new() }; 4]),
         }
     }
 
@@ -152,8 +152,8 @@ impl TestPlatform {
         }
     }
 
-    pub fn join(&self) -> Participant<'_, Self> {
-        Participant::register(self).unwrap()
+    pub fn register(&self) -> Reader<'_, Self> {
+        Reader::register(self).unwrap()
     }
 
     /// Makes the MMU look at all of the tables: from now on it may cache every valid translation.
@@ -242,8 +242,8 @@ unsafe impl Platform for TestPlatform {
         self.bbm
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {

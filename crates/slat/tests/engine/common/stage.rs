@@ -4,7 +4,7 @@ use super::hardware::Hardware;
 use super::world::{CacheOf, GuardOf, TablesOf, cache, check_sizes};
 use super::{TestPlatform, destroy};
 use slat::format::{arm64::Arm64, ept::Ept};
-use slat::{Attributes, BreakBeforeMake, Counts, Gpa, GpaRange, Halted, Hpa, Vmid};
+use slat::{Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, OpCounts, Stopped, Vmid};
 use std::fmt::{Debug, Display};
 
 pub const K: u64 = 1 << 10;
@@ -46,14 +46,14 @@ pub fn on_stage_of<H: Hardware>(
     let platform = &platform;
     let tables = TablesOf::<H>::new(format, Vmid(1), bits, platform).unwrap();
     let mut storage = Vec::new();
-    let mut member = platform.join();
+    let mut reader = platform.register();
     {
         let mut cache = cache::<H>(platform, &mut storage, frames);
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut guard = tables.enter(&mut reader).unwrap();
         run(&tables, &mut guard, &mut cache);
-        check_sizes::<H>(&H::of(&tables).tree(platform), *guard.sizes());
+        check_sizes::<H>(&H::of(&tables).tree(platform), *guard.leaf_delta());
     }
-    drop(member);
+    drop(reader);
     destroy(tables);
     assert_eq!(platform.live(), 0, "frames leaked");
 }
@@ -61,21 +61,21 @@ pub fn on_stage_of<H: Hardware>(
 /// Checks that a call was refused at that address for that reason; returns the message.
 #[track_caller]
 pub fn refused<R, E: Debug + PartialEq + Display>(
-    result: Result<R, Halted<E>>,
+    result: Result<R, Stopped<E>>,
     at: u64,
-    why: E,
+    reason: E,
 ) -> String {
-    let halted = result.err().expect("accepted");
-    assert_eq!(halted, Halted { at: Gpa(at), why });
-    halted.to_string()
+    let stopped = result.err().expect("accepted");
+    assert_eq!(stopped, Stopped { at: Gpa(at), reason });
+    stopped.to_string()
 }
 
 /// Checks that the guard's operations have changed nothing.
 #[track_caller]
 pub fn idle<H: Hardware>(guard: &GuardOf<'_, '_, H>) {
     let entries_read = guard.counts().entries_read;
-    assert_eq!(guard.counts(), Counts { entries_read, ..Counts::NONE });
-    assert_eq!(guard.owed(), None);
+    assert_eq!(guard.counts(), OpCounts { entries_read, ..OpCounts::NONE });
+    assert_eq!(guard.pending_invalidation(), None);
 }
 
 #[track_caller]

@@ -114,7 +114,7 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
                     Some(consumer) => self.fixture.guard.clean_for(*consumer, range),
                     None => self.fixture.guard.clean(range),
                 };
-                self.fixture.guard.complete();
+                self.fixture.guard.invalidate();
                 let (start, end) = (range.start().0, range.end().0);
                 let Ok(bytes) = done else { return };
                 assert_eq!(bytes, self.dirty[whom].range(start..end).count() as u64 * page);
@@ -122,12 +122,12 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
             }
             Op::Protect(span) => {
                 _ = self.fixture.guard.write_protect(self.range(span));
-                self.fixture.guard.complete();
+                self.fixture.guard.invalidate();
             }
             Op::Relax(span) => {
                 let range = self.range(span);
                 let done = self.fixture.guard.relax(range, Access::Write);
-                if done.map(slat::Granted::elsewhere).is_ok() {
+                if done.map(slat::LocalFlush::not_needed_here).is_ok() {
                     let leaves = self.leaves(range);
                     leaves.into_iter().for_each(|(leaf, _)| self.made_dirty(leaf));
                 }
@@ -135,7 +135,7 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
             Op::Split(span) => {
                 let range = self.range(span);
                 self.fixture.guard.split(range, small, &mut self.fixture.cache).unwrap();
-                self.fixture.guard.complete();
+                self.fixture.guard.invalidate();
             }
             Op::Collapse => {
                 self.fixture.guard.collapse(whole, large).unwrap();
@@ -150,10 +150,10 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
             }
             Op::Unmap(span) => {
                 let range = self.range(span);
-                let mut storage = [const { Place::EMPTY }; 600];
-                let mut removals = Removals::new(self.fixture.tables, &mut storage);
-                _ = self.fixture.guard.unmap(range, &mut removals);
-                for leaf in removals.complete() {
+                let mut storage = [const { UnmapEntry::EMPTY }; 600];
+                let mut batch = UnmapBatch::new(self.fixture.tables, &mut storage);
+                _ = self.fixture.guard.unmap(range, &mut batch);
+                for leaf in batch.complete() {
                     let gone = range_of(leaf.gpa, leaf.bytes);
                     for gpa in Self::pages(gone) {
                         self.is_as_told(gpa, &leaf.attributes);
@@ -187,7 +187,7 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
                 let (host, attributes) =
                     (Hpa(HOST + range.start().0), Attributes { write, ..CLEAN });
                 _ = self.fixture.guard.replace(range, host, host, attributes);
-                self.fixture.guard.complete();
+                self.fixture.guard.invalidate();
             }
         }
         for (leaf, attributes) in self.leaves(whole) {

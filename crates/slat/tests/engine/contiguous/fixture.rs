@@ -12,9 +12,9 @@ use crate::common::world::{
 };
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa, GpaRange,
-    Halted, Hpa, Invalidation, MapError, PageSize, Participant, Place, Sizes, Software, SplitError,
-    Tables, UnmapError,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Execute, Gpa,
+    GpaRange, Hpa, Invalidation, LeafDelta, MapError, OpCounts, PageSize, Reader, Software,
+    SplitError, Stopped, Tables, UnmapEntry, UnmapError,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -51,7 +51,7 @@ pub struct Fixture<'p, const G: u32> {
     pub platform: &'p TestPlatform,
     pub tables: TablesOf<'p, Grouped<G>>,
     pub hardware: Grouped<G>,
-    member: Participant<'p, TestPlatform>,
+    reader: Reader<'p, TestPlatform>,
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
     marks: bool,
@@ -62,9 +62,9 @@ pub struct Fixture<'p, const G: u32> {
     retired: usize,
     /// The cost and the events of the last operation, without the invalidation that it completed at
     /// its end.
-    pub counts: Counts,
+    pub counts: OpCounts,
     /// Leaves that guards have counted as added and removed.
-    sizes: Sizes,
+    sizes: LeafDelta,
     pub events: Vec<Event>,
 }
 
@@ -82,15 +82,15 @@ impl<'p, const G: u32> Fixture<'p, G> {
             platform,
             tables,
             hardware,
-            member: platform.join(),
+            reader: platform.register(),
             bbm,
             flat: Rc::default(),
             marks: format.hardware_dirty,
             drops: false,
             pending: false,
             retired: 0,
-            counts: Counts::NONE,
-            sizes: Sizes::NONE,
+            counts: OpCounts::NONE,
+            sizes: LeafDelta::NONE,
             events: Vec::new(),
         }
     }
@@ -117,11 +117,11 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let before = self.tree();
         let was_pending = self.pending;
         self.platform.take_events();
-        let mut guard = self.tables.enter(&mut self.member).unwrap();
+        let mut guard = self.tables.enter(&mut self.reader).unwrap();
         let result = op(&self.tables, &mut guard);
         let after = self.hardware.tree(self.platform);
         self.counts = guard.counts();
-        self.sizes += *guard.sizes();
+        self.sizes += *guard.leaf_delta();
         self.events = self.platform.take_events();
         self.retired += before.tables.keys().filter(|hpa| !after.tables.contains_key(hpa)).count();
         check_unfolded::<G>(&before, &after, &invalidations(&self.events), self.bbm);
@@ -132,8 +132,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
         if self.drops {
             drop(guard);
         } else {
-            let owed = guard.owed();
-            guard.complete();
+            let owed = guard.pending_invalidation();
+            guard.invalidate();
             let expected = if self.pending && was_pending { Some(ALL) } else { owed };
             let found = invalidations(&self.platform.take_events());
             // An invalidation that completed inside may have covered what was dropped.
@@ -205,12 +205,12 @@ impl<'p, const G: u32> Fixture<'p, G> {
                 assert!(legal);
                 end
             }
-            Err(Halted { at, why: MapError::CacheEmpty }) => at.0,
-            Err(Halted { why: MapError::Attributes(_), .. }) => {
+            Err(Stopped { at, reason: MapError::CacheEmpty }) => at.0,
+            Err(Stopped { reason: MapError::Attributes(_), .. }) => {
                 assert!(!legal);
                 return self.settle(&after);
             }
-            Err(Halted { at, why: MapError::Occupied { .. } }) => {
+            Err(Stopped { at, reason: MapError::Occupied { .. } }) => {
                 let there = before.at(at.0).unwrap();
                 let own = there.leaf.own;
                 let like = Attributes { accessed: own.accessed, dirty: own.dirty, ..attributes };
@@ -272,18 +272,18 @@ impl<'p, const G: u32> Fixture<'p, G> {
     }
 
     pub fn unmap(&mut self, range: GpaRange) {
-        let (mut storage, mut removed) = ([const { Place::EMPTY }; 8], Vec::new());
+        let (mut storage, mut removed) = ([const { UnmapEntry::EMPTY }; 8], Vec::new());
         let (mut at, end) = (range.start().0, range.end().0);
         let dropped = self.drops;
         loop {
             let rest = GpaRange::new(Gpa(at), end - at).unwrap();
             let (before, result, after) = self.run(rest, |tables, guard| {
-                let mut removals = slat::Removals::new(tables, &mut storage);
-                let result = guard.unmap(rest, &mut removals);
+                let mut batch = slat::UnmapBatch::new(tables, &mut storage);
+                let result = guard.unmap(rest, &mut batch);
                 // If the removals are dropped, the memory is not handed out, and the next map
                 // executes the invalidation.
                 if !dropped {
-                    removed.extend(removals.complete());
+                    removed.extend(batch.complete());
                 }
                 result
             });
@@ -291,8 +291,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
             assert!(result.is_err() || result == Ok(self.counts.bytes_changed));
             let stopped = match result {
                 Ok(_) => end,
-                Err(Halted { at, why: UnmapError::Full }) => at.0,
-                Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
+                Err(Stopped { at, reason: UnmapError::Full }) => at.0,
+                Err(Stopped { reason: UnmapError::CutsBlock { .. }, .. }) => {
                     assert!(self.cuts(&before, &rest));
                     return self.settle(&after);
                 }
@@ -328,13 +328,15 @@ impl<'p, const G: u32> Fixture<'p, G> {
             Rule::WriteProtect => guard.write_protect(range),
             Rule::ExecuteProtect => guard.execute_protect(range),
             Rule::Clean => guard.clean(range),
-            Rule::Relax(access) => guard.relax(range, access).map(slat::Granted::elsewhere),
+            Rule::Relax(access) => {
+                guard.relax(range, access).map(slat::LocalFlush::not_needed_here)
+            }
             Rule::Mark(set, clear) => guard.set_software(range, set, clear),
         });
         let (start, end) = (range.start().0, range.end().0);
         let whole = rule != Rule::Relax(Access::Read);
-        if let Err(halted) = result {
-            assert!(matches!(halted.why, ChangeError::CutsBlock { .. }), "{halted:?}");
+        if let Err(stopped) = result {
+            assert!(matches!(stopped.reason, ChangeError::CutsBlock { .. }), "{stopped:?}");
             assert!(whole && self.cuts(&before, &range));
             return self.settle(&after);
         }
@@ -368,7 +370,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let (_, result, after) = self.run(range, |_, guard| guard.split(range, to, &mut cache));
         let end = match result {
             Ok(_) => range.end().0,
-            Err(Halted { at, why: SplitError::CacheEmpty }) => at.0,
+            Err(Stopped { at, reason: SplitError::CacheEmpty }) => at.0,
             Err(other) => panic!("{other:?}"),
         };
         self.settle(&after);
@@ -410,8 +412,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let mut bitmap = vec![0; words];
         let (before, result, after) = self.run(range, |_, guard| guard.harvest(range, &mut bitmap));
         let (start, end) = (range.start().0, range.end().0);
-        if let Err(halted) = result {
-            assert!(matches!(halted.why, ChangeError::CutsBlock { .. }), "{halted:?}");
+        if let Err(stopped) = result {
+            assert!(matches!(stopped.reason, ChangeError::CutsBlock { .. }), "{stopped:?}");
             assert!(self.cuts(&before, &range));
             return self.settle(&after);
         }
@@ -433,8 +435,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let words = (range.size() >> G).div_ceil(64) as usize;
         let (mut young, mut unanswered) = (vec![0; words], vec![0; words]);
         let (before, result, after) = self.run(range, |_, guard| {
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            guard.age(range, &mut ages, Ageing { clear, ..Ageing::LEAVES })
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            guard.age(range, &mut ages, AgeOptions { clear, ..AgeOptions::LEAVES })
         });
         assert_eq!(result.unwrap().unanswered, 0);
         let (start, end) = (range.start().0, range.end().0);
@@ -508,7 +510,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let invalidations = expected.len() as u64;
         let (entries_written, broken) = (2 * ptes, if breaks { ptes } else { 0 });
         assert!(self.counts.entries_read >= invalidations);
-        let costs = Counts { entries_written, broken, invalidations, ..self.counts };
+        let costs = OpCounts { entries_written, broken, invalidations, ..self.counts };
         assert_eq!(self.counts, costs);
         assert!(groups.is_empty() || self.events.last() == Some(&Event::Publish), "unseen");
         assert_eq!(after.within(range.start().0, range.end().0).find(grouped), None);
@@ -531,7 +533,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
 
     /// Checks lookups: a group is one leaf.
     pub fn look(&mut self, gpa: u64) {
-        let (tree, mut guard) = (self.tree(), self.tables.enter(&mut self.member).unwrap());
+        let (tree, mut guard) = (self.tree(), self.tables.enter(&mut self.reader).unwrap());
         let run = tree.at(gpa);
         let found = guard.translate(Gpa(gpa)).unwrap();
         assert_eq!(found.map(|found| found.hpa.0), run.map(|run| run.oa(gpa)));
@@ -543,7 +545,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let leaves =
             guard.leaves(GpaRange::new(Gpa(0), 1 << self.hardware.address_bits()).unwrap());
         assert_eq!(leaves.unwrap().count() as u64, tree.leaves());
-        assert_eq!(guard.flush(page).unwrap(), run.map_or(0, |_| 1 << G));
+        assert_eq!(guard.clean_caches(page).unwrap(), run.map_or(0, |_| 1 << G));
     }
 
     pub fn destroy(self) {

@@ -12,7 +12,7 @@ use fixture::{Fixture, Rule};
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{
     Access, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa, GpaRange, Hpa,
-    Inactive, PageSize, Place, Software, TableCache, UnmapError, Vmid,
+    PageSize, Software, TableCache, UnloadedTables, UnmapEntry, UnmapError, Vmid,
 };
 
 fn size(bytes: u64) -> PageSize {
@@ -132,11 +132,11 @@ fn a_group_of_which_one_entry_was_emptied_is_filled_behind_one_invalidation_of_a
             guard.map(range(3 * M, 4 * K), Hpa(3 * M), RAM, page, cache).unwrap();
             for pending in [true, false] {
                 assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
-                let mut storage = [Place::EMPTY; 1];
-                let mut removals = guard.removals(&mut storage);
-                assert_eq!(guard.unmap(one, &mut removals), Ok(4 * K));
+                let mut storage = [UnmapEntry::EMPTY; 1];
+                let mut batch = guard.unmap_batch(&mut storage);
+                assert_eq!(guard.unmap(one, &mut batch), Ok(4 * K));
                 if !pending {
-                    assert_eq!(removals.complete().count(), 1);
+                    assert_eq!(batch.complete().count(), 1);
                 }
                 // A group that was never filled needs no invalidation.
                 let fresh = range(2 * M + 128 * K, 64 * K);
@@ -169,8 +169,8 @@ fn a_group_of_which_one_entry_was_emptied_is_filled_behind_one_invalidation_of_a
                     let written = after.entries_written - before.entries_written;
                     assert!((48..=48 + alone).contains(&written), "{written}");
                 }
-                removals.complete().for_each(drop);
-                drop(removals);
+                batch.complete().for_each(drop);
+                drop(batch);
                 crate::common::unmap(guard, group);
             }
         });
@@ -238,22 +238,22 @@ fn an_unmap_that_is_full_leaves_the_group_behind_it_as_it_was() {
         // The range covers the group, or cuts it.
         for bytes in [2 * M, 68 * K] {
             guard.platform().take_events();
-            let mut storage = [Place::EMPTY; 1];
-            let mut removals = guard.removals(&mut storage);
-            let result = guard.unmap(range(2 * M, bytes), &mut removals);
+            let mut storage = [UnmapEntry::EMPTY; 1];
+            let mut batch = guard.unmap_batch(&mut storage);
+            let result = guard.unmap(range(2 * M, bytes), &mut batch);
             refused(result, 2 * M + 64 * K, UnmapError::Full);
             assert!(!invalidates(guard.platform()), "the group is not broken");
-            assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K]);
-            drop(removals);
+            assert_eq!(batch.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K]);
+            drop(batch);
             let left: Vec<_> =
                 guard.leaves(group).unwrap().map(|leaf| leaf.unwrap().size).collect();
             assert_eq!(left, [size(64 * K)]);
             assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
         }
-        let mut storage = [Place::EMPTY; 2];
-        let mut removals = guard.removals(&mut storage);
-        assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut removals), Ok(68 * K));
-        assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K, 64 * K]);
+        let mut storage = [UnmapEntry::EMPTY; 2];
+        let mut batch = guard.unmap_batch(&mut storage);
+        assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut batch), Ok(68 * K));
+        assert_eq!(batch.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K, 64 * K]);
     });
 }
 
@@ -268,11 +268,11 @@ fn groups_that_continue_the_last_run_need_no_room_and_no_break() {
         let page = size(4 * K);
         assert_eq!(guard.map_contiguous(all, Hpa(G), RAM, page, cache), Ok(all.size()));
         guard.platform().take_events();
-        let mut storage = [Place::EMPTY; 1];
-        let mut removals = guard.removals(&mut storage);
-        assert_eq!(guard.unmap(all, &mut removals), Ok(all.size()));
+        let mut storage = [UnmapEntry::EMPTY; 1];
+        let mut batch = guard.unmap_batch(&mut storage);
+        assert_eq!(guard.unmap(all, &mut batch), Ok(all.size()));
         assert!(!invalidates(guard.platform()), "no group is broken");
-        assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [all.size()]);
+        assert_eq!(batch.complete().map(|run| run.bytes).collect::<Vec<_>>(), [all.size()]);
     });
 }
 
@@ -289,7 +289,7 @@ fn software_bits_of_a_whole_group_are_set_in_place() {
             assert!(found.attributes.software.contains(bit) && found.size.bytes() == size);
         }
         assert_eq!(guard.set_software(group, Software::NONE, Software::A), Ok(64 * K));
-        assert!(!invalidates(guard.platform()) && guard.owed().is_none());
+        assert!(!invalidates(guard.platform()) && guard.pending_invalidation().is_none());
         for member in 0..16 {
             let found = guard.translate(Gpa(2 * M + member * 4 * K)).unwrap().unwrap();
             assert_eq!(found.attributes, Attributes { software: Software::B, ..RAM });
@@ -314,20 +314,26 @@ fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
         };
         assert_eq!(folded(guard), [(64 * M, 32 * M)]);
         guard.platform().take_events();
-        let why = ChangeError::CutsBlock { size: block };
+        let reason = ChangeError::CutsBlock { size: block };
         refused(
-            guard.allow_execute(group, Access::Execute, Software::A).map(slat::Granted::elsewhere),
+            guard
+                .allow_execute(group, Access::Execute, Software::A)
+                .map(slat::LocalFlush::not_needed_here),
             64 * M,
-            why,
+            reason,
         );
-        refused(guard.write_protect(range(66 * M, 4 * K)), 66 * M, why);
+        refused(guard.write_protect(range(66 * M, 4 * K)), 66 * M, reason);
         refused(
-            guard.relax(range(70 * M, 4 * K), Access::Execute).map(slat::Granted::elsewhere),
+            guard
+                .relax(range(70 * M, 4 * K), Access::Execute)
+                .map(slat::LocalFlush::not_needed_here),
             70 * M,
-            why,
+            reason,
         );
         assert_eq!(
-            guard.allow_execute(group, Access::Execute, Software::B).map(slat::Granted::elsewhere),
+            guard
+                .allow_execute(group, Access::Execute, Software::B)
+                .map(slat::LocalFlush::not_needed_here),
             Ok(0),
             "it lacks the bit"
         );
@@ -380,7 +386,7 @@ fn a_group_whose_memory_is_moved_is_unfolded_before_its_pages_are_broken() {
 fn inactive_tables_unfold_what_changes_in_part() {
     let platform = TestPlatform::new(BBM[0]);
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
-    let mut tables = Inactive::new(format, Vmid(1), 31, &platform).unwrap();
+    let mut tables = UnloadedTables::new(format, Vmid(1), 31, &platform).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();

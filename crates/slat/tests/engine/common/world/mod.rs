@@ -21,9 +21,8 @@ use super::hardware::{Access, Hardware, Root, Run, Tree};
 use super::machine::Machine;
 use super::{Event, Moment, TestPlatform};
 use slat::{
-    Attributes, BreakBeforeMake, ChangeError, Counts, Frame, Gpa, GpaRange, Guard, Halted,
-    Invalidation, LeafSizeError, PageSize, Participant, RangeError, Sizes, TableCache, Tables,
-    Vmid,
+    Attributes, BreakBeforeMake, ChangeError, Frame, Gpa, GpaRange, Guard, Invalidation, LeafDelta,
+    LeafSizeError, OpCounts, PageSize, RangeError, Reader, Stopped, TableCache, Tables, Vmid,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -42,9 +41,9 @@ pub struct World<'p, H: Hardware> {
     pub platform: &'p TestPlatform,
     pub tables: TablesOf<'p, H>,
     pub hardware: H,
-    member: Participant<'p, TestPlatform>,
-    /// Another thread's member, which is not inside.
-    other: Option<Participant<'p, TestPlatform>>,
+    reader: Reader<'p, TestPlatform>,
+    /// Another thread's reader, which is not inside.
+    other: Option<Reader<'p, TestPlatform>>,
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
     /// Tables that were unlinked and not reclaimed yet; and those of them whose invalidation was
@@ -57,14 +56,14 @@ pub struct World<'p, H: Hardware> {
     pub drops: bool,
     /// A shootdown was dropped: the TLB may be stale until the next thread completes.
     pending: bool,
-    /// Removals were dropped, too.
+    /// removals were dropped, too.
     removing: bool,
     /// Tables may be unmarked while walk caches hold them.
     doubt: bool,
     /// Hardware uses the range of the next operation, which may have to begin anew.
     beside: Cell<bool>,
     /// Leaves that guards have counted as added and removed.
-    sizes: Sizes,
+    sizes: LeafDelta,
 }
 
 /// A mapping to make.
@@ -78,7 +77,7 @@ pub struct Mapping {
 /// The outcome of an operation, before what it owes is completed.
 struct Outcome<R> {
     result: R,
-    counts: Counts,
+    counts: OpCounts,
     owed: Option<Invalidation>,
     events: Vec<Event>,
     tree: Tree,
@@ -104,7 +103,7 @@ pub fn cache<'a, H: Hardware>(
 }
 
 /// Checks that the leaves that guards have counted are the leaves that are mapped.
-pub fn check_sizes<H: Hardware>(tree: &Tree, sizes: Sizes) {
+pub fn check_sizes<H: Hardware>(tree: &Tree, sizes: LeafDelta) {
     for (level, pte) in H::sizes().into_iter().rev().enumerate() {
         let ptes = |groups: bool| -> u64 {
             let of_slots = |run: &&Run| H::entry_size(run.size) == pte;
@@ -163,8 +162,8 @@ impl<'p, H: Hardware> World<'p, H> {
             platform,
             tables,
             hardware,
-            member: platform.join(),
-            other: Some(platform.join()),
+            reader: platform.register(),
+            other: Some(platform.register()),
             bbm,
             flat: Rc::default(),
             retired: 0,
@@ -175,7 +174,7 @@ impl<'p, H: Hardware> World<'p, H> {
             removing: false,
             doubt: false,
             beside: Cell::new(false),
-            sizes: Sizes::NONE,
+            sizes: LeafDelta::NONE,
         }
     }
 
@@ -272,19 +271,19 @@ impl<'p, H: Hardware> World<'p, H> {
     fn refused<R: Debug, E: PartialEq + Debug>(
         &self,
         before: &Tree,
-        outcome: &Outcome<Result<R, Halted<E>>>,
+        outcome: &Outcome<Result<R, Stopped<E>>>,
         at: u64,
         legal: &[E],
     ) {
-        let halted = match &outcome.result {
+        let stopped = match &outcome.result {
             Ok(done) => panic!("{done:?} at {at:#x}, not refused: {legal:?}"),
-            Err(halted) => halted,
+            Err(stopped) => stopped,
         };
-        assert!(legal.contains(&halted.why), "{:?} is not of {legal:?}", halted.why);
-        assert_eq!(halted.at, Gpa(at));
+        assert!(legal.contains(&stopped.reason), "{:?} is not of {legal:?}", stopped.reason);
+        assert_eq!(stopped.at, Gpa(at));
         // A refusal may have read entries.
         let entries_read = outcome.counts.entries_read;
-        assert_eq!(outcome.counts, Counts { entries_read, ..Counts::NONE });
+        assert_eq!(outcome.counts, OpCounts { entries_read, ..OpCounts::NONE });
         assert_eq!(outcome.owed, None);
         // A lookup in a table may mark it accessed.
         assert_eq!(outcome.tree.plain(), before.plain());
@@ -312,7 +311,7 @@ impl<'p, H: Hardware> World<'p, H> {
         H::REFILL_BREAKS || self.bbm == BreakBeforeMake::Always
     }
 
-    /// As `run`, with removals, which say whether they were dropped.
+    /// As `run`, with batches, and whether they were dropped.
     fn run_removing<R>(
         &mut self,
         op: impl for<'t> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &Cell<bool>) -> R,
@@ -320,12 +319,12 @@ impl<'p, H: Hardware> World<'p, H> {
         let dropped = Cell::new(false);
         let refill_breaks = self.refill_breaks();
         let platform = self.platform;
-        let mut guard = self.tables.enter(&mut self.member).unwrap();
-        assert_eq!((guard.counts(), guard.owed()), (Counts::NONE, None));
+        let mut guard = self.tables.enter(&mut self.reader).unwrap();
+        assert_eq!((guard.counts(), guard.pending_invalidation()), (OpCounts::NONE, None));
         let result = op(&self.tables, &mut guard, &dropped);
         let hook = platform.meanwhile(None);
-        let (counts, owed) = (guard.counts(), guard.owed());
-        self.sizes += *guard.sizes();
+        let (counts, owed) = (guard.counts(), guard.pending_invalidation());
+        self.sizes += *guard.leaf_delta();
         let events = platform.take_events();
         let tree = self.hardware.tree(platform);
         assert_eq!(tree.marks, 0, "an entry was left marked");
@@ -351,8 +350,8 @@ impl<'p, H: Hardware> World<'p, H> {
             assert_eq!(invalidations(&platform.take_events()), Vec::from_iter(expected));
             self.pending = false;
         } else {
-            guard.complete();
-            assert_eq!((guard.owed(), guard.counts()), (None, counts));
+            guard.invalidate();
+            assert_eq!((guard.pending_invalidation(), guard.counts()), (None, counts));
             let expected = if self.pending { Some(ALL) } else { owed };
             assert_eq!(invalidations(&platform.take_events()), Vec::from_iter(expected));
             self.pending = false;
@@ -369,7 +368,7 @@ impl<'p, H: Hardware> World<'p, H> {
     fn settle(&mut self, tree: &Tree) {
         assert_eq!(Flat::of(tree), self.flat.borrow().merged());
         check_sizes::<H>(tree, self.sizes);
-        let guard = self.tables.exclusive();
+        let guard = self.tables.enter_mut();
         for run in tree.runs.iter().take(64) {
             for gpa in [run.start, run.end - 1] {
                 let found = guard.translate(Gpa(gpa)).unwrap().unwrap();
@@ -394,9 +393,9 @@ impl<'p, H: Hardware> World<'p, H> {
         self.machine(Machine::unload);
         self.platform.take_events();
         // SAFETY: the machine has just unloaded the root.
-        let inactive = unsafe { self.tables.deactivate() };
+        let unloaded = unsafe { self.tables.deactivate() };
         assert_eq!(self.platform.take_events(), [Event::Invalidate(ALL)]);
-        inactive.destroy();
+        unloaded.destroy();
         assert_eq!(self.platform.live(), 0, "frames leaked");
     }
 }

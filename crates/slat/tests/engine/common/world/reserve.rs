@@ -5,7 +5,9 @@ use super::super::hardware::Hardware;
 use super::links::retire_around;
 use super::shape::{maintained, maintenance};
 use super::{Mapping, World, cache, floor, size};
-use slat::{Attributes, Gpa, GpaRange, Halted, Hpa, MapError, PageSize, Place, RangeError, Sizes};
+use slat::{
+    Attributes, Gpa, GpaRange, Hpa, LeafDelta, MapError, PageSize, RangeError, Stopped, UnmapEntry,
+};
 use std::cell::Cell;
 
 /// The work of another thread while the fault waits for its page.
@@ -42,19 +44,19 @@ impl<H: Hardware> World<'_, H> {
         let platform = self.platform;
         // Another thread's page, at the lowest addresses of the reservation.
         let theirs = 1u64 << 40;
-        let mut member = self.other.take().unwrap();
-        let theirs_came = Cell::new(Sizes::NONE);
+        let mut reader = self.other.take().unwrap();
+        let theirs_came = Cell::new(LeafDelta::NONE);
         let out = self.run_removing(|tables, guard, _| {
             let reservation = guard.reserve(Gpa(gpa), largest, &mut own)?;
             let range = reservation.range();
-            let mut their = tables.enter(&mut member).unwrap();
+            let mut their = tables.enter(&mut reader).unwrap();
             match between {
                 Between::Nothing => {}
                 Between::Unmaps => {
-                    let mut none = [Place::EMPTY; 1];
-                    let mut removals = their.removals(&mut none);
-                    assert_eq!(their.unmap(range, &mut removals), Ok(0));
-                    assert_eq!(removals.complete().next(), None);
+                    let mut none = [UnmapEntry::EMPTY; 1];
+                    let mut batch = their.unmap_batch(&mut none);
+                    assert_eq!(their.unmap(range, &mut batch), Ok(0));
+                    assert_eq!(batch.complete().next(), None);
                 }
                 Between::Maps => {
                     let one = GpaRange::new(range.start(), 1 << H::PAGE).unwrap();
@@ -70,7 +72,7 @@ impl<H: Hardware> World<'_, H> {
                     assert_eq!(second.range(), range, "the same entry");
                 }
             }
-            theirs_came.set(*their.sizes());
+            theirs_came.set(*their.leaf_delta());
             drop(their);
             let since = platform.events.borrow().len();
             let result = match commit {
@@ -81,7 +83,7 @@ impl<H: Hardware> World<'_, H> {
             };
             Ok((range, result, since))
         });
-        self.other = Some(member);
+        self.other = Some(reader);
         self.sizes += theirs_came.get();
         let left = own.len();
         drop((own, others));
@@ -106,8 +108,8 @@ impl<H: Hardware> World<'_, H> {
             legal.push(MapError::Occupied { size: size(run.size), hpa });
         }
         if !legal.is_empty() {
-            let Halted { at, why } = out.result.unwrap_err();
-            assert!(at == Gpa(gpa) && legal.contains(&why), "{why} is not of {legal:?}");
+            let Stopped { at, reason } = out.result.unwrap_err();
+            assert!(at == Gpa(gpa) && legal.contains(&reason), "{reason} is not of {legal:?}");
             assert_eq!(left, frames);
             return self.settle(&out.tree);
         }
@@ -124,8 +126,8 @@ impl<H: Hardware> World<'_, H> {
             height -= 1;
         }
         if built > frames {
-            let halted = Halted { at: Gpa(gpa), why: MapError::CacheEmpty };
-            assert_eq!((out.result.unwrap_err(), left), (halted, 0));
+            let stopped = Stopped { at: Gpa(gpa), reason: MapError::CacheEmpty };
+            assert_eq!((out.result.unwrap_err(), left), (stopped, 0));
             return self.settle(&out.tree);
         }
         assert_eq!(left, frames - built, "tables above it");
@@ -159,7 +161,7 @@ impl<H: Hardware> World<'_, H> {
         }
         legal.extend(self.hardware.refuses(attributes).into_iter().map(MapError::Attributes));
         if !legal.is_empty() {
-            assert!(result.is_err_and(|why| legal.contains(&why)), "{result:?}");
+            assert!(result.is_err_and(|reason| legal.contains(&reason)), "{result:?}");
             return self.settle(&out.tree);
         }
         // Two faults share a reservation: the first to commit has it.

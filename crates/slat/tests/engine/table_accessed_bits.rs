@@ -1,0 +1,367 @@
+//! Accessed marks of the tables above a leaf that software makes accessed. An exact scan of ages
+//! skips a table without a mark, so each table above needs one, whichever had one before.
+
+use crate::common::hardware::ept::Ept;
+use crate::common::hardware::{Descriptor, Hardware};
+use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
+use crate::common::world::{ALL, CacheOf, GuardOf};
+use crate::common::{Event, TestPlatform};
+use slat::{
+    Access, AgeBitmaps, AgeOptions, Format, Gpa, Hpa, Invalidation, PageSize, Software, TableBits,
+};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+
+/// Returns the entries that link the tables on the way to `gpa`, the highest first.
+pub(crate) fn links<H: Hardware>(hardware: H, memory: &TestPlatform, gpa: u64) -> Vec<&AtomicU64> {
+    let mut links = Vec::new();
+    let mut from = hardware.root();
+    loop {
+        let index = (gpa >> H::shift(from.height)) as usize % from.ptes;
+        let pte = &memory.table(from.table, from.ptes)[index];
+        let Descriptor::Table { table, .. } = hardware.decode(pte.load(SeqCst), from.height) else {
+            return links;
+        };
+        links.push(pte);
+        (from.table, from.height) = (table, from.height - 1);
+        from.ptes = H::entries(from.height);
+    }
+}
+
+/// A step that makes leaves accessed, and where.
+type Step<H> =
+    (&'static str, &'static [u64], for<'t, 'p> fn(&mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>));
+
+fn steps<H: Hardware>() -> Vec<Step<H>> {
+    vec![
+        ("map of a page", &[8 * K], |guard, cache| {
+            assert_eq!(guard.map(range(8 * K, 4 * K), Hpa(G), RAM, PAGE, cache), Ok(4 * K));
+        }),
+        ("map of pages", &[8 * K], |guard, cache| {
+            assert_eq!(guard.map(range(8 * K, 8 * K), Hpa(G), RAM, PAGE, cache), Ok(8 * K));
+        }),
+        ("map of pages of two tables", &[2 * M - 4 * K, 2 * M + 4 * K], |guard, cache| {
+            let both = range(2 * M - 4 * K, 12 * K);
+            assert_eq!(guard.map(both, Hpa(2 * M - 4 * K), CLEAN, PAGE, cache), Ok(8 * K));
+            assert_eq!(
+                guard.relax(both, Access::Read).map(slat::LocalFlush::not_needed_here),
+                Ok(12 * K)
+            );
+        }),
+        ("map of pages below a table that was not there", &[3 * G], |guard, cache| {
+            assert_eq!(guard.map(range(3 * G, 8 * K), Hpa(G), RAM, PAGE, cache), Ok(8 * K));
+        }),
+        ("map of a block", &[4 * M], |guard, cache| {
+            assert_eq!(guard.map(range(4 * M, 2 * M), Hpa(G), RAM, BLOCK, cache), Ok(2 * M));
+        }),
+        ("commit of a page", &[8 * K], |guard, cache| {
+            let reserved = guard.reserve(Gpa(8 * K), PAGE, cache).unwrap();
+            assert_eq!(reserved.commit(Hpa(G), RAM), Ok(Some(4 * K)));
+        }),
+        ("commit of a block", &[4 * M], |guard, cache| {
+            let reserved = guard.reserve(Gpa(4 * M), BLOCK, cache).unwrap();
+            assert_eq!(reserved.commit(Hpa(G), RAM), Ok(Some(2 * M)));
+        }),
+        ("a read of a page", &[0], |guard, _| {
+            assert_eq!(
+                guard.relax(range(0, 4 * K), Access::Read).map(slat::LocalFlush::not_needed_here),
+                Ok(4 * K)
+            );
+        }),
+        ("a write of a page", &[0], |guard, _| {
+            assert_eq!(
+                guard.relax(range(0, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here),
+                Ok(4 * K)
+            );
+        }),
+        ("an execution of pages", &[0, 2 * M], |guard, _| {
+            assert_eq!(
+                guard
+                    .relax(range(0, 4 * M), Access::Execute)
+                    .map(slat::LocalFlush::not_needed_here),
+                Ok(8 * K)
+            );
+        }),
+        ("a read of all", &[0, 2 * M], |guard, _| {
+            assert_eq!(
+                guard.relax(range(0, 1 << 40), Access::Read).map(slat::LocalFlush::not_needed_here),
+                Ok(8 * K)
+            );
+        }),
+        ("a right that is given in place", &[0], |guard, _| {
+            assert_eq!(guard.write_protect(range(0, 4 * K)), Ok(4 * K));
+            assert_eq!(
+                guard
+                    .grant_write(Gpa(0), Hpa(0), Software::NONE)
+                    .map(|granted| granted.not_needed_here() != 0),
+                Ok(true)
+            );
+        }),
+    ]
+}
+
+fn every_operation_that_makes_a_leaf_accessed_marks_each_table_above_it<H: Hardware>() {
+    let mark = <H::Format as Format>::TABLE_ACCESSED;
+    for (name, at, step) in steps::<H>() {
+        // Each combination of tables that had lost their marks before.
+        for lost in 1u32..8 {
+            on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+                for page in [range(0, 4 * K), range(2 * M, 4 * K)] {
+                    let hpa = Hpa(page.start().0);
+                    assert_eq!(guard.map(page, hpa, CLEAN, PAGE, cache), Ok(4 * K));
+                }
+                let (hardware, platform) = (H::of(tables), guard.platform());
+                for &at in at {
+                    for (number, pte) in links(hardware, platform, at).iter().enumerate() {
+                        pte.fetch_or(mark, SeqCst);
+                        let clear = if lost >> number & 1 == 1 { mark } else { 0 };
+                        pte.fetch_and(!clear, SeqCst);
+                    }
+                }
+                step(guard, cache);
+                for &at in at {
+                    assert!(guard.translate(Gpa(at)).unwrap().unwrap().attributes.accessed);
+                    let links = links(hardware, platform, at);
+                    assert!(links.len() >= 2);
+                    let marked = links.iter().map(|pte| pte.load(SeqCst) & mark == mark);
+                    let marked: Vec<_> = marked.collect();
+                    assert!(!marked.contains(&false), "{name}, {lost:#b}: {marked:?}");
+                }
+            });
+        }
+    }
+}
+on!(every_operation_that_makes_a_leaf_accessed_marks_each_table_above_it: ept; npt);
+
+#[test]
+fn tables_of_all_five_levels_are_marked() {
+    type Five = Ept<true, true>;
+    let format =
+        slat::format::ept::Ept { five_levels: true, output_bits: 52, ..Default::default() };
+    for pages in [4 * K, 8 * K] {
+        on_stage::<Five>((format, 52, 8), |tables, guard, cache| {
+            let pages = range(1 << 50, pages);
+            assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(pages.size()));
+            let mark = <slat::format::ept::Ept<true> as Format>::TABLE_ACCESSED;
+            let links = links(Five::of(tables), guard.platform(), 1 << 50);
+            assert_eq!(links.len(), 4);
+            links.iter().for_each(|pte| _ = pte.fetch_and(!mark, SeqCst));
+            let granted = guard.relax(pages, Access::Read).map(slat::LocalFlush::not_needed_here);
+            assert_eq!(granted, Ok(pages.size()));
+            assert!(links.iter().all(|pte| pte.load(SeqCst) & mark == mark));
+        });
+    }
+}
+
+#[test]
+fn an_operation_that_makes_no_leaf_accessed_marks_no_table() {
+    let format = slat::format::ept::Ept { output_bits: 48, ..Default::default() };
+    on_stage::<Ept<true>>((format, 40, 8), |tables, guard, cache| {
+        let pages = range(0, 8 * K);
+        assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(8 * K));
+        let mark = <slat::format::ept::Ept<true> as Format>::TABLE_ACCESSED;
+        let links = links(Ept::<true>::of(tables), guard.platform(), 0);
+        links.iter().for_each(|pte| _ = pte.fetch_and(!mark, SeqCst));
+        assert_eq!(guard.write_protect(pages), Ok(8 * K));
+        assert!(links.iter().all(|pte| pte.load(SeqCst) & mark == 0));
+    });
+}
+
+/// A walk that stops early has made leaves before that address accessed.
+fn what_was_made_accessed_before_an_early_end_is_below_marked_tables<H: Hardware>() {
+    fn stops<H: Hardware>(format: H::Format, bytes: u64) {
+        let mark = <H::Format as Format>::TABLE_ACCESSED;
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let pages = range(0, 64 * K);
+            assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(64 * K));
+            let (hardware, platform) = (H::of(tables), guard.platform());
+            for pte in links(hardware, platform, 0) {
+                pte.fetch_and(!mark, SeqCst);
+            }
+            let (pte, _) = hardware.pte(platform, 12 * K);
+            let raw = pte.swap(H::MARK, SeqCst);
+            let stopped = guard
+                .relax(range(0, bytes), Access::Read)
+                .map(slat::LocalFlush::not_needed_here)
+                .unwrap_err();
+            assert_eq!(stopped.at, Gpa(12 * K));
+            pte.store(raw, SeqCst);
+            let marked = |pte: &&AtomicU64| pte.load(SeqCst) & mark == mark;
+            assert!(links(hardware, platform, 0).iter().all(marked), "{bytes:#x}");
+        });
+    }
+    for bytes in [64 * K, 2 * M, 4 * M, 2 * G] {
+        stops::<H>(H::usual(), bytes);
+    }
+}
+on!(what_was_made_accessed_before_an_early_end_is_below_marked_tables: ept; npt);
+
+fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters<H: Hardware>() {
+    fn takes<H: Hardware>(format: H::Format, skip: TableBits) {
+        const TABLES: u64 = 21;
+        on_stage::<H>((format, 40, 32), |tables, guard, cache| {
+            for at in (0..TABLES).map(|table| table * 2 * M) {
+                assert_eq!(guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache), Ok(4 * K));
+            }
+            let mut bits = [vec![0; 512], vec![0; 512]];
+            let mut scan = |guard: &mut GuardOf<'_, '_, H>| {
+                let [young, unanswered] = &mut bits;
+                young.fill(0);
+                let before = guard.counts();
+                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
+                let aged = guard.age(range(0, 64 * M), &mut AgeBitmaps { young, unanswered }, how);
+                let after = guard.counts();
+                let written = after.entries_written - before.entries_written;
+                (aged.unwrap().young, after.entries_read - before.entries_read, written)
+            };
+            guard.platform().take_events();
+            // Leaves are cleared. An exact scan clears tables before them, and walks twice for
+            // that.
+            let (young, read, written) = scan(guard);
+            let walks = if skip == TableBits::Exact { 2 } else { 1 };
+            assert_eq!(young, TABLES);
+            assert!(written >= walks * TABLES, "{written} entries were written");
+            assert!(read >= walks * 32 + TABLES * 512, "{read} entries were read");
+            let last = guard.platform().take_events();
+            let all = Invalidation { vmid: guard.vmid(), range: Some(range(0, 64 * M)), ..ALL };
+            let exact = skip == TableBits::Exact;
+            assert_eq!(last, if exact { vec![Event::Invalidate(all)] } else { vec![] });
+            let tree = H::of(tables).tree(guard.platform());
+            let marked = tree.tables.values().filter(|table| table.within(0, 64 * M));
+            assert_eq!(marked.filter(|table| table.accessed).count(), 0);
+            // Now the scan enters no table.
+            let (young, read, _) = scan(guard);
+            assert!(young == 0 && read < 512, "{read} entries were read");
+            // One table is marked, between others that are not.
+            let page = range(10 * M, 4 * K);
+            assert_eq!(
+                guard.relax(page, Access::Read).map(slat::LocalFlush::not_needed_here),
+                Ok(4 * K)
+            );
+            assert_eq!(scan(guard).0, 1);
+            assert_eq!(scan(guard).0, 0);
+            if !exact {
+                // A leaf is marked through a walk cache, without a mark on the way.
+                let leaf = H::of(tables).pte(guard.platform(), 12 * M).0;
+                leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
+                let how =
+                    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
+                let [young, unanswered] = &mut bits;
+                let aged = guard.age(range(0, 64 * M), &mut AgeBitmaps { young, unanswered }, how);
+                assert_eq!(aged.unwrap().young, 1);
+            }
+        });
+    }
+    for skip in [TableBits::Exact, TableBits::Hint] {
+        takes::<H>(H::usual(), skip);
+    }
+}
+on!(an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters: ept; npt);
+
+fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
+        let pages = range(0, 64 * K);
+        assert_eq!(guard.map(pages, Hpa(0), RAM, PAGE, cache), Ok(64 * K));
+        let how = AgeOptions { clear: true, table_bits: TableBits::Hint, flush_tlb: false };
+        // The end of the table, with the next table; then all of the first.
+        for (part, pages) in [(range(32 * K, 4 * M), 8), (range(0, 2 * M), 8)] {
+            let (mut young, mut unanswered) = ([0; 16], [0; 16]);
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            assert_eq!(guard.age(part, &mut ages, how).unwrap().young, pages);
+        }
+    });
+}
+on!(a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest: ept; npt);
+
+fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() {
+    fn keeps<H: Hardware>(format: H::Format, skip: TableBits, sealed: bool) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
+            let (hardware, platform) = (H::of(tables), guard.platform());
+            let (pte, _) = hardware.pte(platform, 0);
+            let raw = pte.load(SeqCst);
+            pte.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
+            let mut scan = || {
+                let (mut young, mut unanswered) = ([0; 16], [0; 16]);
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
+                let aged = guard.age(range(0, 4 * M), &mut ages, how).unwrap();
+                (aged.young, aged.unanswered)
+            };
+            assert_eq!(scan(), (0, 1));
+            pte.store(raw, SeqCst);
+            assert_eq!(scan(), (1, 0));
+        });
+    }
+    for (skip, sealed) in
+        [(TableBits::Exact, false), (TableBits::Hint, false), (TableBits::Exact, true)]
+    {
+        keeps::<H>(H::usual(), skip, sealed);
+    }
+}
+on!(a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan: ept; npt);
+
+/// Another thread's exact scan has taken the mark, and has not looked at the leaves yet.
+fn a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_noted<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        let page = range(0, 4 * K);
+        assert_eq!(guard.map(page, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
+        for pte in links(H::of(tables), guard.platform(), 0) {
+            pte.fetch_and(!<H::Format as Format>::TABLE_ACCESSED, SeqCst);
+            pte.fetch_or(<H::Format as Format>::AGEING, SeqCst);
+        }
+        for skip in [TableBits::Exact, TableBits::Hint] {
+            let (mut young, mut unanswered) = ([0; 8], [0; 8]);
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            let how = AgeOptions { clear: false, table_bits: skip, flush_tlb: false };
+            let aged = guard.age(range(0, 2 * M), &mut ages, how).unwrap();
+            assert_eq!(aged.young, 1, "{skip:?}");
+        }
+    });
+}
+on!(a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_noted: ept; npt);
+
+/// A hint clears marks while walk caches may hold the tables. The CPU then marks a leaf below
+/// without marking the tables.
+fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest<H: Hardware>() {
+    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+        for at in [0, G] {
+            assert_eq!(guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache), Ok(4 * K));
+        }
+        let mut bits = [vec![0; 1 << 22], vec![0; 1 << 22]];
+        let mut scan = |guard: &mut GuardOf<'_, '_, H>, at: u64, end: u64, clear, skip| {
+            let [young, unanswered] = &mut bits;
+            young.fill(0);
+            let before = guard.counts().entries_read;
+            let how = AgeOptions { clear, table_bits: skip, flush_tlb: false };
+            let aged = guard.age(range(at, end - at), &mut AgeBitmaps { young, unanswered }, how);
+            (aged.unwrap().young, guard.counts().entries_read - before)
+        };
+        let (hardware, platform) = (H::of(tables), guard.platform());
+        let used = |at| {
+            let leaf = hardware.pte(platform, at).0;
+            leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
+        };
+        let (exact, end) = (TableBits::Exact, 1 << 40);
+        assert_eq!(scan(guard, 0, end, true, TableBits::Hint).0, 2);
+        used(0);
+        assert_eq!(scan(guard, 0, end, false, exact).0, 1, "a test finds it");
+        assert_eq!(scan(guard, 0, 64 * K, true, exact).0, 1, "in a part of a table");
+        used(0);
+        assert_eq!(scan(guard, 0, 2 * M, true, exact).0, 1);
+        used(G);
+        assert_eq!(scan(guard, G, end, true, exact).0, 1, "the scan before was of another part");
+        used(0);
+        assert_eq!(scan(guard, 0, G, true, exact).0, 1, "so it was again");
+        used(G);
+        assert_eq!(scan(guard, 0, end, true, exact).0, 1);
+        // All of the guest was covered: from here on the scan relies on marks.
+        for clear in [false, true] {
+            let (young, read) = scan(guard, 0, end, clear, exact);
+            assert!(young == 0 && read < 512, "{read} entries were read");
+        }
+    });
+}
+on!(after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest: ept; npt);
