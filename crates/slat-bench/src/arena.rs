@@ -8,7 +8,7 @@ use crate::fill::Stores;
 use crate::lines;
 use anyhow::Context;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Pte, Seat};
+use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers};
 use std::cell::Cell;
 use std::hint::black_box;
 use std::ptr::NonNull;
@@ -60,7 +60,7 @@ pub struct Arena {
     break_before_make: BreakBeforeMake,
     stores: Stores,
     invalidations: AtomicU64,
-    grace: Grace<[Seat; 4]>,
+    readers: Readers<[ReaderSlot; 4]>,
 }
 
 // SAFETY: the memory is handed out in disjoint parts, each to one caller; all other fields are
@@ -99,7 +99,7 @@ impl Arena {
             break_before_make: bbm,
             stores: Stores::Plain,
             invalidations: AtomicU64::new(0),
-            grace: Grace::new([const { Seat::new() }; 4]),
+            readers: Readers::new([const { ReaderSlot::new() }; 4]),
         };
         // SAFETY: the range lies inside the mapping; advice changes no content. A host without
         // THP refuses it, and small pages serve as well.
@@ -265,7 +265,7 @@ impl Drop for Arena {
 //    portions and all frames that threads keep.
 // 2. `ptes` adds the frame's offset to one base: the same pointer each time, inside the mapping.
 // 3. No CPU loads these tables, so none can use a translation.
-// 4. `grace` is a field.
+// 4. `readers` is a field.
 unsafe impl Platform for Arena {
     #[inline]
     fn allocate(&self, bytes: usize) -> Option<Frame> {
@@ -312,8 +312,8 @@ unsafe impl Platform for Arena {
     }
 
     #[inline]
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     #[inline]

@@ -3,7 +3,9 @@
 use crate::abi::{slat_invalidation, slat_maintenance, slat_platform, slat_status};
 use core::ffi::c_void;
 use core::ptr::NonNull;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat};
+use slat::{
+    BreakBeforeMake, Frame, Hpa, Invalidation, Maintenance, Platform, Pte, ReaderSlot, Readers,
+};
 
 /// The hypervisor's functions; two of them may be missing.
 pub struct Machine {
@@ -16,8 +18,8 @@ pub struct Machine {
     invalidate_local: Option<unsafe extern "C" fn(*mut c_void, *const slat_invalidation)>,
     maintain: Option<unsafe extern "C" fn(*mut c_void, u64, u64, slat_maintenance)>,
     break_before_make: BreakBeforeMake,
-    /// One thread at a time uses a space, and needs no seat.
-    grace: Grace<[Seat; 0]>,
+    /// One thread at a time uses a space, and needs no reader slot.
+    readers: Readers<[ReaderSlot; 0]>,
 }
 
 impl Machine {
@@ -40,7 +42,7 @@ impl Machine {
                 2 => BreakBeforeMake::Never,
                 _ => return Err(slat_status::Argument),
             },
-            grace: Grace::<[Seat; 0]>::new([]),
+            readers: Readers::<[ReaderSlot; 0]>::new([]),
         })
     }
 }
@@ -63,7 +65,7 @@ impl From<&Invalidation> for slat_invalidation {
 // 2. `ptes` points to it, the same at every call, until it is given back (2).
 // 3. `invalidate` returns when no CPU can use what it names any more, and `invalidate_local` when
 //    the calling CPU cannot (3).
-// 4. `grace` is a field; `break_before_make` was read once, in `new`.
+// 4. `readers` is a field; `break_before_make` was read once, in `new`.
 // 5. `fill` is the engine's own.
 // 6. functions of C do not unwind (4). The code here panics only if a promise is broken, which ends
 //    the program: no function of this crate lets a panic out.
@@ -115,8 +117,8 @@ unsafe impl Platform for Machine {
         self.break_before_make
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// Table pages come from the allocator; a frame's address is the address of its memory.
 struct Machine {
-    grace: Grace<[Seat; 4]>,
+    readers: Readers<[ReaderSlot; 4]>,
     start: Instant,
 }
 
@@ -20,7 +20,7 @@ fn layout(bytes: usize) -> Layout {
 
 // SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
 // alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
-// no CPU loads these tables. 4: `grace` is a field.
+// no CPU loads these tables. 4: `readers` is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         // SAFETY: the size of the layout is not zero; the memory is the frame's alone.
@@ -41,8 +41,8 @@ unsafe impl Platform for Machine {
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Always
     }
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
     fn maintain(&self, memory: Hpa, bytes: u64, _: Maintenance) {
         println!("  DC CIVAC, from {memory} on: {} KiB", bytes >> 10);
@@ -66,8 +66,8 @@ impl Backing for OnePiece {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let grace = Grace::new([const { Seat::new() }; 4]);
-    let machine = Machine { grace, start: Instant::now() };
+    let readers = Readers::new([const { ReaderSlot::new() }; 4]);
+    let machine = Machine { readers, start: Instant::now() };
     // Without `caches_on` both vCPUs would begin as vCPU 1 does after its reset.
     let config = Config { caches_on: true, ..Config::new(2, PageSize::SIZE_1G) };
     let guest = Guest::new(Arm64K4::default(), Vmid(1), 40, &machine, OnePiece, config)?;

@@ -13,12 +13,12 @@ use std::thread::{JoinHandle, spawn};
 use std::time::Instant;
 
 /// The number of threads that may work on guests at one time.
-const SEATS: usize = 64;
+const READERS: usize = 64;
 const RAM: u64 = 64 << 20;
 
 /// The machine that all guests share. Table pages come from the allocator.
 struct Machine {
-    grace: Grace<[Seat; SEATS]>,
+    readers: Readers<[ReaderSlot; READERS]>,
     frames: AtomicU64,
     start: Instant,
 }
@@ -29,7 +29,7 @@ fn layout(bytes: usize) -> Layout {
 
 // SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
 // alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
-// no CPU loads these tables. 4: `grace` is a field.
+// no CPU loads these tables. 4: `readers` is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.frames.fetch_add(1, Ordering::Relaxed);
@@ -50,8 +50,8 @@ unsafe impl Platform for Machine {
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Never
     }
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 
@@ -131,9 +131,9 @@ impl Vm {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let grace = Grace::new([const { Seat::new() }; SEATS]);
+    let readers = Readers::new([const { ReaderSlot::new() }; READERS]);
     let frames = AtomicU64::new(0);
-    let machine = Arc::new(Machine { grace, frames, start: Instant::now() });
+    let machine = Arc::new(Machine { readers, frames, start: Instant::now() });
     let mut running = Vec::new();
     for number in 0..20 {
         running.push((number, Vm::start(&machine, number, 2)?));

@@ -455,7 +455,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             }
         }
 
-        let moment = self.tables.platform().grace().moment();
+        let moment = self.tables.platform().readers().moment();
         let left = Waits(|| self.tables.is_past(moment));
         while !(left.0)() {
             self.tables.platform().wait();

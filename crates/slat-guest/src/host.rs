@@ -46,8 +46,8 @@ use slat::{Platform, Vmid};
 ///     fn break_before_make(&self) -> BreakBeforeMake {
 ///         BreakBeforeMake::Never
 ///     }
-///     fn grace(&self) -> &Grace {
-///         self.pages.grace()
+///     fn readers(&self) -> &Readers {
+///         self.pages.readers()
 ///     }
 /// }
 ///
@@ -104,8 +104,8 @@ pub trait Host: Platform {
     /// at once, as with `std::thread::unpark`.
     ///
     /// `vmid` is the VMID of the guest's tables. Where guests have the same VMID, as they may with
-    /// [`OwnSeats`](crate::OwnSeats), it does not tell them apart: such a host wakes this vCPU of
-    /// each, or gives each guest a machine that knows the guest.
+    /// [`OwnReaders`](crate::OwnReaders), it does not tell them apart: such a host wakes this vCPU
+    /// of each, or gives each guest a machine that knows the guest.
     ///
     /// If it panics, vCPUs that were to be woken after this one are not: [`Guest::arrived`] for the
     /// same memory wakes them.

@@ -86,12 +86,12 @@ mod postcopy;
 mod prefault;
 mod private;
 mod ranges;
+mod readers;
 mod recovery;
 #[cfg(doctest)]
 mod refusals;
 mod replacing;
 mod ring;
-mod seats;
 mod shared;
 mod stalls;
 mod stats;
@@ -131,9 +131,9 @@ pub use prefault::{PrefaultStop, Prefaulted};
 pub use private::{
     Denied, MemoryKind, NoHooks, PrivateAt, PrivateHooks, PrivateLeaves, PrivatePage, PrivateRange,
 };
+pub use readers::OwnReaders;
 pub use recovery::Recovered;
 pub use ring::{DirtyGfn, DirtyPage};
-pub use seats::OwnSeats;
 pub use shared::{SharedGuest, SharedVcpu, SharedWorker};
 pub use stalls::Stalls;
 pub use stats::{FaultKind, Spent, Stats, Totals, VcpuStats};

@@ -27,7 +27,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
 use core::ptr::NonNull;
-use slat::{Format, Frame, NoSeat, Vmid};
+use slat::{Format, Frame, TooManyReaders, Vmid};
 
 /// A handle for a guest and its machine, shared by all threads that work on the guest. A clone is
 /// another handle.
@@ -91,8 +91,9 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
     /// Makes a thread's part: see [`Worker::new`].
     ///
     /// # Errors
-    /// [`NoSeat`] if all seats among the threads that walk the host's tables are taken.
-    pub fn worker(&self) -> Result<SharedWorker<F, H, B>, NoSeat> {
+    /// [`TooManyReaders`] if all reader slots among the threads that walk the host's tables are
+    /// taken.
+    pub fn worker(&self) -> Result<SharedWorker<F, H, B>, TooManyReaders> {
         let room = Room::new();
         // SAFETY: the result holds what the part borrows, and drops the part first.
         let part = unsafe { Worker::new(self.forever(), room.forever()) }?;

@@ -7,7 +7,7 @@ use crate::waits::Places;
 use crate::worker::Worker;
 use core::fmt;
 use core::sync::atomic::Ordering;
-use slat::{Format, Frame, GuestRoot, Hpa, NoSeat};
+use slat::{Format, Frame, GuestRoot, Hpa, TooManyReaders};
 
 /// A thread that runs one of the guest's vCPUs and handles its faults.
 ///
@@ -45,8 +45,8 @@ pub struct Vcpu<'w, F: Format, H: Host, B: Backing> {
 /// Why a vCPU could not be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum VcpuError {
-    /// All seats among the threads that walk the host's tables are taken.
-    NoSeat(NoSeat),
+    /// All reader slots among the threads that walk the host's tables are taken.
+    TooManyReaders(TooManyReaders),
     /// Another `Vcpu` with that number exists.
     Taken,
     /// The guest has no vCPU with that number.
@@ -59,7 +59,7 @@ pub enum VcpuError {
 impl fmt::Display for VcpuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoSeat(error) => error.fmt(f),
+            Self::TooManyReaders(error) => error.fmt(f),
             Self::Taken => {
                 f.write_str("a thread runs the vCPU of that number already; drop it first")
             }
@@ -93,7 +93,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         if id >= guest.config.vcpus {
             return Err(VcpuError::NoSuchVcpu { vcpus: guest.config.vcpus });
         }
-        let mut worker = Worker::new(guest, room).map_err(VcpuError::NoSeat)?;
+        let mut worker = Worker::new(guest, room).map_err(VcpuError::TooManyReaders)?;
         worker.counters = &guest.vcpus[id as usize].totals;
         if guest.vcpus[id as usize].taken.swap(true, Ordering::AcqRel) {
             return Err(VcpuError::Taken);

@@ -9,8 +9,8 @@ use crate::ranges::{pieces, widened};
 use crate::stats::Counters;
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, Halted, NoSeat, PageSize,
-    Participant, TableCache, Tables, Translation,
+    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, Halted, PageSize, Participant,
+    TableCache, Tables, TooManyReaders, Translation,
 };
 
 /// How often a call tries an entry that another thread holds before it reports contention.
@@ -40,8 +40,8 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
     }
 }
 
-/// A thread that works on a guest's memory. It has one seat of the platform's
-/// [`Grace`](slat::Grace); [`Vcpu::worker`](crate::Vcpu::worker) uses that of its vCPU.
+/// A thread that works on a guest's memory. It has one reader slot of the platform
+/// [`Readers`](slat::Readers); [`Vcpu::worker`](crate::Vcpu::worker) uses that of its vCPU.
 ///
 /// - Memslots: [`set_memslot`](Self::set_memslot), [`begin_memslot`](Self::begin_memslot),
 ///   [`slots`](Self::slots), [`teardown`](Self::teardown)
@@ -95,15 +95,15 @@ pub struct Worker<'w, F: Format, H: Host, B: Backing> {
 type Changed = Result<u64, Halted<ChangeError>>;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Makes the thread's handle for the guest: takes a seat among the threads that walk the host's
-    /// tables. `room` is where it keeps table pages ([`TableStorage`]).
+    /// Makes the thread's handle for the guest: takes a reader slot among the threads that walk the
+    /// host's tables. `room` is where it keeps table pages ([`TableStorage`]).
     ///
     /// # Errors
-    /// [`NoSeat`] if all are taken.
+    /// [`TooManyReaders`] if all are taken.
     pub fn new(
         guest: &'w Guest<'w, F, H, B>,
         room: &'w mut [Option<Frame>],
-    ) -> Result<Self, NoSeat> {
+    ) -> Result<Self, TooManyReaders> {
         let platform = guest.tables.platform();
         let member = Participant::register(platform)?;
         let cache = TableCache::new(platform, room);

@@ -111,7 +111,7 @@ impl core::error::Error for PageError {}
 const ATTEMPTS: u32 = 16;
 
 impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
-    /// Makes a pager that works on `worker`'s seat.
+    /// Makes a pager that works on `worker`'s reader slot.
     pub fn new(worker: &'a mut Worker<'w, F, H, B>) -> Self {
         Self {
             paged: worker.guest().backing().paged(),

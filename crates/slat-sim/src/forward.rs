@@ -8,7 +8,7 @@ macro_rules! forward {
     ($field:ident) => {
         $crate::forward!(
             $field: allocate free entries publish invalidate invalidate_local break_before_make
-            grace maintain fill
+            readers maintain fill
         );
     };
     ($field:ident: $($method:ident)*) => {
@@ -50,9 +50,9 @@ macro_rules! forward {
             self.$field.break_before_make()
         }
     };
-    (@grace $field:ident) => {
-        fn grace(&self) -> &::slat::Grace {
-            self.$field.grace()
+    (@readers $field:ident) => {
+        fn readers(&self) -> &::slat::Readers {
+            self.$field.readers()
         }
     };
     (@maintain $field:ident) => {

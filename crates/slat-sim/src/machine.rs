@@ -8,13 +8,13 @@ use crate::memory::Memory;
 use crate::state::{Cpu, Eye, Root, State};
 use crate::tlb::{Scope, Walk};
 use crate::violation::{Kind, Log, Violation};
-use slat::{BreakBeforeMake, Gpa, GpaRange, Grace, Hpa, Seat, Vmid};
+use slat::{BreakBeforeMake, Gpa, GpaRange, Hpa, ReaderSlot, Readers, Vmid};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard};
 
 /// Number of threads that may walk the tables in software at once.
-const SEATS: usize = 16;
+const READERS: usize = 16;
 
 /// Point at which the engine calls the machine; a test's hook runs there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -53,7 +53,7 @@ type Hook<A> = Box<dyn FnMut(&Machine<A>, Moment) + Send>;
 /// machine reports broken rules in [`Machine::violations`].
 pub struct Machine<A: Arch> {
     state: Mutex<State<A>>,
-    pub(crate) grace: Grace<[Seat; SEATS]>,
+    pub(crate) readers: Readers<[ReaderSlot; READERS]>,
     pub(crate) firmware: Firmware<A>,
     pub(crate) declared: BreakBeforeMake,
     hook: Mutex<Option<Hook<A>>>,
@@ -84,7 +84,7 @@ impl<A: Arch> Machine<A> {
         };
         Self {
             state: Mutex::new(state),
-            grace: Grace::<[Seat; SEATS]>::new([const { Seat::new() }; SEATS]),
+            readers: Readers::<[ReaderSlot; READERS]>::new([const { ReaderSlot::new() }; READERS]),
             firmware: A::firmware(),
             declared,
             hook: Mutex::new(None),

@@ -4,7 +4,7 @@ use crate::arch::Arch;
 use crate::machine::{Machine, Moment};
 use crate::state::{Eye, State};
 use crate::violation::Kind;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte};
+use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Maintenance, Platform, Pte, Readers};
 use slat_guest::{DeviceTables, Host, PrivateHooks};
 use std::ptr::NonNull;
 
@@ -43,7 +43,7 @@ impl<A: Arch> State<A> {
 // 3. `invalidate` is done by the firmware. A test may give it one that does less than it should: a
 //    CPU of this machine that uses what was invalidated reports that, and reaches no memory but
 //    frames, which stay allocated.
-// 4. `grace` and `declared` are fields, which do not change.
+// 4. `readers` and `declared` are fields, which do not change.
 // 5. `fill` stores the sequence before it runs the test's hook.
 // 6. No method unwinds while the engine keeps its own rules, unless a hook or firmware of a test
 //    panics.
@@ -106,8 +106,8 @@ unsafe impl<A: Arch> Platform for Machine<A> {
         self.declared
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {

@@ -3,10 +3,10 @@
 use crate::addr::{Gpa, GpaRange, RangeError};
 use crate::counts::Counts;
 use crate::format::{Format, Geometry};
-use crate::grace::Inside;
 use crate::invalidation::{Invalidation, Owed, Vmid};
 use crate::participant::Participant;
 use crate::platform::Platform;
+use crate::readers::Inside;
 use crate::shootdown::Shootdown;
 use crate::sizes::Sizes;
 use crate::tables::{Early, Halted, Start, Tables};
@@ -101,7 +101,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Enters the tables, and returns a guard, whose methods are the operations.
     ///
     /// # Errors
-    /// [`Foreign`] if the member registered with another platform's grace.
+    /// [`Foreign`] if the member registered with another platform's readers.
     #[inline]
     pub fn enter<'t>(
         &'t self,
@@ -110,16 +110,16 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         if !member.serves(self.platform) {
             return Err(Foreign);
         }
-        Ok(Guard::new(self, Some(member.enter(self.seat)), true))
+        Ok(Guard::new(self, Some(member.enter(self.reader_vmid)), true))
     }
 
-    /// Enters the tables without a seat: the exclusive borrow keeps all other threads out.
+    /// Enters the tables without a reader slot: the exclusive borrow keeps all other threads out.
     pub fn exclusive(&mut self) -> Guard<'_, 'p, F, P> {
         Guard::new(self, None, true)
     }
 
-    /// Enters the tables without a seat, for callers that keep unlinked tables allocated by other
-    /// means, such as their own read-copy-update.
+    /// Enters the tables without a reader slot, for callers that keep unlinked tables allocated by
+    /// other means, such as their own read-copy-update.
     ///
     /// # Safety
     /// No thread calls [`Tables::reclaim`] while the guard lives.
@@ -159,7 +159,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     #[inline]
     pub(crate) fn token(&self) -> u64 {
         match &self.inside {
-            Some(inside) => F::reserved(inside.token(self.tables.platform.grace())),
+            Some(inside) => F::reserved(inside.token(self.tables.platform.readers())),
             None => self.tables.tokens.next::<F>(),
         }
     }
@@ -188,7 +188,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     #[inline]
     pub fn refresh(&mut self) {
         if let Some(inside) = &mut self.inside {
-            inside.refresh(self.tables.platform.grace());
+            inside.refresh(self.tables.platform.readers());
         }
     }
 
@@ -310,7 +310,7 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     }
 }
 
-/// A member of another platform's grace, a guard in other tables, or work on other tables.
+/// A member of another platform's readers, a guard in other tables, or work on other tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Foreign;
 

@@ -3,9 +3,9 @@
 use crate::addr::Hpa;
 use crate::cache::{OutOfFrames, TableCache};
 use crate::format::Format;
-use crate::grace::{Grace, Seat};
 use crate::invalidation::{BreakBeforeMake, Invalidation};
 use crate::platform::Platform;
+use crate::readers::{ReaderSlot, Readers};
 use crate::table::{Frame, Pte};
 use alloc::alloc::{alloc_zeroed, dealloc};
 use alloc::boxed::Box;
@@ -15,7 +15,7 @@ use core::mem;
 use core::ptr::{self, NonNull};
 
 /// The number of threads that may be participants at the same time.
-const SEATS: usize = 64;
+const READERS: usize = 64;
 
 /// A [`Platform`] whose table pages come from the global allocator.
 ///
@@ -38,7 +38,7 @@ const SEATS: usize = 64;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct AllocPlatform<I = fn(&Invalidation)> {
-    grace: Grace<[Seat; SEATS]>,
+    readers: Readers<[ReaderSlot; READERS]>,
     /// The virtual address of a frame's memory is the frame's address plus this.
     offset: u64,
     break_before_make: BreakBeforeMake,
@@ -89,8 +89,8 @@ impl<I: Fn(&Invalidation)> AllocPlatform<I> {
         publish: fn(),
         invalidate: I,
     ) -> Self {
-        let grace = Grace::new([const { Seat::new() }; SEATS]);
-        Self { grace, offset, break_before_make, publish, invalidate }
+        let readers = Readers::new([const { ReaderSlot::new() }; READERS]);
+        Self { readers, offset, break_before_make, publish, invalidate }
     }
 }
 
@@ -161,8 +161,8 @@ unsafe impl<I: Fn(&Invalidation)> Platform for AllocPlatform<I> {
         self.break_before_make
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 

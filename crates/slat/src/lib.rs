@@ -41,7 +41,7 @@
 //!
 //! - [`Tables`] are the tables of one guest, and a [`Format`] has the bits of one architecture
 //!   (each is a cargo feature).
-//! - A thread takes a seat once ([`Participant::register`]), and enters the tables by
+//! - A thread takes a reader slot once ([`Participant::register`]), and enters the tables by
 //!   [`Tables::enter`]. This gives it a [`Guard`], whose methods are the operations. Tables that
 //!   the thread may meet stay allocated until it drops the guard.
 //! - A caller fills a [`TableCache`] before an operation, which takes its table pages from there.
@@ -87,7 +87,6 @@ mod build;
 mod cache;
 mod counts;
 pub mod format;
-mod grace;
 mod granted;
 mod guard;
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
@@ -103,6 +102,7 @@ mod participant;
 mod platform;
 mod pte;
 mod ran;
+mod readers;
 #[cfg(doctest)]
 mod refusals;
 mod retired;
@@ -128,7 +128,6 @@ pub use any::AnyAddressSpace;
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
 pub use format::{Access, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software};
-pub use grace::{Grace, Moment, NoSeat, Seat};
 pub use granted::Granted;
 pub use guard::{Foreign, Guard};
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
@@ -148,6 +147,7 @@ pub use platform::{Maintenance, Platform};
 #[doc(hidden)]
 pub use ran::Broken;
 pub use ran::{Announced, NoCpu, Ran};
+pub use readers::{Moment, ReaderSlot, Readers, TooManyReaders};
 pub use shootdown::Shootdown;
 pub use sizes::Sizes;
 pub use space::{AddressSpace, SpaceError};

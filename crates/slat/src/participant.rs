@@ -1,26 +1,26 @@
 //! A thread's right to walk the tables of a platform's guests.
 
-use crate::grace::{Inside, NoSeat, Seat};
 use crate::invalidation::Vmid;
 use crate::platform::{Platform, same};
+use crate::readers::{Inside, ReaderSlot, TooManyReaders};
 
-/// A thread's right to walk the tables of a platform's guests: a seat, taken once and kept.
+/// A thread's right to walk the tables of a platform's guests: a slot, taken once and kept.
 #[derive(Debug)]
 pub struct Participant<'p, P: Platform> {
     platform: &'p P,
-    seat: &'p Seat,
+    slot: &'p ReaderSlot,
 }
 
 impl<'p, P: Platform> Participant<'p, P> {
-    /// Takes a seat.
+    /// Takes a slot.
     ///
     /// # Errors
-    /// [`NoSeat`] if all are taken.
-    pub fn register(platform: &'p P) -> Result<Self, NoSeat> {
-        platform.grace().take_seat().map(|seat| Self { platform, seat })
+    /// [`TooManyReaders`] if all are taken.
+    pub fn register(platform: &'p P) -> Result<Self, TooManyReaders> {
+        platform.readers().take_slot().map(|slot| Self { platform, slot })
     }
 
-    /// Returns whether the seat belongs to `platform`.
+    /// Returns whether the slot belongs to `platform`.
     #[inline(always)]
     pub(crate) fn serves(&self, platform: &P) -> bool {
         same(self.platform, platform)
@@ -29,13 +29,13 @@ impl<'p, P: Platform> Participant<'p, P> {
     #[inline(always)]
     pub(crate) fn enter(&mut self, guest: Vmid) -> Inside<'_> {
         #[cfg(debug_assertions)]
-        self.seat.enters(self.platform.thread());
-        self.seat.enter(self.platform.grace(), guest)
+        self.slot.enters(self.platform.thread());
+        self.slot.enter(self.platform.readers(), guest)
     }
 }
 
 impl<P: Platform> Drop for Participant<'_, P> {
     fn drop(&mut self) {
-        self.seat.give_back();
+        self.slot.give_back();
     }
 }

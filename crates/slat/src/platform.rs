@@ -1,9 +1,9 @@
 //! The interface to the machine. Every side effect beyond a page-table entry goes through it.
 
 use crate::addr::Hpa;
-use crate::grace::Grace;
 use crate::invalidation::{BreakBeforeMake, Invalidation};
 use crate::pte::{Frame, Pte};
+use crate::readers::Readers;
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 
@@ -23,7 +23,7 @@ use core::ptr::NonNull;
 ///    change by compare-and-swap (Arm: with the MMU off, exclusive accesses are not defined).
 /// 3. [`Platform::invalidate`] returns only when no CPU can use a translation, or a walk-cache
 ///    entry, that the invalidation names.
-/// 4. [`Platform::grace`] and [`Platform::break_before_make`] are the same at every call.
+/// 4. [`Platform::readers`] and [`Platform::break_before_make`] are the same at every call.
 /// 5. [`Platform::fill`] stores exactly the sequence that it is asked for.
 /// 6. No method unwinds: its caller may hold markers, or owe an invalidation.
 pub unsafe trait Platform {
@@ -81,8 +81,8 @@ pub unsafe trait Platform {
     /// Returns which changes of a live entry's size this machine's CPUs allow without a break.
     fn break_before_make(&self) -> BreakBeforeMake;
 
-    /// Returns the seats of the threads that walk the tables of this platform's guests.
-    fn grace(&self) -> &Grace;
+    /// Returns the reader slots of the threads that walk the tables of this platform's guests.
+    fn readers(&self) -> &Readers;
 
     /// Makes guest memory coherent with the caches, before the guest sees it or after the guest
     /// used it uncached. The default does nothing; a platform whose machine needs maintenance

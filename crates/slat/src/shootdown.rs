@@ -1,9 +1,9 @@
 //! Invalidations that must be executed, or handed on.
 
 use crate::format::Format;
-use crate::grace::{Inside, Leaving};
 use crate::invalidation::{Invalidation, Owed};
 use crate::platform::Platform;
+use crate::readers::{Inside, Leaving};
 use crate::tables::Tables;
 
 impl Owed {

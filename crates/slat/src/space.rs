@@ -1,4 +1,4 @@
-//! Tables with one owner, which needs no seat, no cache and no guard.
+//! Tables with one owner, which needs no reader slot, no cache and no guard.
 
 mod change;
 mod cursor;
@@ -60,7 +60,8 @@ use core::fmt;
 /// ```
 ///
 /// Only calls that take `&mut self` give tables back. So lookups and guards, which borrow it, need
-/// no seat. [`Tables`], which several threads may reclaim, are not available at the same time:
+/// no reader slot. [`Tables`], which several threads may reclaim, are not available at the same
+/// time:
 /// ```compile_fail,E0502
 /// # use slat::*;
 /// fn look<F: Format, P: Platform>(space: &mut AddressSpace<'_, F, P>) {
@@ -168,15 +169,15 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         self.tables.platform()
     }
 
-    /// Returns the tables, for threads that have seats. They may work on the tables, and reclaim,
-    /// at once.
+    /// Returns the tables, for threads that have reader slots. They may work on the tables, and
+    /// reclaim, at once.
     pub fn tables(&mut self) -> &Tables<'p, F, P> {
         self.cursor.forget();
         &self.tables
     }
 
     /// Enters the tables: all operations of the engine are methods of the guard. Any number of
-    /// threads have guards of their own at once, and none needs a seat. The caller
+    /// threads have guards of their own at once, and none needs a reader slot. The caller
     /// [completes](Guard::complete) what an operation leaves stale; if it took rights or dirty
     /// state, dropping the guard completes it. Tables that an operation unlinks stay until
     /// [`AddressSpace::reclaim`].

@@ -10,9 +10,9 @@ mod tokens;
 use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
 use crate::format::{Attributes, Format, Geometry, GuestRoot, Kind};
-use crate::grace::Moment;
 use crate::invalidation::{Invalidation, Owed, Vmid};
 use crate::platform::Platform;
+use crate::readers::Moment;
 use crate::retired::Retired;
 use crate::sync::{AtomicU64, Ordering, acquired, agreed};
 use crate::table::{Frame, Pte};
@@ -45,7 +45,7 @@ pub(crate) use tokens::Tokens;
 ///     for cpu in 0..2 {
 ///         let (tables, host) = (&tables, &host);
 ///         scope.spawn(move || {
-///             let mut participant = Participant::register(host).expect("a seat is free");
+///             let mut participant = Participant::register(host).expect("a reader slot is free");
 ///             let mut cache = TableCache::filled(host, 3).expect("the host has memory");
 ///             let mut guest = tables.enter(&mut participant).expect("its own platform's");
 ///             // A fault of each thread's vCPU: reserve the entry, find the memory, map it.
@@ -69,8 +69,8 @@ pub struct Tables<'p, F: Format, P: Platform> {
     /// The VMID under which CPUs cache the guest's translations.
     vmid: AtomicU64,
     /// The VMID that the tables were made with. [`Tables::renew`] does not change it: threads
-    /// inside have it in their seats.
-    pub(crate) seat: Vmid,
+    /// inside have it in their reader slots.
+    pub(crate) reader_vmid: Vmid,
     geometry: Geometry,
     root: Root<'p>,
     pub(crate) pending: Pending,
@@ -115,7 +115,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             format,
             platform,
             vmid: AtomicU64::new(vmid.0.into()),
-            seat: vmid,
+            reader_vmid: vmid,
             geometry,
             root,
             pending: Pending::new(),
@@ -345,9 +345,9 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     #[inline(never)]
     fn reclaim_retired(&self) -> usize {
-        let grace = self.platform.grace();
-        let now = || grace.advance();
-        let passed = |reading| grace.passed(reading, self.seat);
+        let readers = self.platform.readers();
+        let now = || readers.advance();
+        let passed = |reading| readers.passed(reading, self.reader_vmid);
         self.retired.reclaim::<F>(self.platform, || self.invalidate_all(), now, passed)
     }
 
@@ -356,7 +356,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// only if those were made with the same VMID. A caller that is inside never finds this true
     /// until it refreshes.
     pub fn is_past(&self, moment: Moment) -> bool {
-        self.platform.grace().passed(moment.0, self.seat)
+        self.platform.readers().passed(moment.0, self.reader_vmid)
     }
 
     /// Returns whether the calling thread is inside tables of this guest, or of another with its
@@ -367,13 +367,13 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             && self
                 .platform
                 .thread()
-                .is_some_and(|thread| self.platform.grace().has(thread, self.seat))
+                .is_some_and(|thread| self.platform.readers().has(thread, self.reader_vmid))
     }
 
     /// Gives back every frame of tables that the caller owns and that hardware no longer uses.
     pub(crate) fn free_all(self) {
         let platform = self.platform;
-        // Guards borrow the tables, so no thread is in them, even if the grace says that threads
+        // Guards borrow the tables, so no thread is in them, even if the readers say that threads
         // are in other guests' tables.
         self.retired.free_all::<F>(platform);
         // SAFETY: `self` is owned, so no software walker exists, and hardware does not use the

@@ -8,8 +8,8 @@
 //! contended, after the other threads ended, from where it says that it stopped: nothing may be
 //! lost on the way. Every model ends with a reclaim, and with all table pages given back.
 //!
-//! Unless the model is about grace, operations enter without a seat, and reclaim after all threads
-//! were joined: that keeps the number of orders small.
+//! Unless the model is about readers, operations enter without a reader slot, and reclaim after all
+//! threads were joined: that keeps the number of orders small.
 //!
 //! Models are exhaustive unless they say `bounded` or `at most`. They do not reach `pass_run`
 //! (tables of two entries never fill a run), nor the ordering of a walker's loads by their address
@@ -24,8 +24,6 @@ mod collapse;
 mod consumers;
 #[path = "loom/contiguous.rs"]
 mod contiguous;
-#[path = "loom/grace.rs"]
-mod grace;
 #[path = "loom/guest.rs"]
 mod guest;
 #[path = "loom/hardware.rs"]
@@ -44,6 +42,8 @@ mod protect;
 mod push_down;
 #[path = "loom/ran.rs"]
 mod ran;
+#[path = "loom/readers.rs"]
+mod readers;
 #[path = "loom/replace.rs"]
 mod replace;
 #[path = "loom/reserve.rs"]

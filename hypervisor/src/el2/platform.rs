@@ -12,14 +12,15 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use slat::format::arm64::id::IdRegisters;
 use slat::format::arm64::tlbi::{Instruction, Tlbi};
 use slat::{
-    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat, Vmid,
+    BreakBeforeMake, Frame, Hpa, Invalidation, Maintenance, Platform, Pte, ReaderSlot, Readers,
+    Vmid,
 };
 use slat_guest::{Host, NoHooks, PrivateHooks};
 use slat_hypervisor::options::{Fault, Options};
 
-/// Seats of threads that walk tables: one for each vCPU, and two for the manager, which also works
+/// Slots of threads that walk tables: one for each vCPU, and two for the manager, which also works
 /// on the tables directly.
-const SEATS: usize = Options::MOST_VCPUS as usize + 2;
+const READERS: usize = Options::MOST_VCPUS as usize + 2;
 
 /// Largest number of invalidations by address; beyond it the whole guest is invalidated. In an
 /// emulator, each such instruction stops all CPUs for a moment.
@@ -28,7 +29,7 @@ const MOST_BY_ADDRESS: u64 = 16;
 /// The machine that the guest's tables are for.
 #[derive(Debug)]
 pub struct El2 {
-    grace: Grace<[Seat; SEATS]>,
+    readers: Readers<[ReaderSlot; READERS]>,
     tlbi: Tlbi,
     break_before_make: BreakBeforeMake,
     /// FEAT_S2FWB: the guest's accesses always use the data caches.
@@ -55,7 +56,7 @@ impl El2 {
     pub fn new(id: &IdRegisters, format: &Stage2, fault: Fault, keeper: Option<Keeper>) -> Self {
         let tlbi = Tlbi { most_by_address: MOST_BY_ADDRESS, ..id.tlbi(format) };
         Self {
-            grace: Grace::new([const { Seat::new() }; SEATS]),
+            readers: Readers::new([const { ReaderSlot::new() }; READERS]),
             tlbi: if fault == Fault::Local { tlbi.local() } else { tlbi },
             // `true`, because `vcpu` handles TLB conflicts.
             break_before_make: match fault {
@@ -246,8 +247,8 @@ unsafe impl Platform for El2 {
         self.break_before_make
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     fn thread(&self) -> Option<NonZeroUsize> {

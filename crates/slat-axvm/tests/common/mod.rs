@@ -8,8 +8,8 @@ pub mod today;
 use ax_memory_addr::{PhysAddr, VirtAddr};
 use axaddrspace::AddrSpace;
 use slat::{
-    AddressSpace, BreakBeforeMake, Format, Frame, Grace, Hpa, Invalidation, Platform, Pte, Seat,
-    Vmid,
+    AddressSpace, BreakBeforeMake, Format, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot,
+    Readers, Vmid,
 };
 use slat_axvm::{GuestMemory, NestedPageTable};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -25,7 +25,7 @@ pub const G: usize = 1 << 30;
 /// Pages from the allocator, whose physical address is their virtual one, for tables and guests.
 #[derive(Debug)]
 pub struct Host {
-    grace: Grace<[Seat; 4]>,
+    readers: Readers<[ReaderSlot; 4]>,
     break_before_make: BreakBeforeMake,
     invalidations: Mutex<Vec<Invalidation>>,
     /// Table pages in use, and the most that there may be.
@@ -51,7 +51,7 @@ fn zeroes(bytes: usize) -> usize {
 impl Host {
     pub fn new(break_before_make: BreakBeforeMake) -> Self {
         Self {
-            grace: Grace::new([const { Seat::new() }; 4]),
+            readers: Readers::new([const { ReaderSlot::new() }; 4]),
             break_before_make,
             invalidations: Mutex::default(),
             tables: AtomicUsize::new(0),
@@ -89,7 +89,7 @@ impl Host {
 // 1. `allocate` returns memory from the allocator, of that size and alignment.
 // 2. A frame's address is that of its memory, whose provenance is exposed; it stays until `free`.
 // 3. No CPU loads these tables.
-// 4. `grace` and `break_before_make` are fields that do not change.
+// 4. `readers` and `break_before_make` are fields that do not change.
 // 5. `fill` is the engine's own.
 // 6. Nothing panics while the lock is held, so it is never poisoned.
 unsafe impl Platform for Host {
@@ -124,8 +124,8 @@ unsafe impl Platform for Host {
         self.break_before_make
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 

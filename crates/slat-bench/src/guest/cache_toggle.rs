@@ -52,7 +52,7 @@ struct Flushing {
 // SAFETY: all methods are those of the fast machine, except `maintain`, which changes no memory.
 unsafe impl Platform for Flushing {
     slat_sim::forward!(
-        machine: allocate free entries publish invalidate invalidate_local break_before_make grace
+        machine: allocate free entries publish invalidate invalidate_local break_before_make readers
     );
 
     fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {

@@ -5,7 +5,9 @@
 //! always has. A dirty line may be written back at any moment, a clean one may be dropped. The
 //! [`Mood`] decides when.
 
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat};
+use slat::{
+    BreakBeforeMake, Frame, Hpa, Invalidation, Maintenance, Platform, Pte, ReaderSlot, Readers,
+};
 use slat_guest::{Backing, Host, Hva, NoPage, Page};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,7 +82,7 @@ impl State {
 
 /// The machine.
 pub struct Machine {
-    grace: Grace<[Seat; 16]>,
+    readers: Readers<[ReaderSlot; 16]>,
     pub mood: Mood,
     forced_write_back: bool,
     state: Mutex<State>,
@@ -99,7 +101,7 @@ impl Machine {
             _ => 1,
         };
         Self {
-            grace: Grace::new([const { Seat::new() }; 16]),
+            readers: Readers::new([const { ReaderSlot::new() }; 16]),
             mood,
             forced_write_back,
             state: Mutex::new(State { die, ..State::default() }),
@@ -192,7 +194,7 @@ fn layout(bytes: usize) -> Layout {
 
 // SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
 // alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
-// no CPU loads these tables; the test walks them by the engine. 4: `grace` is a field. 6: nothing
+// no CPU loads these tables; the test walks them by the engine. 4: `readers` is a field. 6: nothing
 // unwinds except a failed lock, after a panic elsewhere.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
@@ -224,8 +226,8 @@ unsafe impl Platform for Machine {
         BreakBeforeMake::Always
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {

@@ -25,7 +25,7 @@ impl Backing for Slow {
     }
 }
 
-/// Does everything that waits for faults, frees tables, or takes a seat.
+/// Does everything that waits for faults, frees tables, or takes a reader slot.
 fn everything<H: Host + 'static, B: Backing + 'static>(guest: &SharedGuest<Ept1G, H, B>) {
     let mut vcpu = guest.vcpu(0).unwrap();
     let mut worker = guest.worker().unwrap();
@@ -97,15 +97,15 @@ fn a_fault_that_waits_for_its_backing_holds_up_no_other_guest() {
     }
 }
 
-/// Each guest has seats of its own: guests with one VMID are told apart, and no other guest takes
-/// them.
+/// Each guest has reader slots of its own: guests with one VMID are told apart, and no other guest
+/// takes them.
 #[test]
 fn with_seats_of_its_own_a_guest_shares_neither_them_nor_vmids() {
     for logging in WAYS {
         let machine = Counted::new();
-        // Enough seats for a participant and the vCPU of one guest, and for a vCPU and a worker of
-        // the other.
-        let machines = [(); 2].map(|()| Arc::new(OwnSeats::<_, 2>::new(machine.clone())));
+        // Enough reader slots for a participant and the vCPU of one guest, and for a vCPU and a
+        // worker of the other.
+        let machines = [(); 2].map(|()| Arc::new(OwnReaders::<_, 2>::new(machine.clone())));
         let slow = machines[0].clone();
         let _all_but_one = slat::Participant::register(&*slow).unwrap();
         beside(machines, [1, 1], logging, everything);
@@ -118,12 +118,12 @@ fn a_guest_whose_seats_are_all_taken_is_refused_more_and_another_guest_is_not() 
     let machine = Counted::new();
     let config = Config::new(2, PageSize::SIZE_4K);
     let guests = [(); 2].map(|()| {
-        let machine = Arc::new(OwnSeats::<_, 2>::new(machine.clone()));
+        let machine = Arc::new(OwnReaders::<_, 2>::new(machine.clone()));
         let ram = OnePiece(PageSize::SIZE_4K);
         SharedGuest::new(Ept1G::default(), Vmid(1), 39, machine, ram, config).unwrap()
     });
     let [one, two] = [0, 1].map(|id| guests[0].vcpu(id).unwrap());
-    assert_eq!(guests[0].worker().unwrap_err(), slat::NoSeat { seats: 2 });
+    assert_eq!(guests[0].worker().unwrap_err(), slat::TooManyReaders { slots: 2 });
     let workers = [(); 2].map(|()| guests[1].worker().unwrap());
     drop((one, two));
     guests[0].worker().unwrap();

@@ -18,9 +18,9 @@ impl Events for Heard {
 #[test]
 fn each_service_reports_its_beginning_and_its_end() {
     let machine = Counted::with(Heard::default());
-    let seats = Arc::new(OwnSeats::<_, 4>::new(machine.clone()));
+    let readers = Arc::new(OwnReaders::<_, 4>::new(machine.clone()));
     let (ram, config) = (OnePiece(PageSize::SIZE_2M), Config::new(1, PageSize::SIZE_2M));
-    let guest = SharedGuest::new(Ept1G::default(), Vmid(5), 39, seats, ram, config).unwrap();
+    let guest = SharedGuest::new(Ept1G::default(), Vmid(5), 39, readers, ram, config).unwrap();
     let mut vcpu = guest.vcpu(0).unwrap();
     let heard = || -> Vec<Event> {
         let heard = core::mem::take(&mut *machine.events().0.lock().unwrap());

@@ -1,7 +1,7 @@
-//! What a guest with seats of its own asks of its host reaches the machine.
+//! What a guest with reader slots of its own asks of its host reaches the machine.
 
 use slat::{
-    BreakBeforeMake, Frame, Gpa, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Pte,
+    BreakBeforeMake, Frame, Gpa, GpaRange, Hpa, Invalidation, Maintenance, Platform, Pte, Readers,
     Vmid,
 };
 use slat_guest::*;
@@ -21,7 +21,7 @@ impl Noted {
 }
 
 // SAFETY: by the numbers of `Platform`'s contract. 1, 2, 3, 5, 6: `allocate` never returns a frame,
-// so that there are no tables. 4: no thread can ask for the seats, since none is made.
+// so that there are no tables. 4: no thread can ask for the reader slots, since none is made.
 unsafe impl Platform for Noted {
     fn allocate(&self, _: usize) -> Option<Frame> {
         self.note("allocate");
@@ -54,7 +54,7 @@ unsafe impl Platform for Noted {
         BreakBeforeMake::Never
     }
 
-    fn grace(&self) -> &Grace {
+    fn readers(&self) -> &Readers {
         unreachable!("the guest has its own")
     }
 
@@ -128,7 +128,7 @@ impl Host for Noted {
 #[test]
 fn a_host_with_seats_of_its_own_passes_each_call_on_to_its_machine() {
     let machine = Noted::default();
-    let host = OwnSeats::<_, 1>::new(&machine);
+    let host = OwnReaders::<_, 1>::new(&machine);
     let passes = |call: &'static str| assert_eq!(take(&mut *machine.0.borrow_mut()), [call]);
     let everything = Invalidation { vmid: Vmid(1), range: None, leaf: None, tables: false };
     assert!(host.allocate(4096).is_none());

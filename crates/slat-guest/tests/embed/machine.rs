@@ -2,8 +2,8 @@
 
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform, Pte,
-    Seat, Vmid,
+    Access, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, Memory, PageSize, Platform, Pte,
+    ReaderSlot, Readers, Vmid,
 };
 use slat_guest::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -16,12 +16,12 @@ pub const M2: u64 = 2 << 20;
 pub const G1: u64 = 1 << 30;
 pub const BASE: u64 = 4 * G1;
 pub const HOST: u64 = 0x7000_0000_0000;
-const SEATS: usize = 128;
+const READERS: usize = 128;
 
 /// Frames come from the allocator.
 pub struct Counted<E: Events = ()> {
     events: E,
-    grace: Grace<[Seat; SEATS]>,
+    readers: Readers<[ReaderSlot; READERS]>,
     frames: AtomicU64,
     invalidations: AtomicU64,
     clock: AtomicU64,
@@ -39,10 +39,10 @@ impl Counted {
 
 impl<E: Events> Counted<E> {
     pub fn with(events: E) -> Arc<Self> {
-        let grace = Grace::new([const { Seat::new() }; SEATS]);
+        let readers = Readers::new([const { ReaderSlot::new() }; READERS]);
         Arc::new(Self {
             events,
-            grace,
+            readers,
             frames: AtomicU64::new(0),
             invalidations: AtomicU64::new(0),
             clock: AtomicU64::new(0),
@@ -83,7 +83,7 @@ fn layout(bytes: usize) -> Layout {
 
 // SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
 // alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
-// no CPU loads these tables. 4: `grace` is a field.
+// no CPU loads these tables. 4: `readers` is a field.
 unsafe impl<E: Events> Platform for Counted<E> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.frames.fetch_add(1, Ordering::Relaxed);
@@ -112,8 +112,8 @@ unsafe impl<E: Events> Platform for Counted<E> {
         BreakBeforeMake::Never
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 
@@ -140,9 +140,9 @@ impl<E: Events> Host for Counted<E> {
 
     fn between_pieces(&self) {
         if let Some(work) = &mut *self.between.lock().unwrap() {
-            let grace = Platform::grace(self);
-            let moment = grace.moment();
-            assert!(grace.is_past(moment), "nobody is inside tables");
+            let readers = Platform::readers(self);
+            let moment = readers.moment();
+            assert!(readers.is_past(moment), "nobody is inside tables");
             work();
         }
     }

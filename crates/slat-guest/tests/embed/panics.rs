@@ -4,8 +4,8 @@
 use crate::machine::*;
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, GpaRange, Grace, Hpa, Invalidation, Memory, PageSize,
-    Platform, Pte, Vmid,
+    Access, BreakBeforeMake, Frame, Gpa, GpaRange, Hpa, Invalidation, Memory, PageSize, Platform,
+    Pte, Readers, Vmid,
 };
 use slat_guest::*;
 use std::cell::{Cell, RefCell};
@@ -75,8 +75,8 @@ unsafe impl Platform for Panics {
         BreakBeforeMake::Never
     }
 
-    fn grace(&self) -> &Grace {
-        Platform::grace(&*self.machine)
+    fn readers(&self) -> &Readers {
+        Platform::readers(&*self.machine)
     }
 }
 

@@ -16,7 +16,7 @@ fn a_thousand_guests_live_in_one_process() {
     let machine = Counted::new();
     let new = |vmid| {
         // For a vCPU and a worker.
-        let machine = Arc::new(OwnSeats::<_, 2>::new(machine.clone()));
+        let machine = Arc::new(OwnReaders::<_, 2>::new(machine.clone()));
         let config = Config::new(1, PageSize::SIZE_2M);
         SharedGuest::new(Ept1G::default(), Vmid(vmid), 39, machine, ram(), config).unwrap()
     };

@@ -136,7 +136,7 @@ fn guests_come_and_go_while_others_run_on_threads_that_own_their_part() {
                     let host = HvaRange { start: Hva(HOST), bytes: M2 };
                     worker.with(|worker| drop(worker.invalidate(host, |_| {})));
                     // The handles are dropped before the threads of the guest's vCPUs end; threads
-                    // of the previous round have a seat each until they end.
+                    // of the previous round have a reader slot each until they end.
                     drop((worker, guest));
                     let before = core::mem::replace(&mut before, threads);
                     before.into_iter().for_each(|thread| thread.join().unwrap());

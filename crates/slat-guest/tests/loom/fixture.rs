@@ -6,8 +6,8 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use slat::format::tiny::{Tiny, TwoSlots};
 use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform, Pte,
-    Seat, Translation, Vmid,
+    Access, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, Memory, PageSize, Platform, Pte,
+    ReaderSlot, Readers, Translation, Vmid,
 };
 use slat_guest::*;
 
@@ -20,7 +20,7 @@ pub const HOST: u64 = 0x4000;
 
 /// Frames, which are not given back to the allocator within a model.
 pub struct World {
-    grace: Grace<[Seat; 3]>,
+    readers: Readers<[ReaderSlot; 3]>,
     pages: RefCell<Vec<Box<[Pte]>>>,
     bbm: BreakBeforeMake,
     /// Private bytes that were reported as mapped, and not as removed.
@@ -32,9 +32,9 @@ pub struct World {
 
 impl World {
     pub fn new(bbm: BreakBeforeMake) -> &'static Self {
-        let grace = Grace::new([Seat::new(), Seat::new(), Seat::new()]);
+        let readers = Readers::new([ReaderSlot::new(), ReaderSlot::new(), ReaderSlot::new()]);
         let (pages, assigned, split, given_back) = Default::default();
-        Box::leak(Box::new(Self { grace, pages, bbm, assigned, split, given_back }))
+        Box::leak(Box::new(Self { readers, pages, bbm, assigned, split, given_back }))
     }
 
     /// Returns the number of frames in use.
@@ -43,7 +43,7 @@ impl World {
     }
 }
 
-// SAFETY: pages are boxed and stay; the grace is a field.
+// SAFETY: pages are boxed and stay; the readers are a field.
 unsafe impl Platform for World {
     fn allocate(&self, _bytes: usize) -> Option<Frame> {
         let mut pages = self.pages.borrow_mut();
@@ -68,8 +68,8 @@ unsafe impl Platform for World {
         self.bbm
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 

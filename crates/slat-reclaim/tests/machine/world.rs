@@ -185,7 +185,7 @@ fn word(bytes: &[u8]) -> u64 {
 // Of the methods, `Host::wait` alone may unwind, in a history that has failed.
 unsafe impl<A: Arch> Platform for World<A> {
     slat_sim::forward!(
-        machine: allocate free invalidate_local break_before_make grace maintain fill
+        machine: allocate free invalidate_local break_before_make readers maintain fill
     );
 
     fn entries(&self, table: Hpa) -> NonNull<Pte> {

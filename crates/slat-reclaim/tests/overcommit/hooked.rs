@@ -66,7 +66,7 @@ impl Swap for Hooked<'_, Flaky> {
 // SAFETY: the machine keeps the contract.
 unsafe impl Platform for Hooked<'_, &FastMachine<Ept>> {
     slat_sim::forward!(
-        inner: allocate free entries publish invalidate break_before_make grace maintain
+        inner: allocate free entries publish invalidate break_before_make readers maintain
     );
 }
 

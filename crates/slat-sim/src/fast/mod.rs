@@ -83,7 +83,9 @@ pub use error::{AccessError, CpuError, Why};
 use crate::arch::Arch;
 use frames::Frames;
 use log::Log;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat};
+use slat::{
+    BreakBeforeMake, Frame, Hpa, Invalidation, Maintenance, Platform, Pte, ReaderSlot, Readers,
+};
 use space::Space;
 use std::io;
 use std::ptr::NonNull;
@@ -92,7 +94,7 @@ use std::time::{Duration, Instant};
 use window::{Barriers, Door};
 
 /// Number of threads that may be inside tables at a time.
-const SEATS: usize = 256;
+const READERS: usize = 256;
 
 /// A machine whose memory is real and whose CPUs are threads.
 #[derive(Debug)]
@@ -104,7 +106,7 @@ pub struct FastMachine<A: Arch> {
     barriers: Barriers,
     log: Log,
     break_before_make: BreakBeforeMake,
-    grace: Box<Grace<[Seat; SEATS]>>,
+    readers: Box<Readers<[ReaderSlot; READERS]>>,
     counters: Counters,
     start: Instant,
 }
@@ -149,7 +151,9 @@ impl<A: Arch> FastMachine<A> {
             barriers: Barriers::register(),
             log: Log::default(),
             break_before_make: arch.break_before_make(),
-            grace: Box::new(Grace::<[Seat; SEATS]>::new([const { Seat::new() }; SEATS])),
+            readers: Box::new(Readers::<[ReaderSlot; READERS]>::new(
+                [const { ReaderSlot::new() }; READERS],
+            )),
             start: Instant::now(),
             counters: Counters::default(),
         })
@@ -215,8 +219,8 @@ impl<A: Arch> FastMachine<A> {
 // 3. By the protocol in the module's documentation, after `invalidate` has returned, no CPU uses
 //    what it cached before the generation changed, nor is it in a walk that began before. CPUs
 //    cache nothing else.
-// 4. `grace` is a field; `break_before_make` changes by `&mut self` only, when no tables borrow the
-//    machine.
+// 4. `readers` is a field; `break_before_make` changes by `&mut self` only, when no tables borrow
+//    the machine.
 // 5. `fill` is the trait's default.
 // 6. Poisoned locks are taken as well; nothing else can unwind.
 unsafe impl<A: Arch> Platform for FastMachine<A> {
@@ -254,8 +258,8 @@ unsafe impl<A: Arch> Platform for FastMachine<A> {
     }
 
     #[inline(always)]
-    fn grace(&self) -> &Grace {
-        &*self.grace
+    fn readers(&self) -> &Readers {
+        &*self.readers
     }
 
     fn maintain(&self, _memory: Hpa, bytes: u64, what: Maintenance) {

@@ -14,8 +14,9 @@
 //! that share an entry, one is notified, and its leaf is there before another thread can take it
 //! out.
 //!
-//! Tokens of threads that have a seat are the seat's ([`crate::grace`]), so that faults share no
-//! counter; others are counted by the guest. Neither come back within 2^47 faults and unmaps.
+//! Tokens of threads that have a reader slot are the slot's ([`crate::readers`]), so that
+//! faults share no counter; others are counted by the guest. Neither come back within 2^47 faults
+//! and unmaps.
 
 use super::map::{MapError, maintenance};
 use super::owner::Owner;

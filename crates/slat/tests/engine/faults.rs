@@ -61,8 +61,8 @@ fn a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved<H: 
 }
 on!(a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved);
 
-/// The guest's numbers are those that no seat has.
-fn the_guest_numbers_the_reservations_of_those_without_a_seat<H: Hardware>() {
+/// The guest's numbers are those that no reader slot has.
+fn the_guest_numbers_the_reservations_of_those_without_a_slot<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
     let hardware = H::of(&tables);
@@ -78,7 +78,7 @@ fn the_guest_numbers_the_reservations_of_those_without_a_seat<H: Hardware>() {
     drop((guard, frames));
     crate::common::destroy(tables);
 }
-on!(the_guest_numbers_the_reservations_of_those_without_a_seat);
+on!(the_guest_numbers_the_reservations_of_those_without_a_slot);
 
 #[test]
 fn a_fault_takes_no_entry_that_covers_more_than_the_guest() {

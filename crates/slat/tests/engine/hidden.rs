@@ -3,8 +3,8 @@
 
 use slat::format::ept::Ept1G;
 use slat::{
-    Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange, Grace, Hpa,
-    Invalidation, PageSize, Participant, Platform, Pte, Seat, Skip, TableCache, Tables, Vmid,
+    Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa, Invalidation,
+    PageSize, Participant, Platform, Pte, ReaderSlot, Readers, Skip, TableCache, Tables, Vmid,
 };
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -55,7 +55,7 @@ impl Stop {
 
 /// Heap frames, which are never given back.
 struct Staged {
-    grace: Grace<[Seat; 2]>,
+    readers: Readers<[ReaderSlot; 2]>,
     last: AtomicU64,
     at_4m: AtomicU64,
     invalidated: AtomicU64,
@@ -95,8 +95,8 @@ unsafe impl Platform for Staged {
         BreakBeforeMake::Never
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 
@@ -105,7 +105,7 @@ fn an_exact_test_finds_a_page_that_a_hint_had_hidden_and_that_nobody_has_cleared
     let (tests, tester_stands, tester_goes) = Stop::new();
     let (clears, clearer_stands, clearer_goes) = Stop::new();
     let platform: &'static _ = Box::leak(Box::new(Staged {
-        grace: Grace::new([const { Seat::new() }; 2]),
+        readers: Readers::new([const { ReaderSlot::new() }; 2]),
         last: 0.into(),
         at_4m: 0.into(),
         invalidated: 0.into(),

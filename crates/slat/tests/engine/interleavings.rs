@@ -21,7 +21,7 @@ pub(crate) enum Call {
 type Hook = Arc<dyn Fn(Call) + Send + Sync>;
 
 pub(crate) struct Hooked {
-    grace: Grace<[Seat; 8]>,
+    readers: Readers<[ReaderSlot; 8]>,
     bbm: BreakBeforeMake,
     hook: Mutex<Option<Hook>>,
     invalidations: AtomicUsize,
@@ -30,9 +30,9 @@ pub(crate) struct Hooked {
 impl Hooked {
     /// Leaked, so that a hook may refer to it.
     pub(crate) fn new(bbm: BreakBeforeMake) -> &'static Self {
-        let grace = Grace::new([const { Seat::new() }; 8]);
+        let readers = Readers::new([const { ReaderSlot::new() }; 8]);
         let invalidations = AtomicUsize::new(0);
-        Box::leak(Box::new(Self { grace, bbm, hook: Mutex::new(None), invalidations }))
+        Box::leak(Box::new(Self { readers, bbm, hook: Mutex::new(None), invalidations }))
     }
 
     pub(crate) fn at_each_call(&self, hook: impl Fn(Call) + Send + Sync + 'static) {
@@ -56,8 +56,8 @@ fn layout(bytes: usize) -> Layout {
 }
 
 // SAFETY: frames come from the allocator with that size and alignment and stay until `free`; a
-// frame's address is that of its memory; no CPU loads the tables; hooks do not unwind; `grace` is a
-// field.
+// frame's address is that of its memory; no CPU loads the tables; hooks do not unwind; `readers` is
+// a field.
 unsafe impl Platform for Hooked {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         // SAFETY: the size is not zero, and no other code has the memory.
@@ -85,8 +85,8 @@ unsafe impl Platform for Hooked {
         self.bbm
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     fn maintain(&self, memory: Hpa, _: u64, _: Maintenance) {

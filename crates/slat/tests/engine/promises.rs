@@ -7,8 +7,8 @@ use crate::common::world::VMID;
 use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Attributes, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Inactive, Invalidation, PageSize,
-    Participant, Place, Platform, Pte, Seat, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Frame, Gpa, Hpa, Inactive, Invalidation, PageSize, Participant,
+    Place, Platform, Pte, ReaderSlot, Readers, TableCache, Tables, Vmid,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -99,14 +99,14 @@ fn a_moment_is_past_when_all_threads_that_were_inside_have_left() {
     let platform = always();
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
     let (mut first, mut second) = (platform.join(), platform.join());
-    let grace = platform.grace();
-    assert!(grace.is_past(grace.moment()), "nobody was inside");
+    let readers = platform.readers();
+    assert!(readers.is_past(readers.moment()), "nobody was inside");
     let guard = tables.enter(&mut first).unwrap();
-    let moment = grace.moment();
-    assert!(!grace.is_past(moment));
+    let moment = readers.moment();
+    assert!(!readers.is_past(moment));
     let late = tables.enter(&mut second).unwrap();
     drop(guard);
-    assert!(grace.is_past(moment), "who entered later does not count");
+    assert!(readers.is_past(moment), "who entered later does not count");
     drop(late);
     drop((first, second));
     destroy(tables);
@@ -285,26 +285,26 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     let relaxed = TestPlatform::new(BreakBeforeMake::Never);
     cache!(more, &relaxed);
     let others = Tables::new(format, VMID, 40, &relaxed).unwrap();
-    let mut seat = relaxed.join();
-    let mut guard = others.enter(&mut seat).unwrap();
+    let mut other = relaxed.join();
+    let mut guard = others.enter(&mut other).unwrap();
     guard.map(block, Hpa(1 << 32), RAM, BLOCK, &mut more).unwrap();
     guard.split(block, PAGE, &mut more).unwrap();
     relaxed.take_events();
     drop(guard);
     assert_eq!(relaxed.take_events(), []);
-    others.enter(&mut seat).unwrap().complete();
+    others.enter(&mut other).unwrap().complete();
     assert_eq!(relaxed.take_events().len(), 1);
-    drop((cache, participant, more, seat));
+    drop((cache, participant, more, other));
     destroy(tables);
     destroy(others);
 }
 
 /// A platform without state.
 struct Unit;
-static GRACE: Grace<[Seat; 4]> = Grace::new([const { Seat::new() }; 4]);
+static READERS: Readers<[ReaderSlot; 4]> = Readers::new([const { ReaderSlot::new() }; 4]);
 
 // SAFETY: 1. to 3. frames are the allocator's, never given back, and no CPU walks them; 4. the
-// grace is a static; 5. `fill` is the engine's; 6. nothing unwinds.
+// readers are a static; 5. `fill` is the engine's; 6. nothing unwinds.
 unsafe impl Platform for Unit {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let layout = std::alloc::Layout::from_size_align(bytes, bytes).ok()?;
@@ -326,8 +326,8 @@ unsafe impl Platform for Unit {
         BreakBeforeMake::Always
     }
 
-    fn grace(&self) -> &Grace {
-        &GRACE
+    fn readers(&self) -> &Readers {
+        &READERS
     }
 }
 

@@ -16,9 +16,9 @@ use slat::format::ept::{Ept1G, Ept2M};
 use slat::format::{AttributeError, GeometryError};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute, Foreign,
-    Format, Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, NoSeat, OutOfFrames,
-    PageSize, Pages, Participant, Place, RangeError, Software, SplitError, TableCache, Tables,
-    UnmapError, Vmid,
+    Format, Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, OutOfFrames, PageSize,
+    Pages, Participant, Place, RangeError, Software, SplitError, TableCache, Tables,
+    TooManyReaders, UnmapError, Vmid,
 };
 
 const SIZE_512G: PageSize = PageSize::from_bytes(512 * G).unwrap();
@@ -276,12 +276,12 @@ fn members_removals_and_guards_of_others_are_refused() {
 }
 
 #[test]
-fn a_platform_has_as_many_members_as_seats() {
+fn a_platform_has_as_many_readers_as_slots() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let participants = [(); 4].map(|()| platform.join());
     let error = Participant::register(&platform).err().unwrap();
-    assert_eq!(error, NoSeat { seats: 4 });
-    says(&error.to_string(), &["all 4 seats", "drop a participant"]);
+    assert_eq!(error, TooManyReaders { slots: 4 });
+    says(&error.to_string(), &["all 4 reader slots", "drop a reader"]);
     drop(participants);
     assert!(Participant::register(&platform).is_ok());
 }

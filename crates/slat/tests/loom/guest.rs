@@ -116,7 +116,7 @@ impl<F: Walked> On<F> {
         unsafe { &mut *self.tables }
     }
 
-    /// Enters without a seat.
+    /// Enters without a reader slot.
     pub fn inside(&self) -> In<'static, F> {
         // SAFETY: models that reclaim while other threads run enter by `seated`; the others reclaim
         // after all threads were joined.
@@ -124,7 +124,7 @@ impl<F: Walked> On<F> {
     }
 
     pub fn participant(&self) -> Participant<'static, World> {
-        Participant::register(self.world).expect("there are seats for all threads")
+        Participant::register(self.world).expect("there are reader slots for all threads")
     }
 
     pub fn seated<'m>(&self, participant: &'m mut Participant<'static, World>) -> In<'m, F> {
@@ -516,7 +516,7 @@ impl<F: Walked> In<'_, F> {
 
 macro_rules! unseated {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
-        /// Single operations, without a seat.
+        /// Single operations, without a reader slot.
         impl<F: Walked> On<F> {
             $(pub fn $name(&self, $($arg: $type),*) -> $result {
                 self.inside().$name($($arg),*)

@@ -52,7 +52,7 @@ pub struct Grant {
 /// Frames, and the entries that CPUs hold of them.
 pub struct World {
     bbm: BreakBeforeMake,
-    grace: Grace<[Seat; 3]>,
+    readers: Readers<[ReaderSlot; 3]>,
     pages: RefCell<Vec<Page>>,
     /// Held during each access of a CPU and each invalidation, so an invalidation ends after every
     /// access that began before it.
@@ -89,7 +89,7 @@ impl World {
     pub fn new(bbm: BreakBeforeMake) -> &'static Self {
         Box::leak(Box::new(Self {
             bbm,
-            grace: Grace::new([Seat::new(), Seat::new(), Seat::new()]),
+            readers: Readers::new([ReaderSlot::new(), ReaderSlot::new(), ReaderSlot::new()]),
             pages: RefCell::default(),
             bus: loom::sync::Mutex::new(()),
             running: Cell::new(false),
@@ -165,7 +165,7 @@ impl World {
 }
 
 // SAFETY: pages are boxed, never moved, and not given back to the allocator before the model ends;
-// the grace is a field.
+// the readers are a field.
 unsafe impl Platform for World {
     fn allocate(&self, _bytes: usize) -> Option<Frame> {
         self.budget.set(self.budget.get().checked_sub(1)?);
@@ -206,8 +206,8 @@ unsafe impl Platform for World {
         self.bbm
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 

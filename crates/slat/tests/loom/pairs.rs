@@ -47,7 +47,7 @@ pub enum Op {
     /// A CPU writes to the first page and reads the second.
     Cpu,
     Translate,
-    /// Unmaps, and reclaims at once; all other threads have a seat.
+    /// Unmaps, and reclaims at once; all other threads have a reader slot.
     Retire,
 }
 use Op::*;
@@ -162,7 +162,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     if given && (either(Round) || both) {
         assert!(guest.round(ALL).is_none());
     }
-    let seats = either(Retire);
+    let registered = either(Retire);
     let cache = |op: Op| matches!(op, Map | Fault | Split).then(|| guest.cache(1));
     let thread = move |op: Op,
                        cache: Option<Cache<F>>,
@@ -173,8 +173,9 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
         }
     };
     let [mine, others] = ops.map(cache);
-    let [participant, seat] = [(); 2].map(|()| seats.then(|| guest.participant()));
-    let other = spawn(move || thread(ops[1], others, seat));
+    let [participant, other_participant] =
+        [(); 2].map(|()| registered.then(|| guest.participant()));
+    let other = spawn(move || thread(ops[1], others, other_participant));
     let here = thread(ops[0], mine, participant);
     let lefts = [here, other.join().unwrap()];
 
@@ -244,7 +245,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     }
     judge(guest, tree, ops, &removed);
     drop(pages);
-    if seats {
+    if registered {
         // The thread that held the entry has left.
         let freed = [(); 3].map(|()| guest.tables().reclaim());
         assert_eq!(freed[2], 0);

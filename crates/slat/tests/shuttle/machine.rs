@@ -26,7 +26,7 @@ struct Page {
 /// Frames, and the entries that CPUs hold of them.
 pub struct World {
     bbm: BreakBeforeMake,
-    grace: Grace<[Seat; 8]>,
+    readers: Readers<[ReaderSlot; 8]>,
     pages: RefCell<Vec<Page>>,
     /// Whether frames that were given back are handed out again, the last one first: an address
     /// that comes back must not be mistaken for the old table. Otherwise they stay poisoned.
@@ -47,7 +47,7 @@ impl World {
     pub fn new(bbm: BreakBeforeMake, reuse: bool) -> Self {
         Self {
             bbm,
-            grace: Grace::new([const { Seat::new() }; 8]),
+            readers: Readers::new([const { ReaderSlot::new() }; 8]),
             pages: RefCell::default(),
             reuse,
             free: RefCell::default(),
@@ -71,7 +71,7 @@ impl World {
 }
 
 // SAFETY: entries are boxed, never moved, and not given back to the allocator before the world
-// ends; a frame is handed out again only after it was given back; the grace is a field.
+// ends; a frame is handed out again only after it was given back; the readers are a field.
 unsafe impl Platform for World {
     fn allocate(&self, _bytes: usize) -> Option<Frame> {
         let mut pages = self.pages.borrow_mut();
@@ -123,7 +123,7 @@ unsafe impl Platform for World {
         self.bbm
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }

@@ -66,7 +66,7 @@ impl Bench {
             return Ok(());
         }
         let (tables, participant, mut cache) = prepare::<F>((memory, leaf, attributes));
-        let mut guard = tables.enter(participant).expect("the seat is of this machine");
+        let mut guard = tables.enter(participant).expect("the reader slot is of this machine");
         announce(self.format, operation, units)?;
         black_box(measured(|| work(&mut guard, &mut cache)));
         guard.complete();
@@ -118,7 +118,8 @@ fn machine<F: Format>() -> &'static Machine {
     })
 }
 
-/// Returns tables that map `memory`, if any, by `leaf` with `attributes`; a seat; and table pages.
+/// Returns tables that map `memory`, if any, by `leaf` with `attributes`; a reader slot; and table
+/// pages.
 fn prepare<F: Format + Default>(
     (memory, leaf, attributes): (Option<GpaRange>, PageSize, Attributes),
 ) -> (
@@ -136,7 +137,7 @@ fn prepare<F: Format + Default>(
         tables.map(range, Hpa(HOST), attributes, leaf, &mut cache).expect("nothing is mapped");
     }
     cache.fill(TABLES).expect("the machine has as many");
-    let participant = Participant::register(machine).expect("nobody else has a seat");
+    let participant = Participant::register(machine).expect("nobody else has a reader slot");
     (Box::leak(Box::new(tables.activate())), Box::leak(Box::new(participant)), cache)
 }
 
@@ -242,14 +243,16 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     })?;
     bench.count_outside::<F, _>("translate, random, a guard each", |tables, participant| {
         let found = |gpa: &&Gpa| {
-            let guard = tables.enter(participant).expect("the seat is of this machine");
+            let guard = tables.enter(participant).expect("the reader slot is of this machine");
             guard.translate(**gpa).is_ok()
         };
         addresses.iter().filter(found).count()
     })?;
     bench.count_outside::<F, _>("enter and leave", |tables, participant| {
         for _ in 0..PAGES {
-            black_box(tables.enter(participant).expect("the seat is of this machine").vmid());
+            black_box(
+                tables.enter(participant).expect("the reader slot is of this machine").vmid(),
+            );
         }
     })?;
     bench.count_owned::<F, _>("owned: map, page by page", None, |space| {

@@ -36,7 +36,7 @@ fn vcpu<F: Format + Default>(largest: PageSize, eager: Option<PageSize>) -> On<F
     let guest = Guest::new(F::default(), Vmid(1), 40, machine, OnePiece, config);
     let guest = Box::leak(Box::new(guest.expect("the configuration is one of the format's")));
     let room = Box::leak(Box::new([const { None }; TABLE_PAGES]));
-    Vcpu::new(guest, 0, room).expect("the seat is free")
+    Vcpu::new(guest, 0, room).expect("the reader slot is free")
 }
 
 /// Returns a vCPU whose guest has written all of its memory, mapped in pages.

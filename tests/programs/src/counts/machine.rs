@@ -1,7 +1,7 @@
 //! A machine whose calls cost next to nothing: it takes table pages from one piece of memory, and
 //! does no invalidation and no barrier.
 
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Pte, Seat};
+use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers};
 use slat_guest::{Backing, Host, Hva, NoPage, Page};
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ptr::NonNull;
@@ -17,7 +17,7 @@ pub struct Machine {
     memory: NonNull<u8>,
     used: AtomicUsize,
     breaks: BreakBeforeMake,
-    grace: Grace<[Seat; 4]>,
+    readers: Readers<[ReaderSlot; 4]>,
 }
 
 // SAFETY: an atomic counter hands out the memory in disjoint parts.
@@ -33,14 +33,14 @@ impl Machine {
             memory: memory.unwrap_or_else(|| handle_alloc_error(layout)),
             used: AtomicUsize::new(0),
             breaks,
-            grace: Grace::new([const { Seat::new() }; 4]),
+            readers: Readers::new([const { ReaderSlot::new() }; 4]),
         }))
     }
 }
 
 // SAFETY: `allocate` returns memory of the requested size, aligned to it (sizes are powers of two,
 // and each begins at a multiple of its own), that has no other owner. Its address is the frame's,
-// and it is never freed. No CPU loads these tables. `grace` is a field.
+// and it is never freed. No CPU loads these tables. `readers` is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let taken = self.used.fetch_update(Relaxed, Relaxed, |used| {
@@ -69,8 +69,8 @@ unsafe impl Platform for Machine {
         self.breaks
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 

@@ -241,7 +241,7 @@ extern "C" fn main() -> ! {
     let mut storage = [const { None }; 16];
     let mut cache = TableCache::new(&machine, &mut storage);
     cache.fill(16).expect("frames");
-    let mut participant = Participant::register(&machine).expect("a seat");
+    let mut participant = Participant::register(&machine).expect("a reader slot");
     let mut guest = tables.enter(&mut participant).expect("the same platform");
 
     let unused = Attributes { accessed: false, dirty: false, ..Attributes::RAM };

@@ -6,7 +6,7 @@ use core::fmt::{self, Write};
 use core::panic::PanicInfo;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Pte, Seat};
+use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers};
 
 global_asm!(include_str!("start.s"));
 
@@ -50,13 +50,13 @@ static TABLES: Memory<{ FRAMES * PAGE }> = Memory::new();
 pub struct Machine {
     used: AtomicUsize,
     stale: AtomicBool,
-    grace: Grace<[Seat; 2]>,
+    readers: Readers<[ReaderSlot; 2]>,
 }
 
 impl Machine {
     pub const fn new() -> Self {
-        let grace = Grace::new([const { Seat::new() }; 2]);
-        Self { used: AtomicUsize::new(0), stale: AtomicBool::new(false), grace }
+        let readers = Readers::new([const { ReaderSlot::new() }; 2]);
+        Self { used: AtomicUsize::new(0), stale: AtomicBool::new(false), readers }
     }
 
     /// Returns whether the next entry has to flush.
@@ -80,7 +80,7 @@ impl Machine {
 
 // SAFETY: each frame is a page of `TABLES` of its own, at its own address, and stays. A flush in
 // the next VMRUN drops all cached translations, and the guest does not run on the only CPU before
-// that. `grace` is a field.
+// that. `readers` is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let frame = self.used.fetch_add(1, Ordering::Relaxed);
@@ -108,8 +108,8 @@ unsafe impl Platform for Machine {
         BreakBeforeMake::Never
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 

@@ -5,7 +5,9 @@ use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
 use slat::format::riscv::fault::GuestPageFault;
-use slat::{Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Platform, Pte, Seat};
+use slat::{
+    Access, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers,
+};
 
 global_asm!(include_str!("boot.s"));
 
@@ -145,13 +147,13 @@ pub struct Machine {
     next: Cell<u64>,
     /// Frames handed out and not given back, in pages.
     pub live: Cell<u64>,
-    grace: Grace<[Seat; 1]>,
+    readers: Readers<[ReaderSlot; 1]>,
 }
 
 impl Machine {
     pub const fn new() -> Self {
-        let grace = Grace::new([const { Seat::new() }; 1]);
-        Self { next: Cell::new(FRAMES.0), live: Cell::new(0), grace }
+        let readers = Readers::new([const { ReaderSlot::new() }; 1]);
+        Self { next: Cell::new(FRAMES.0), live: Cell::new(0), readers }
     }
 }
 
@@ -195,7 +197,7 @@ unsafe impl Platform for Machine {
         BreakBeforeMake::Never
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }

@@ -17,7 +17,7 @@ type F = slat::format::riscv::RiscV;
 /// A machine of which nothing counts as the engine's text.
 #[derive(Debug)]
 pub struct Machine {
-    grace: Grace<[Seat; 8]>,
+    readers: Readers<[ReaderSlot; 8]>,
 }
 
 // SAFETY: declarations only: the archive is read, never linked into a program.
@@ -56,8 +56,8 @@ unsafe impl Platform for Machine {
         if F::REFILL_BREAKS { BreakBeforeMake::Always } else { BreakBeforeMake::Never }
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 }
 

@@ -17,8 +17,8 @@ pub mod world;
 
 use machine::Machine;
 use slat::{
-    BreakBeforeMake, Format, Frame, GpaRange, Grace, Guard, Hpa, Invalidation, Maintenance,
-    Participant, Place, Platform, Pte, Removed, Seat, Tables,
+    BreakBeforeMake, Format, Frame, GpaRange, Guard, Hpa, Invalidation, Maintenance, Participant,
+    Place, Platform, Pte, ReaderSlot, Readers, Removed, Tables,
 };
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
@@ -102,7 +102,7 @@ pub struct TestPlatform {
     pub machine: RefCell<Option<Machine>>,
     meanwhile: RefCell<Option<Meanwhile>>,
     entered: RefCell<Option<Entered>>,
-    grace: Grace<[Seat; 4]>,
+    readers: Readers<[ReaderSlot; 4]>,
 }
 
 impl TestPlatform {
@@ -116,7 +116,7 @@ impl TestPlatform {
             machine: RefCell::default(),
             meanwhile: RefCell::default(),
             entered: RefCell::default(),
-            grace: Grace::new([const { Seat::new() }; 4]),
+            readers: Readers::new([const { ReaderSlot::new() }; 4]),
         }
     }
 
@@ -242,8 +242,8 @@ unsafe impl Platform for TestPlatform {
         self.bbm
     }
 
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {

@@ -1,11 +1,11 @@
-//! Seats: which threads have one, and which threads a moment waits for.
+//! Reader slots: which threads have one, and which threads a moment waits for.
 
 use crate::common::TestPlatform;
 use crate::common::destroy;
 use crate::common::hardware::arm::Arm;
 use crate::common::stage::{K, arm, range};
 use crate::common::world::TablesOf;
-use slat::{BreakBeforeMake, NoSeat, Participant, Platform, Vmid};
+use slat::{BreakBeforeMake, Participant, Platform, TooManyReaders, Vmid};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
@@ -16,23 +16,23 @@ fn a_moment_is_past_once_the_threads_that_were_inside_have_left() {
         let tables = TablesOf::<Arm<12>>::new(arm(), vmid, 40, &platform).unwrap();
         let mut member = platform.join();
         let guard = tables.enter(&mut member).unwrap();
-        let moment = platform.grace().moment();
-        assert_eq!([tables.is_past(moment), platform.grace().is_past(moment)], [false; 2]);
+        let moment = platform.readers().moment();
+        assert_eq!([tables.is_past(moment), platform.readers().is_past(moment)], [false; 2]);
         drop(guard);
-        assert_eq!([tables.is_past(moment), platform.grace().is_past(moment)], [true; 2]);
+        assert_eq!([tables.is_past(moment), platform.readers().is_past(moment)], [true; 2]);
         drop(member);
         destroy(tables);
     }
 }
 
 #[test]
-fn a_thread_that_has_left_tables_keeps_its_seat() {
+fn a_thread_that_has_left_tables_keeps_its_slot() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = TablesOf::<Arm<12>>::new(arm(), Vmid(0), 40, &platform).unwrap();
     let mut first = platform.join();
     drop(tables.enter(&mut first).unwrap());
     let others = [platform.join(), platform.join(), platform.join()];
-    assert_eq!(Participant::register(&platform).err(), Some(NoSeat { seats: 4 }));
+    assert_eq!(Participant::register(&platform).err(), Some(TooManyReaders { slots: 4 }));
     drop((first, others));
     destroy(tables);
 }
@@ -45,7 +45,7 @@ fn a_thread_that_drops_a_guard_that_owes_has_left_also_if_the_invalidation_panic
         let mut member = platform.join();
         let mut guard = tables.enter(&mut member).unwrap();
         guard.owe(range(0, 4 * K)).unwrap();
-        let moment = platform.grace().moment();
+        let moment = platform.readers().moment();
         if panics {
             platform.meanwhile(Some(Box::new(|_, _| panic!("the CPU does not answer"))));
         }

@@ -1,12 +1,12 @@
 //! Grace periods: when no software walker can still be in a table that was unlinked.
 //!
 //! # Protocol
-//! A thread that walks holds a seat. On entry it writes the clock's reading and the guest whose
-//! tables it enters into the seat. On leaving it writes that it is outside, and of which guest. A
-//! reclaimer, which has unlinked tables, advances the clock. It frees the tables once every seat is
+//! A thread that walks holds a slot. On entry it writes the clock's reading and the guest whose
+//! tables it enters into the slot. On leaving it writes that it is outside, and of which guest. A
+//! reclaimer, which has unlinked tables, advances the clock. It frees the tables once every slot is
 //! outside, is in another guest's tables, or shows a reading at least as late as the reclaimer's.
 //!
-//! A walker enters, and a reclaimer inspects, by a read-modify-write of the seat, so one of them
+//! A walker enters, and a reclaimer inspects, by a read-modify-write of the slot, so one of them
 //! comes first. If the walker does, the reclaimer sees it inside. If the reclaimer does, the walker
 //! reads the value that the reclaimer wrote, synchronises with it, and finds the table unlinked. A
 //! thread whose reading is as late as the reclaimer's acquired it from the clock after the clock
@@ -20,8 +20,9 @@
 //!
 //! No thread ever waits: tables that cannot be freed yet are freed later.
 //!
-//! A seat also hands out tokens ([`crate::tables::Tokens`]), from a block of numbers that it took
-//! from [`Grace`]. So threads that fault in disjoint ranges write no common cache line for tokens.
+//! A slot also hands out tokens ([`crate::tables::Tokens`]), from a block of numbers that it took
+//! from [`Readers`]. So threads that fault in disjoint ranges write no common cache line for
+//! tokens.
 
 use crate::format::TOKEN_BITS;
 use crate::invalidation::Vmid;
@@ -31,41 +32,41 @@ use core::num::NonZeroUsize;
 #[cfg(debug_assertions)]
 use core::sync::atomic::AtomicUsize;
 
-/// A seat that no thread has taken.
+/// A slot that no thread has taken.
 const FREE: u64 = 0;
-/// A seat whose thread has not walked yet.
+/// A slot whose thread has not walked yet.
 const NEW: u64 = 1;
-/// The step of the clock. In the seat of a thread that walks, the reading is above the guest's
+/// The step of the clock. In the slot of a thread that walks, the reading is above the guest's
 /// VMID. The clock does not overflow: at a reading a microsecond, 2^48 readings last for years.
 const STEP: u64 = 1 << 16;
 /// The clock's first reading. Smaller values are of threads that are not inside.
 const START: u64 = 2 * STEP;
-/// The number of tokens in a block that a seat takes. The first token of a block is a multiple of
+/// The number of tokens in a block that a slot takes. The first token of a block is a multiple of
 /// it.
 const BLOCK: u64 = 1 << 12;
 
-/// Tokens below this belong to seats, all others to guests.
-pub(crate) const SEATS_TOKENS: u64 = 1 << (TOKEN_BITS - 1);
+/// Tokens below this belong to slots, all others to guests.
+pub(crate) const READERS_TOKENS: u64 = 1 << (TOKEN_BITS - 1);
 
-/// The value of a seat whose thread is inside. Values are in the order of their readings.
+/// The value of a slot whose thread is inside. Values are in the order of their readings.
 #[inline(always)]
 const fn inside(reading: u64, guest: Vmid) -> u64 {
     reading | guest.0 as u64
 }
 
-/// The value of a seat whose thread was inside a guest's tables last.
+/// The value of a slot whose thread was inside a guest's tables last.
 #[inline(always)]
 const fn outside(guest: Vmid) -> u64 {
     STEP | guest.0 as u64
 }
 
-/// The seat of one thread, on a cache line of its own.
+/// The slot of one thread, on a cache line of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Seat {
+pub struct ReaderSlot {
     /// Where its thread is: free, outside, or inside which guest's tables and since which reading.
     place: AtomicU64,
-    /// The next token; a multiple of `BLOCK` once the block is used up. Only the seat's thread uses
+    /// The next token; a multiple of `BLOCK` once the block is used up. Only the slot's thread uses
     /// it.
     token: AtomicU64,
     /// The number of the thread that was inside last
@@ -75,18 +76,18 @@ pub struct Seat {
     thread: AtomicUsize,
 }
 
-impl Seat {
+impl ReaderSlot {
     /// Enters tables of `guest`.
     #[inline(always)]
-    pub(crate) fn enter(&self, grace: &Grace, guest: Vmid) -> Inside<'_> {
-        let now = inside(grace.clock.load(Ordering::Acquire), guest);
+    pub(crate) fn enter(&self, readers: &Readers, guest: Vmid) -> Inside<'_> {
+        let now = inside(readers.clock.load(Ordering::Acquire), guest);
         if self.place.swap(now, Ordering::AcqRel) != outside(guest) {
             agreed();
         }
-        Inside { seat: self, guest }
+        Inside { slot: self, guest }
     }
 
-    /// Frees the seat by a read-modify-write, so that the next thread that takes it synchronises
+    /// Frees the slot by a read-modify-write, so that the next thread that takes it synchronises
     /// with the reclaimers that looked at it before.
     pub(crate) fn give_back(&self) {
         self.place.swap(FREE, Ordering::AcqRel);
@@ -107,8 +108,8 @@ impl Seat {
 
 macro_rules! constructors {
     ($($const:ident)?) => {
-        impl Seat {
-            /// A free seat.
+        impl ReaderSlot {
+            /// A free slot.
             #[expect(clippy::new_without_default, reason = "a `const fn` beside no other use")]
             pub $($const)? fn new() -> Self {
                 Self {
@@ -120,11 +121,11 @@ macro_rules! constructors {
             }
         }
 
-        impl<const SEATS: usize> Grace<[Seat; SEATS]> {
-            /// Makes a grace with these seats, one for each thread that is a participant at the
+        impl<const READERS: usize> Readers<[ReaderSlot; READERS]> {
+            /// Makes readers with these slots, one for each thread that is a participant at the
             /// same time.
-            pub $($const)? fn new(seats: [Seat; SEATS]) -> Self {
-                Self { clock: AtomicU64::new(START), tokens: Line(AtomicU64::new(0)), seats }
+            pub $($const)? fn new(slots: [ReaderSlot; READERS]) -> Self {
+                Self { clock: AtomicU64::new(START), tokens: Line(AtomicU64::new(0)), slots }
             }
         }
     };
@@ -139,34 +140,34 @@ constructors!();
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// A reading of the clock, from [`Grace::moment`].
+/// A reading of the clock, from [`Readers::moment`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Moment(pub(crate) u64);
 
-/// The seats of the threads that walk, and the clock. A platform has one for all of its guests.
+/// The slots of the threads that walk, and the clock. A platform has one for all of its guests.
 ///
-/// `&Grace<[Seat; N]>` is accepted where `&Grace` is expected.
+/// `&Readers<[ReaderSlot; N]>` is accepted where `&Readers` is expected.
 #[derive(Debug)]
-pub struct Grace<S: ?Sized = [Seat]> {
+pub struct Readers<S: ?Sized = [ReaderSlot]> {
     clock: AtomicU64,
     /// The first token of the next block.
     tokens: Line,
-    seats: S,
+    slots: S,
 }
 
-impl Grace {
-    /// Takes a free seat.
-    pub(crate) fn take_seat(&self) -> Result<&Seat, NoSeat> {
-        let free = |seat: &&Seat| {
-            let taken = seat.place.compare_exchange(FREE, NEW, Ordering::AcqRel, Ordering::Relaxed);
+impl Readers {
+    /// Takes a free slot.
+    pub(crate) fn take_slot(&self) -> Result<&ReaderSlot, TooManyReaders> {
+        let free = |slot: &&ReaderSlot| {
+            let taken = slot.place.compare_exchange(FREE, NEW, Ordering::AcqRel, Ordering::Relaxed);
             taken.is_ok()
         };
-        self.seats.iter().find(free).ok_or(NoSeat { seats: self.seats.len() })
+        self.slots.iter().find(free).ok_or(TooManyReaders { slots: self.slots.len() })
     }
 
     /// Advances the clock and returns its reading. Threads that enter later find what was published
     /// before. To retire a value that threads read inside a guard, replace it, call this, and free
-    /// the old value once [`Grace::is_past`] returns true.
+    /// the old value once [`Readers::is_past`] returns true.
     pub fn moment(&self) -> Moment {
         Moment(self.advance())
     }
@@ -194,18 +195,18 @@ impl Grace {
     /// Returns whether the thread with this number is inside tables of `guest`. Release builds do
     /// not know.
     pub(crate) fn has(&self, thread: NonZeroUsize, guest: Vmid) -> bool {
-        self.seats.iter().any(|seat| {
-            let now = seat.place.load(Ordering::Acquire);
-            now >= START && Vmid(now as u16) == guest && seat.thread() == Some(thread)
+        self.slots.iter().any(|slot| {
+            let now = slot.place.load(Ordering::Acquire);
+            now >= START && Vmid(now as u16) == guest && slot.thread() == Some(thread)
         })
     }
 
-    /// Returns whether `fine` holds for each thread that is inside. Its arguments are the seat's
+    /// Returns whether `fine` holds for each thread that is inside. Its arguments are the slot's
     /// value, which is at least the thread's reading and less than the next, and the guest whose
     /// tables the thread is in.
     fn each(&self, fine: impl Fn(u64, Vmid) -> bool) -> bool {
-        self.seats.iter().all(|seat| {
-            let now = seat.place.fetch_add(0, Ordering::AcqRel);
+        self.slots.iter().all(|slot| {
+            let now = slot.place.fetch_add(0, Ordering::AcqRel);
             now < START || fine(now, Vmid(now as u16))
         })
     }
@@ -216,7 +217,7 @@ impl Grace {
 #[must_use = "the thread stays inside until it leaves"]
 #[derive(Debug)]
 pub(crate) struct Inside<'m> {
-    seat: &'m Seat,
+    slot: &'m ReaderSlot,
     guest: Vmid,
 }
 
@@ -226,29 +227,29 @@ impl Inside<'_> {
     /// The reading acquires the unlinking of all tables that the thread lets go; the store releases
     /// the walks before it.
     #[inline(always)]
-    pub fn refresh(&mut self, grace: &Grace) {
-        let now = inside(grace.clock.load(Ordering::Acquire), self.guest);
-        self.seat.place.store(now, Ordering::Release);
+    pub fn refresh(&mut self, readers: &Readers) {
+        let now = inside(readers.clock.load(Ordering::Acquire), self.guest);
+        self.slot.place.store(now, Ordering::Release);
     }
 
     /// Returns a number below 2^47. No two calls return the same number until the platform has
     /// handed out blocks of 2^47 numbers in all.
     #[inline]
-    pub fn token(&self, grace: &Grace) -> u64 {
-        let Seat { token, .. } = self.seat;
-        // Relaxed: the next thread that takes the seat synchronises with this one by `place`.
+    pub fn token(&self, readers: &Readers) -> u64 {
+        let ReaderSlot { token, .. } = self.slot;
+        // Relaxed: the next thread that takes the slot synchronises with this one by `place`.
         let mut next = token.load(Ordering::Relaxed);
         if next.is_multiple_of(BLOCK) {
-            next = grace.tokens.0.fetch_add(BLOCK, Ordering::Relaxed);
+            next = readers.tokens.0.fetch_add(BLOCK, Ordering::Relaxed);
         }
         token.store(next + 1, Ordering::Relaxed);
-        next & (SEATS_TOKENS - 1)
+        next & (READERS_TOKENS - 1)
     }
 
     /// Leaves. The store releases the thread's walks.
     #[inline(always)]
     pub fn leave(self) {
-        self.seat.place.store(outside(self.guest), Ordering::Release);
+        self.slot.place.store(outside(self.guest), Ordering::Release);
     }
 }
 
@@ -263,21 +264,21 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// All seats are taken.
+/// All slots are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoSeat {
-    /// The number of seats.
-    pub seats: usize,
+pub struct TooManyReaders {
+    /// The number of slots.
+    pub slots: usize,
 }
 
-impl fmt::Display for NoSeat {
+impl fmt::Display for TooManyReaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "all {} seats are taken; drop a participant, or give the platform more",
-            self.seats
+            "all {} reader slots are taken; drop a reader, or give the platform more",
+            self.slots
         )
     }
 }
 
-impl core::error::Error for NoSeat {}
+impl core::error::Error for TooManyReaders {}

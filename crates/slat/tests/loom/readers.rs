@@ -1,4 +1,4 @@
-//! Grace: unlinked tables are given back when no walker can be in them. (`pairs` has every
+//! Readers: unlinked tables are given back when no walker can be in them. (`pairs` has every
 //! operation together with one that unmaps and reclaims.)
 
 use crate::guest::*;
@@ -91,7 +91,7 @@ fn a_thread_that_takes_over_a_seat_is_seen_as_its_last_owner_was() {
         let participant = guest.participant();
         let leaves = spawn(move || drop(participant));
         let joins = spawn(move || {
-            // All other seats are taken, so it has to be that seat.
+            // All other reader slots are taken, so it has to be that one.
             if let Ok(mut participant) = Participant::register(guest.world) {
                 guest.seated(&mut participant).look(0);
             }

@@ -1,13 +1,15 @@
-//! A guest's own seats and clock on a machine that several guests share. The machine does the rest.
+//! A guest's own reader slots and clock on a machine that several guests share. The machine does
+//! the rest.
 //!
-//! A thread takes a seat to enter tables. A thread that changes memslots, reads a log that hardware
-//! keeps, or frees tables looks at all seats of its [`Platform::grace`]. If guests share one, a
-//! guest affects the others in three ways:
-//! 1. Its threads may take the last seat.
-//! 2. Guests with the same VMID are not told apart, because a seat has the VMID of the tables.
+//! A thread takes a reader slot to enter tables. A thread that changes memslots, reads a log that
+//! hardware keeps, or frees tables looks at all reader slots of its [`Platform::readers`]. If
+//! guests share one, a guest affects the others in three ways:
+//! 1. Its threads may take the last reader slot.
+//! 2. Guests with the same VMID are not told apart, because a reader slot has the VMID of the
+//!    tables.
 //! 3. Its threads write the cache line of the clock.
 //!
-//! [`OwnSeats`] avoids all three.
+//! [`OwnReaders`] avoids all three.
 
 use crate::follow::DeviceTables;
 use crate::host::Host;
@@ -17,7 +19,8 @@ use core::fmt;
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 use slat::{
-    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Pte, Seat, Vmid,
+    BreakBeforeMake, Frame, Hpa, Invalidation, Maintenance, Platform, Pte, ReaderSlot, Readers,
+    Vmid,
 };
 
 mod sealed {
@@ -50,23 +53,29 @@ mod sealed {
 /// A [`Host`] for one guest, on a machine that several guests share. `M` is an `Arc` of the
 /// machine, or a reference.
 ///
-/// The guest's threads, vCPUs and workers, take seats here, at most `SEATS` at a time, and only the
-/// guest's own threads wait for them. So a guest whose threads have taken all its seats does not
-/// keep threads of other guests out, and a guest whose [`Backing::page`](crate::Backing::page)
-/// takes long does not delay changes of memslots of other guests, even if two guests have one VMID.
-/// Only the guest that runs out of seats is refused one ([`NoSeat`](slat::NoSeat)).
+/// The guest's threads, vCPUs and workers, take reader slots here, at most `READERS` at a time, and
+/// only the guest's own threads wait for them. So a guest whose threads have taken all its reader
+/// slots does not keep threads of other guests out, and a guest whose
+/// [`Backing::page`](crate::Backing::page) takes long does not delay changes of memslots of other
+/// guests, even if two guests have one VMID. Only the guest that runs out of reader slots is
+/// refused one ([`TooManyReaders`](slat::TooManyReaders)).
 ///
 /// [`Host::wake`] and [`Events`](crate::Events) of the machine have the VMID alone: they cannot
 /// tell guests with one VMID apart.
-pub struct OwnSeats<M, const SEATS: usize> {
+pub struct OwnReaders<M, const READERS: usize> {
     machine: M,
-    grace: Grace<[Seat; SEATS]>,
+    readers: Readers<[ReaderSlot; READERS]>,
 }
 
-impl<M: sealed::Leads, const SEATS: usize> OwnSeats<M, SEATS> {
-    /// Makes a host on `machine`, with seats for `SEATS` threads.
+impl<M: sealed::Leads, const READERS: usize> OwnReaders<M, READERS> {
+    /// Makes a host on `machine`, with reader slots for `READERS` threads.
     pub fn new(machine: M) -> Self {
-        Self { machine, grace: Grace::<[Seat; SEATS]>::new(core::array::from_fn(|_| Seat::new())) }
+        Self {
+            machine,
+            readers: Readers::<[ReaderSlot; READERS]>::new(core::array::from_fn(|_| {
+                ReaderSlot::new()
+            })),
+        }
     }
 
     /// Returns the machine.
@@ -75,19 +84,19 @@ impl<M: sealed::Leads, const SEATS: usize> OwnSeats<M, SEATS> {
     }
 }
 
-impl<M, const SEATS: usize> fmt::Debug for OwnSeats<M, SEATS> {
+impl<M, const READERS: usize> fmt::Debug for OwnReaders<M, READERS> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnSeats").field("seats", &SEATS).finish_non_exhaustive()
+        f.debug_struct("OwnReaders").field("readers", &READERS).finish_non_exhaustive()
     }
 }
 
 // SAFETY: by the numbers of `Platform`'s contract.
 // - 1, 2, 3, 5, 6: the machine meets them, and it is the same machine at every call, because
 //   `Leads` is sealed: a frame of one is a frame of the other.
-// - 4: `grace` is a field, and `break_before_make` is the machine's. Tables that the guest unlinks
-//   wait for its own seats alone, and no thread can be inside them without one: `Tables::enter`
-//   takes only members of this platform.
-unsafe impl<M: sealed::Leads, const SEATS: usize> Platform for OwnSeats<M, SEATS> {
+// - 4: `readers` is a field, and `break_before_make` is the machine's. Tables that the guest
+//   unlinks wait for its own reader slots alone, and no thread can be inside them without one:
+//   `Tables::enter` takes only members of this platform.
+unsafe impl<M: sealed::Leads, const READERS: usize> Platform for OwnReaders<M, READERS> {
     #[inline]
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.machine().allocate(bytes)
@@ -125,8 +134,8 @@ unsafe impl<M: sealed::Leads, const SEATS: usize> Platform for OwnSeats<M, SEATS
     }
 
     #[inline]
-    fn grace(&self) -> &Grace {
-        &self.grace
+    fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     #[inline]
@@ -145,7 +154,7 @@ unsafe impl<M: sealed::Leads, const SEATS: usize> Platform for OwnSeats<M, SEATS
     }
 }
 
-impl<M: sealed::Leads, const SEATS: usize> Host for OwnSeats<M, SEATS> {
+impl<M: sealed::Leads, const READERS: usize> Host for OwnReaders<M, READERS> {
     #[inline]
     fn now(&self) -> u64 {
         self.machine().now()
