@@ -46,7 +46,7 @@ pub static PROGRAM: Program = Program {
     command: Cli::command,
     measures: |words| words.first().is_some_and(|word| Tables::has(word)),
     example: "split --backing 2m",
-    readers: || [&[RATIOS][..], &Tables::readers()].concat(),
+    renderers: || [&[RATIOS][..], &Tables::renderers()].concat(),
     is_lack: |_| false,
 };
 
@@ -121,14 +121,14 @@ mod tests {
     #[test]
     fn a_run_of_guests_reads_like_this() {
         let report = slat_lab::record::Report { results: fake::guests(), ..fake::report() };
-        insta::assert_snapshot!(text::render(&report, &(PROGRAM.readers)(), 120));
+        insta::assert_snapshot!(text::render(&report, &(PROGRAM.renderers)(), 120));
     }
 
     #[test]
     fn published_values_are_shown_next_to_1g_results_only() {
         let mut results = fake::guests();
         let shows = |results: &[_]| {
-            let tables = tables::all(results, &(PROGRAM.readers)());
+            let tables = tables::all(results, &(PROGRAM.renderers)());
             let mut cells = tables.iter().flat_map(|table| &table.rows).flatten();
             cells.any(|cell| cell == "2.90 s")
         };

@@ -27,8 +27,8 @@ use crate::threads::{Pin, cpus};
 use slat::BreakBeforeMake;
 use slat::format::ept::Ept1G;
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -41,7 +41,7 @@ impl Scenario for Engine {
     const ABOUT: &'static str =
         "Hold the engine's operations against the machine's limits (no guest memory needed)";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = tables::READER;
+    const RENDERER: Renderer = tables::RENDERER;
     type Settings = EngineArgs;
 
     fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -35,8 +35,8 @@ use ours::Turns;
 use slat::format::arm64::Arm64;
 use slat::{BreakBeforeMake, Format, PageSize};
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -68,7 +68,7 @@ impl Scenario for Peers {
     const ABOUT: &'static str =
         "Hold the engine against everybody: Linux's trees, other crates, the machine's limits";
     const EXAMPLES: &'static str = crate::settings::peers::EXAMPLES;
-    const READER: Reader = tables::READER;
+    const RENDERER: Renderer = tables::RENDERER;
     type Settings = PeersArgs;
 
     fn run(args: &PeersArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -16,8 +16,8 @@ use crate::split::Split;
 use crate::split::When;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, json};
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::{self, Scenario};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -80,7 +80,7 @@ impl Scenario for Replay {
     const ABOUT: &'static str =
         "Run the command that shows each published claim here, and print both";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = tables::READER;
+    const RENDERER: Renderer = tables::RENDERER;
     type Settings = ReplayArgs;
 
     fn run(args: &ReplayArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -9,7 +9,7 @@ mod limits;
 mod tables;
 mod work;
 
-pub use tables::READER;
+pub use tables::RENDERER;
 
 use crate::arena::Arena;
 use crate::fixture::breaks_of;
@@ -20,8 +20,8 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use slat::{BreakBeforeMake, Counts, Format, PageSize};
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -190,7 +190,7 @@ impl Scenario for Split {
     const ABOUT: &'static str =
         "Split huge pages in the tables of a guest (no guest memory needed)";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = READER;
+    const RENDERER: Renderer = RENDERER;
     type Settings = SplitArgs;
 
     fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -14,8 +14,8 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 use slat_lab::numbers::{seconds, thousands};
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::{Labels, Row};
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::verdict::Verdict;
@@ -104,12 +104,12 @@ fn count(m: &Measurement, name: &str) -> Option<f64> {
     m.counts.get(&format!("{name}_typical")).map(|count| *count as f64)
 }
 
-/// Reader of all guests' results: a sentence on their time, and on the page the whole table.
-pub const READER: Reader = Reader {
+/// Renderer of all guests' results: a sentence on their time, and on the page the whole table.
+pub const RENDERER: Renderer = Renderer {
     reads: |m| m.target == "kvm",
     verdict: |results| Verdict::says(sentence(&explain(results))),
     long: |results| tables(&explain(results)),
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// Phases that the sentence is about.

@@ -13,8 +13,8 @@ use slat_bench::guest::execute::Execute;
 use slat_bench::published::{self, Published};
 use slat_bench::split::Split;
 use slat_lab::numbers::{thousands, three_digits};
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::{self, Scenario};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -25,11 +25,11 @@ use slat_lab::unit::Unit;
 /// Scenario of the rows in results.
 pub const SCENARIO: &str = "ideas";
 
-/// Reader of the rows.
-pub const READER: Reader = Reader {
+/// Renderer of the rows.
+pub const RENDERER: Renderer = Renderer {
     reads: |m| m.scenario == SCENARIO,
     tables: |results| table(results).into_iter().collect(),
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// Format of the second-stage tables of this host's architecture.

@@ -10,7 +10,7 @@ pub mod ideas;
 pub mod kernel;
 pub mod kvm;
 pub mod needs;
-mod readers;
+mod renderers;
 pub mod run;
 pub mod selftests;
 pub mod show;
@@ -28,6 +28,6 @@ pub static PROGRAM: Program = Program {
     command: cli::Cli::command,
     measures: |words| words.first().is_some_and(|word| word == "bench"),
     example: "bench dirty-log --memory 1g",
-    readers: readers::readers,
+    renderers: renderers::renderers,
     is_lack: |error| error.downcast_ref().is_some_and(slat_kvm::Error::is_lack),
 };

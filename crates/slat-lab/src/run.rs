@@ -11,8 +11,8 @@ use crate::compare::{self, Comparison, Run};
 use crate::failure::{self, bad_input};
 use crate::host::Host;
 use crate::numbers::three_digits;
-use crate::reader::Reader;
 use crate::record::{Measurement, Report, SCHEMA};
+use crate::renderer::Renderer;
 use crate::report::comparison::{self, Rows};
 use crate::report::{csv, json, ktap, markdown, text};
 use crate::scenario::{Chosen, Program};
@@ -156,7 +156,7 @@ pub fn read(program: &Program, path: &Path) -> anyhow::Result<Report> {
     let file = if path.is_dir() { path.join(crate::files::RESULTS) } else { path.to_owned() };
     let report: Report = serde_json::from_value(compare::read_report(&file)?)
         .map_err(|error| bad_input(format!("{}: {error}", file.display())))?;
-    let verdict = crate::reader::verdict(&report.results, &(program.readers)());
+    let verdict = crate::renderer::verdict(&report.results, &(program.renderers)());
     Ok(Report { verdict, ..report })
 }
 
@@ -323,7 +323,7 @@ pub fn report(
         partial: session.interrupted(),
         tool: program.version.into(),
         trust: Some(crate::record::trust(begin, &results)),
-        verdict: crate::reader::verdict(&results, &(program.readers)()),
+        verdict: crate::renderer::verdict(&results, &(program.renderers)()),
         host,
         command: command(program, std::env::args()),
         results,
@@ -342,12 +342,12 @@ pub fn show(
     format: ReportFormat,
     output: Option<Output>,
 ) -> anyhow::Result<()> {
-    let readers = (program.readers)();
-    let written = write(report, &readers, output);
+    let renderers = (program.renderers)();
+    let written = write(report, &renderers, output);
     output::print(&match format {
         ReportFormat::Json => json::render(report)?,
-        ReportFormat::Markdown => markdown::render(report, &readers),
-        ReportFormat::Text => text::render(report, &readers, output::width()),
+        ReportFormat::Markdown => markdown::render(report, &renderers),
+        ReportFormat::Text => text::render(report, &renderers, output::width()),
         ReportFormat::Csv => csv::render(report)?,
         ReportFormat::Ktap => ktap::render(report),
     })?;
@@ -371,7 +371,7 @@ pub fn show_as(
     text: fn(&Report, u16) -> String,
     output: Option<Output>,
 ) -> anyhow::Result<()> {
-    let written = write(report, &(program.readers)(), output);
+    let written = write(report, &(program.renderers)(), output);
     output::print(&text(report, output::width()))?;
     say(written?);
     Ok(())
@@ -381,13 +381,13 @@ pub fn show_as(
 /// lost if the disk is full.
 fn write(
     report: &Report,
-    readers: &[Reader],
+    renderers: &[Renderer],
     output: Option<Output>,
 ) -> anyhow::Result<Option<PathBuf>> {
     // Ctrl-C shortly after the start must not overwrite the report of an earlier run.
     let nothing = report.partial && report.results.is_empty();
     let output = output.filter(|output| !(nothing && output.has_results()));
-    output.map(|output| output.write(report, readers)).transpose()
+    output.map(|output| output.write(report, renderers)).transpose()
 }
 
 fn say(written: Option<PathBuf>) {

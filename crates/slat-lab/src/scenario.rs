@@ -1,8 +1,8 @@
 //! Scenarios, each of which measures something, and the programs that have a list of them.
 
 use crate::cli::OutputArgs;
-use crate::reader::Reader;
 use crate::record::Measurement;
+use crate::renderer::Renderer;
 use crate::session::Session;
 use anyhow::Context;
 use clap::error::ErrorKind;
@@ -28,8 +28,8 @@ pub trait Scenario: 'static {
     /// one suffices.
     const NEEDS: &'static [&'static [&'static str]] = &[];
 
-    /// Presentation of its results in reports. Without a reader, they are rows of a plain table.
-    const READER: Reader = Reader::NONE;
+    /// Presentation of its results in reports. Without a renderer, they are rows of a plain table.
+    const RENDERER: Renderer = Renderer::NONE;
 
     /// Settings, which are its options on the command line.
     type Settings: Args;
@@ -57,7 +57,7 @@ pub struct Entry {
     pub about: &'static str,
     /// The host's features that it needs.
     pub needs: &'static [&'static [&'static str]],
-    reader: Reader,
+    renderer: Renderer,
     command: fn() -> Command,
     run: fn(&ArgMatches, &mut Session) -> anyhow::Result<Vec<Measurement>>,
 }
@@ -69,7 +69,7 @@ impl Entry {
             name: S::NAME,
             about: S::ABOUT,
             needs: S::NEEDS,
-            reader: S::READER,
+            renderer: S::RENDERER,
             command: || {
                 OutputArgs::augment_args(own::<S>()).about(S::ABOUT).after_help(S::EXAMPLES)
             },
@@ -97,9 +97,9 @@ pub trait Scenarios: 'static {
         Self::ALL.iter().any(|entry| entry.name == name)
     }
 
-    /// Returns the readers of their results.
-    fn readers() -> Vec<Reader> {
-        Self::ALL.iter().map(|entry| entry.reader).collect()
+    /// Returns the renderers of their results.
+    fn renderers() -> Vec<Renderer> {
+        Self::ALL.iter().map(|entry| entry.renderer).collect()
     }
 }
 
@@ -169,8 +169,8 @@ pub struct Program {
     pub measures: fn(&[String]) -> bool,
     /// Words that measure a scenario, as an example.
     pub example: &'static str,
-    /// Returns the readers of its results, in the order of its reports.
-    pub readers: fn() -> Vec<Reader>,
+    /// Returns the renderers of its results, in the order of its reports.
+    pub renderers: fn() -> Vec<Renderer>,
     /// Returns whether an error says that the host lacks something, so that no test failed.
     pub is_lack: fn(&anyhow::Error) -> bool,
 }
@@ -241,7 +241,7 @@ pub(crate) mod fake {
         command,
         measures: |words| words.first().is_some_and(|word| word == "bench"),
         example: "bench split --backing 2m",
-        readers: Vec::new,
+        renderers: Vec::new,
         is_lack: |_| false,
     };
 }

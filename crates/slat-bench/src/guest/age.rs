@@ -7,7 +7,7 @@
 use super::fixture::{Fixture, Shape, TheGuest, room};
 use super::lock::FairLock;
 use super::runner::{Locks, Runner};
-use super::tables::{Figures, MEANING, reader};
+use super::tables::{Figures, MEANING, renderer};
 use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::format::TablesArgs;
@@ -18,8 +18,8 @@ use clap::Args;
 use slat::{Access, Ageing, Format, Participant};
 use slat_guest::Worker;
 use slat_lab::cli::count;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -107,7 +107,7 @@ impl Scenario for Age {
     const NAME: &'static str = "age";
     const ABOUT: &'static str = "Look for used pages beside faults";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!([FIGURES], MEANING);
+    const RENDERER: Renderer = renderer!([FIGURES], MEANING);
     type Settings = AgeArgs;
 
     fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -6,7 +6,7 @@
 //! `every` grows with vCPUs and memory, that of `exact` with the pages that were touched with
 //! caches off.
 
-use super::tables::{Figures, MEANING, reader};
+use super::tables::{Figures, MEANING, renderer};
 use super::turns::{Recorder, counts, ratios, take_turns};
 use crate::lines;
 use anyhow::{Context, ensure};
@@ -20,8 +20,8 @@ use slat_guest::{
 };
 use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -197,7 +197,7 @@ impl Scenario for CacheToggle {
     const ABOUT: &'static str =
         "Switch the caches of an Arm guest's vCPUs on, and maintain what each policy says";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!([FIGURES], MEANING);
+    const RENDERER: Renderer = renderer!([FIGURES], MEANING);
     type Settings = CacheToggleArgs;
 
     fn run(args: &CacheToggleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

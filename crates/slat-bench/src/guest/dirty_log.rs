@@ -10,7 +10,7 @@ use super::{density, parallel};
 use crate::guest::fixture::{Fixture, Shape, room};
 use crate::guest::lock::FairLock;
 use crate::guest::runner::{Locks, Runner};
-use crate::guest::tables::{Figures, MEANING, reader};
+use crate::guest::tables::{Figures, MEANING, renderer};
 use crate::guest::times::Times;
 use crate::guest::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::guest::vcpus::faults_between;
@@ -18,8 +18,8 @@ use crate::on_machine;
 use anyhow::Context;
 use slat::Format;
 use slat_guest::{Config, Logging, Worker};
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -63,7 +63,7 @@ impl Scenario for DirtyLog {
     const NAME: &'static str = "dirty-log";
     const ABOUT: &'static str = "Log the dirty pages of a guest, in six ways";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!(TABLES, MEANING);
+    const RENDERER: Renderer = renderer!(TABLES, MEANING);
     type Settings = DirtyLogArgs;
 
     fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

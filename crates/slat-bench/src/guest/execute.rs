@@ -4,7 +4,7 @@
 
 use super::fixture::{Fixture, Shape};
 use super::runner::Locks;
-use super::tables::{Figures, MEANING, reader};
+use super::tables::{Figures, MEANING, renderer};
 use super::turns::{Recorder, ratios, take_turns};
 use super::vcpus::{PhaseRun, run_phases};
 use crate::format::TablesArgs;
@@ -15,8 +15,8 @@ use clap::Args;
 use slat::Format;
 use slat_guest::{Config, ExecuteHuge};
 use slat_lab::cli::count;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -115,7 +115,7 @@ impl Scenario for Execute {
     const NAME: &'static str = "execute";
     const ABOUT: &'static str = "Execute from huge pages that may not be executed";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!([FIGURES], MEANING);
+    const RENDERER: Renderer = renderer!([FIGURES], MEANING);
     type Settings = ExecuteArgs;
 
     fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -9,7 +9,7 @@ use crate::format::TablesArgs;
 use crate::guest::fixture::{Fixture, GUEST_BASE, Shape};
 use crate::guest::lock::FairLock;
 use crate::guest::runner::Locks;
-use crate::guest::tables::{Figures, MEANING, reader};
+use crate::guest::tables::{Figures, MEANING, renderer};
 use crate::guest::turns::{Recorder, ratios, take_turns};
 use crate::guest::vcpus::{PhaseRun, run_phases};
 use crate::on_machine;
@@ -18,8 +18,8 @@ use clap::Args;
 use slat::{Format, PageSize};
 use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -109,7 +109,7 @@ impl Scenario for Populate {
     const ABOUT: &'static str =
         "Touch memory for the first time: faults, without a lock and with one";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!(TABLES, MEANING);
+    const RENDERER: Renderer = renderer!(TABLES, MEANING);
     type Settings = PopulateArgs;
 
     fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -24,8 +24,8 @@ use serde_json::{Map, Value, json};
 use settings::{AccessPattern, EXAMPLES, ReclaimArgs, ReclaimPolicy, SwapPlace};
 use slat::Format;
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -113,11 +113,11 @@ impl Scenario for Reclaim {
     const ABOUT: &'static str =
         "Run a guest with more memory than there is: what leaves, and what that costs";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = Reader {
+    const RENDERER: Renderer = Renderer {
         reads: |m| GUEST.has(m),
         tables: |results| [GUEST, THREAD].iter().filter_map(|of| of.table(results)).collect(),
         meaning: MEANING,
-        ..Reader::NONE
+        ..Renderer::NONE
     };
     type Settings = ReclaimArgs;
 

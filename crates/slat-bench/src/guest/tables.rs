@@ -2,8 +2,8 @@
 
 use crate::published::Rows;
 use slat_lab::numbers::{seconds, thousands, three_digits, with_spread, with_wide_spread};
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::asked::{parameter, said, verdict};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::Summary;
@@ -15,12 +15,12 @@ pub const MEANING: &[&str] = &["The vCPUs of the engine's guest are threads that
     CPUs. What hardware adds to each is not in these figures."];
 
 /// Reads the ratios of all scenarios of guests.
-pub const RATIOS: Reader = Reader {
+pub const RATIOS: Renderer = Renderer {
     reads: |m| m.scenario == "guest-asked",
     verdict: said,
     tables: |results| asked(results).into_iter().collect(),
     meaning: MEANING,
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// Returns a table with one row for each ratio.
@@ -70,18 +70,18 @@ fn digits(value: f64) -> String {
 /// A count that a table shows: the figure of its measurement, its name, its heading.
 pub type Count = (&'static str, &'static str, &'static str);
 
-/// The reader of a scenario whose results are tables of figures.
-macro_rules! reader {
+/// The renderer of a scenario whose results are tables of figures.
+macro_rules! renderer {
     ($tables:expr, $meaning:expr) => {
-        ::slat_lab::reader::Reader {
+        ::slat_lab::renderer::Renderer {
             reads: |m| $tables.iter().any(|table| table.has(m)),
             tables: |results| $tables.iter().filter_map(|table| table.table(results)).collect(),
             meaning: $meaning,
-            ..::slat_lab::reader::Reader::NONE
+            ..::slat_lab::renderer::Renderer::NONE
         }
     };
 }
-pub(crate) use reader;
+pub(crate) use renderer;
 
 /// A table of a scenario: a row for each variant, a column for each figure.
 pub struct Figures {

@@ -25,8 +25,8 @@ use slat::{
     Pages, Participant, Place, Removals, TableCache, Tables,
 };
 use slat_lab::failure::Failure;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::unit::Unit;
@@ -108,7 +108,7 @@ impl Scenario for Check {
     const ABOUT: &'static str =
         "Check Linux's tables against the engine's by random histories of operations";
     const EXAMPLES: &'static str = CHECK_EXAMPLES;
-    const READER: Reader = super::tables::HISTORIES;
+    const RENDERER: Renderer = super::tables::HISTORIES;
     type Settings = CheckArgs;
 
     fn run(args: &CheckArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -2,10 +2,10 @@
 
 use crate::peers;
 use crate::settings::peers::{LinuxArgs, TablesTarget};
-use crate::split::{EXAMPLES, READER, SplitArgs, run};
+use crate::split::{EXAMPLES, RENDERER, SplitArgs, run};
 use clap::Args;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 
@@ -29,7 +29,7 @@ impl Scenario for Split {
     const ABOUT: &'static str =
         "Split huge pages in the tables of a guest (no guest memory needed)";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = READER;
+    const RENDERER: Renderer = RENDERER;
     type Settings = Settings;
 
     fn run(args: &Settings, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

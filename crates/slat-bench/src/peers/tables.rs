@@ -2,8 +2,8 @@
 
 use super::known::{DIFFERENCES, SLAT};
 use slat_lab::numbers::{thousands, three_digits};
-use slat_lab::reader::{Chart, Reader};
 use slat_lab::record::Measurement;
+use slat_lab::renderer::{Chart, Renderer};
 use slat_lab::report::charts::ratios;
 use slat_lab::report::tables::asked::{self, parameter};
 use slat_lab::report::tables::{Labels, Row, rows};
@@ -12,7 +12,7 @@ use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
 /// How the report presents operations of the engine and others.
-pub const READER: Reader = Reader {
+pub const RENDERER: Renderer = Renderer {
     reads: |m| m.scenario == "peers" || m.scenario == "peers-asked",
     verdict: asked::said,
     tables: |results| {
@@ -20,14 +20,14 @@ pub const READER: Reader = Reader {
         first.into_iter().flatten().chain(ratios_of(results)).collect()
     },
     charts: |results| chart(results).into_iter().collect(),
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// How the report presents random histories.
-pub const HISTORIES: Reader = Reader {
+pub const HISTORIES: Renderer = Renderer {
     reads: |m| m.scenario == "peers-check",
     tables: |results| histories(results).into_iter().collect(),
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// Returns a table with one row for each threshold against others.

@@ -1,18 +1,18 @@
 //! Report of published claims, with the figures of this machine.
 
 use slat_lab::numbers::three_digits;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::asked::parameter;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
 
 /// How the report presents the results.
-pub const READER: Reader = Reader {
+pub const RENDERER: Renderer = Renderer {
     reads: |m| m.scenario == "replay",
     tables: |results| claims(results).into_iter().collect(),
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// Returns a table with one row for each claim.

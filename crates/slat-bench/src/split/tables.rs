@@ -3,8 +3,8 @@
 use super::limits::{self, Limit, limit_of};
 use crate::published::{self, SKIP_LEVELS};
 use slat_lab::numbers::{change, thousands, three_digits, with_spread};
-use slat_lab::reader::{Chart, Reader};
 use slat_lab::record::Measurement;
+use slat_lab::renderer::{Chart, Renderer};
 use slat_lab::report::charts::strips::{self, Strip};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::{Summary, median};
@@ -17,7 +17,7 @@ const BOUNDED: &str = "bounded";
 const WALKS: [&str; 3] = [EVERY_ENTRY, BOUNDED, "batched"];
 
 /// How the report presents splits, and the limits that took turns with them.
-pub const READER: Reader = Reader {
+pub const RENDERER: Renderer = Renderer {
     reads: |m| m.scenario == "split" || m.scenario == "limit",
     verdict: |results| Verdict::says(WALKS[1..].iter().filter_map(|walk| said(results, walk))),
     tables: |results| {
@@ -32,7 +32,7 @@ pub const READER: Reader = Reader {
         "The published figures are shown beside ours, not as a target that another machine could \
          meet or miss.",
     ],
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// Returns the time of a walk as a part of that of the walk that visits every entry.

@@ -9,8 +9,8 @@ use clap::Args;
 use slat_kvm::idle::Tracking;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::age::{self, Report};
-use slat_lab::reader::Reader;
 use slat_lab::record::{Measurement, merged_counts};
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use std::collections::BTreeMap;
@@ -48,14 +48,14 @@ impl Scenario for Age {
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("vcpus", "1")];
     const NEEDS: &'static [&'static [&'static str]] =
         &[&[needs::GUEST_CODE], &[needs::KVM_DEVICE], &[needs::PAGE_IDLE, needs::MGLRU]];
-    const READER: Reader = Reader {
+    const RENDERER: Renderer = Renderer {
         reads: |m| is(m, Self::NAME),
         verdict: |results| {
             cost(results, Self::NAME, "write-idle", "A write to memory that was marked idle")
         },
         tables: |results| of(results, Self::NAME, "Ageing (KVM)", COLUMNS, WHOLE_PHASES),
         meaning: MEANING,
-        ..Reader::NONE
+        ..Renderer::NONE
     };
     type Settings = AgeArgs;
 

@@ -8,8 +8,8 @@ use crate::needs;
 use clap::Args;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::boot_caches;
-use slat_lab::reader::Reader;
 use slat_lab::record::{Measurement, merged_counts};
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use std::collections::BTreeMap;
@@ -51,7 +51,7 @@ impl Scenario for BootCaches {
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("vcpus", "8")];
     const NEEDS: &'static [&'static [&'static str]] =
         &[&[needs::CACHES], &[needs::GUEST_CODE], &[needs::KVM_DEVICE]];
-    const READER: Reader = Reader {
+    const RENDERER: Renderer = Renderer {
         reads: |m| is(m, Self::NAME),
         verdict: |results| {
             whole(
@@ -65,7 +65,7 @@ impl Scenario for BootCaches {
             of(results, Self::NAME, "Caches switched off and on (KVM)", COLUMNS, WHOLE_PHASES)
         },
         meaning: MEANING,
-        ..Reader::NONE
+        ..Renderer::NONE
     };
     type Settings = BootCachesArgs;
 

@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use slat_kvm::Backing;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::dirty_log::{self, Config, Report};
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -38,7 +38,7 @@ impl Scenario for DirtyLog {
     const ABOUT: &'static str = "Log the dirty pages of a guest";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = log_tables::READER;
+    const RENDERER: Renderer = log_tables::RENDERER;
     type Settings = DirtyLogArgs;
 
     fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

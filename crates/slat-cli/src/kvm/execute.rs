@@ -8,8 +8,8 @@ use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::execute;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -42,7 +42,7 @@ impl Scenario for Execute {
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("backing", "2m")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = Reader {
+    const RENDERER: Renderer = Renderer {
         reads: |m| is(m, Self::NAME),
         verdict: |results| {
             cost(results, Self::NAME, "execute", "Executing from memory for the first time")
@@ -51,7 +51,7 @@ impl Scenario for Execute {
             of(results, Self::NAME, "Executing from all of memory (KVM)", COLUMNS, WHOLE_PHASES)
         },
         meaning: MEANING,
-        ..Reader::NONE
+        ..Renderer::NONE
     };
     type Settings = ExecuteArgs;
 

@@ -1,12 +1,12 @@
-//! Reader of the scenario `dirty-log`: tables and charts of what logging costs a guest on this
+//! Renderer of the scenario `dirty-log`: tables and charts of what logging costs a guest on this
 //! host.
 
 use super::logged;
 use super::stalls::{reads, touched, written};
 use super::tables::{Column, LOST, MEANING, is, of, stalls, whole};
 use slat_lab::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
-use slat_lab::reader::{Chart, Reader};
 use slat_lab::record::Measurement;
+use slat_lab::renderer::{Chart, Renderer};
 use slat_lab::report::charts::lines;
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::{Summary, median};
@@ -26,8 +26,8 @@ const LIVE_COLUMNS: &[Column] = &[
     ("clear-longest-call", "longest clear"),
 ];
 
-/// Reader of dirty logging, in phases and while vCPUs run.
-pub const READER: Reader = Reader {
+/// Renderer of dirty logging, in phases and while vCPUs run.
+pub const RENDERER: Renderer = Renderer {
     reads: |m| is(m, NAME) || is(m, LIVE) && !m.params.contains_key("way"),
     verdict: |results| {
         let mut verdict = logged::verdict(results);
@@ -47,7 +47,7 @@ pub const READER: Reader = Reader {
     long: |results| vcpus(results).into_iter().collect(),
     charts: |results| rounds(results).into_iter().collect(),
     meaning: MEANING,
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// Phases in the order in which they happen, with the headings of their columns. Phases have the

@@ -11,8 +11,8 @@ use slat_kvm::cgroup::MemoryLimit;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::memory_stress;
 use slat_lab::cli::count;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -77,7 +77,7 @@ impl Scenario for MemoryStress {
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("memory", "512M")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = Reader {
+    const RENDERER: Renderer = Renderer {
         reads: |m| is(m, Self::NAME),
         verdict: |results| {
             cost(results, Self::NAME, "refill", "Filling memory again that was taken away")
@@ -92,7 +92,7 @@ impl Scenario for MemoryStress {
             )
         },
         meaning: MEANING,
-        ..Reader::NONE
+        ..Renderer::NONE
     };
     type Settings = MemoryStressArgs;
 

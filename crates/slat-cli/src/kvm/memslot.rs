@@ -15,8 +15,8 @@ use slat_kvm::scenario::live::CallTimes;
 use slat_kvm::scenario::memslot::{self, Config, Report};
 use slat_lab::cli::time;
 use slat_lab::rate::Rate;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -111,7 +111,7 @@ impl Scenario for Memslot {
     const ABOUT: &'static str = "Add, move and delete a memslot beside running vCPUs";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = Reader {
+    const RENDERER: Renderer = Renderer {
         reads: |m| is(m, Self::NAME),
         verdict: |results| {
             whole(
@@ -123,7 +123,7 @@ impl Scenario for Memslot {
         },
         tables: |results| of(results, Self::NAME, TITLE, COLUMNS, NOTE),
         meaning: MEANING,
-        ..Reader::NONE
+        ..Renderer::NONE
     };
     type Settings = MemslotArgs;
 

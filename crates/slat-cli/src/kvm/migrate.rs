@@ -19,8 +19,8 @@ use slat_kvm::{Backing, Mode};
 use slat_lab::cli::{count, time};
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use std::time::Duration;
@@ -127,7 +127,7 @@ impl Scenario for Migrate {
     // A turn runs a guest for each way of logging, and each of them takes more than a second.
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("runs", "6-9")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = migrate_tables::READER;
+    const RENDERER: Renderer = migrate_tables::RENDERER;
     type Settings = MigrateArgs;
 
     fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

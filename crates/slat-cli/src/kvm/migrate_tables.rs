@@ -1,12 +1,12 @@
-//! Reader of the scenario `migrate`: what migrations did to the guest, what they would do to a
+//! Renderer of the scenario `migrate`: what migrations did to the guest, what they would do to a
 //! larger guest, and their course over time.
 
 use super::tables::{Column, LOST, MEANING, columns, is, of};
 use crate::forecast::{self, Guest};
 use slat_lab::numbers::{bytes, seconds, thousands};
 use slat_lab::rate::Rate;
-use slat_lab::reader::{Chart, Reader};
 use slat_lab::record::Measurement;
+use slat_lab::renderer::{Chart, Renderer};
 use slat_lab::report::charts::{sweep, timeline};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::verdict::Verdict;
@@ -42,8 +42,8 @@ const CALLS: &[Column] = &[
 /// Memory of the larger guest whose migration is computed, in bytes: 16 GiB.
 const USUAL: f64 = 16.0 * 1024.0 * MIB;
 
-/// Reader of migrations.
-pub const READER: Reader = Reader {
+/// Renderer of migrations.
+pub const RENDERER: Renderer = Renderer {
     reads: |m| is(m, NAME),
     verdict,
     tables: |results| of(results, NAME, TITLE, COLUMNS, &format!("{COPIED} {LOST}")),
@@ -53,7 +53,7 @@ pub const READER: Reader = Reader {
     },
     plots,
     meaning: MEANING,
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// Returns the smallest and the largest of all samples of a variant.
@@ -229,7 +229,7 @@ mod tests {
     use slat_lab::fake;
 
     fn migrations() -> Vec<Measurement> {
-        fake::kvm().into_iter().filter(READER.reads).collect()
+        fake::kvm().into_iter().filter(RENDERER.reads).collect()
     }
 
     #[test]

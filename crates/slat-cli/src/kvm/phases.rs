@@ -46,7 +46,7 @@ pub fn measurements(
             let seconds = parts.iter().map(|part| part.seconds).collect();
             let mut part = measurement(scenario, name, params, "s", seconds);
             part.counts = merged_counts(parts.iter().map(|part| vcpu_counts(part)));
-            // Rounds of a share differ by a page at most, and the readers divide by one number.
+            // Rounds of a share differ by a page at most, and the renderers divide by one number.
             let pages = parts.iter().map(|part| part.pages).sum::<u64>();
             part.counts.insert("pages".to_owned(), pages / (parts.len() as u64).max(1));
             results.push(part);

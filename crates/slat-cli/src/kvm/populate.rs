@@ -11,8 +11,8 @@ use slat_kvm::Error;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::populate;
 use slat_lab::cli::count;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -74,12 +74,12 @@ impl Scenario for Populate {
     const ABOUT: &'static str = "Touch memory for the first time";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = Reader {
+    const RENDERER: Renderer = Renderer {
         reads: |m| is(m, Self::NAME),
         verdict: |results| cost(results, Self::NAME, "populate", "The first touch of memory"),
         tables: |results| of(results, Self::NAME, "First touches (KVM)", COLUMNS, WHOLE_PHASES),
         meaning: MEANING,
-        ..Reader::NONE
+        ..Renderer::NONE
     };
     type Settings = PopulateArgs;
 

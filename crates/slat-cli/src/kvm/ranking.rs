@@ -1,4 +1,4 @@
-//! Reader of `slat tune dirty-log`: ranks ways of logging by how long they stall a guest.
+//! Renderer of `slat tune dirty-log`: ranks ways of logging by how long they stall a guest.
 //!
 //! A way is called better only if its difference to the other is significant. The same results
 //! choose the first way and then judge it, so the level of significance is divided by the number of
@@ -10,8 +10,8 @@ use super::way::Way;
 use slat_lab::compare::LEAST;
 use slat_lab::compare::groups::{Contrast, LEVEL};
 use slat_lab::numbers::{seconds, with_wide_spread};
-use slat_lab::reader::{Chart, Reader};
 use slat_lab::record::Measurement;
+use slat_lab::renderer::{Chart, Renderer};
 use slat_lab::report::charts::strips::{self, Strip};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::{Summary, median};
@@ -22,13 +22,13 @@ use slat_lab::verdict::{Setting, Verdict};
 /// Variant by which ways are ranked: the stall for each page that was written.
 const BY: &str = "run-stall-page";
 
-/// Reader of a comparison of ways.
-pub const READER: Reader = Reader {
+/// Renderer of a comparison of ways.
+pub const RENDERER: Renderer = Renderer {
     reads: |m| is(m, SCENARIO) && m.params.contains_key("way"),
     verdict: |results| verdict(&ranked(results)),
     tables: |results| table(&ranked(results)).into_iter().collect(),
     plots: |results| chart(&ranked(results)).into_iter().collect(),
-    ..Reader::NONE
+    ..Renderer::NONE
 };
 
 /// A way of logging, and its measurements.

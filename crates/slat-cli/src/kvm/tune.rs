@@ -18,8 +18,8 @@ use slat_kvm::scenario::live::Config;
 use slat_lab::cli::time;
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use std::time::Duration;
@@ -77,7 +77,7 @@ impl Scenario for TuneDirtyLog {
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("runs", "5")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = ranking::READER;
+    const RENDERER: Renderer = ranking::RENDERER;
     type Settings = TuneArgs;
 
     fn run(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -4,7 +4,7 @@ use super::live::{self, label};
 use super::migration::Told;
 use super::report::Report;
 use super::stalls;
-use slat_lab::reader::Chart;
+use slat_lab::renderer::Chart;
 use slat_lab::report::charts::series::{self, Line};
 use slat_lab::report::html;
 use slat_lab::table::Table;

@@ -3,8 +3,8 @@
 use super::{charts, tables};
 use crate::host::Known;
 use crate::numbers::seconds;
-use crate::reader::{Chart, Reader};
 use crate::record::Report;
+use crate::renderer::{Chart, Renderer};
 use crate::size::Size;
 use crate::table::Table;
 use crate::trust::date;
@@ -16,10 +16,10 @@ const STYLE: &str = include_str!("page.css");
 
 /// Renders the report as a page: the answers, then tables and plots for decisions, then the
 /// evidence, which is folded away.
-pub fn render(report: &Report, readers: &[Reader]) -> String {
-    let mut sections = answers(report, readers);
+pub fn render(report: &Report, renderers: &[Renderer]) -> String {
+    let mut sections = answers(report, renderers);
     let first_of_evidence = sections.len();
-    sections.extend(evidence(report, readers));
+    sections.extend(evidence(report, renderers));
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -102,19 +102,19 @@ struct Section {
 }
 
 /// Returns the sections for readers who have to decide.
-fn answers(report: &Report, readers: &[Reader]) -> Vec<Section> {
+fn answers(report: &Report, renderers: &[Renderer]) -> Vec<Section> {
     let mut sections = Vec::new();
-    for reader in readers {
-        let own = reader.own(&report.results);
-        if !reader.folded {
-            sections.extend((reader.tables)(&own).iter().map(table_section));
+    for renderer in renderers {
+        let own = renderer.own(&report.results);
+        if !renderer.folded {
+            sections.extend((renderer.tables)(&own).iter().map(table_section));
         }
-        sections.extend((reader.plots)(&own).into_iter().map(|chart| Section {
+        sections.extend((renderer.plots)(&own).into_iter().map(|chart| Section {
             title: chart.title,
             content: html! { figure { (PreEscaped(chart.svg)) } },
         }));
     }
-    sections.extend(tables::unread(&report.results, readers).iter().map(table_section));
+    sections.extend(tables::unread(&report.results, renderers).iter().map(table_section));
     if !report.repeated.is_empty() {
         sections.push(Section {
             title: super::text::REPEATED.to_owned(),
@@ -137,18 +137,18 @@ fn answers(report: &Report, readers: &[Reader]) -> Vec<Section> {
 }
 
 /// Returns the sections for readers who want to check the answers.
-fn evidence(report: &Report, readers: &[Reader]) -> Vec<Section> {
+fn evidence(report: &Report, renderers: &[Renderer]) -> Vec<Section> {
     let section = |title: &str, content| Section { title: title.to_owned(), content };
     let mut sections =
-        vec![section("What limits the meaning of these figures", meaning(report, readers))];
-    for reader in readers {
-        let own = reader.own(&report.results);
-        if reader.folded {
-            sections.extend((reader.tables)(&own).iter().map(table_section));
+        vec![section("What limits the meaning of these figures", meaning(report, renderers))];
+    for renderer in renderers {
+        let own = renderer.own(&report.results);
+        if renderer.folded {
+            sections.extend((renderer.tables)(&own).iter().map(table_section));
         }
-        sections.extend((reader.long)(&own).iter().map(table_section));
+        sections.extend((renderer.long)(&own).iter().map(table_section));
     }
-    let own = readers.iter().map(|reader| (reader.charts)(&reader.own(&report.results)));
+    let own = renderers.iter().map(|renderer| (renderer.charts)(&renderer.own(&report.results)));
     let charts: Vec<_> = own.flatten().collect();
     if !charts.is_empty() {
         sections.push(section(
@@ -161,7 +161,7 @@ fn evidence(report: &Report, readers: &[Reader]) -> Vec<Section> {
             },
         ));
     }
-    let scenarios = charts::distributions::all(&report.results, readers);
+    let scenarios = charts::distributions::all(&report.results, renderers);
     if !scenarios.is_empty() {
         sections.push(section("Distributions", distributions(&scenarios)));
     }
@@ -237,11 +237,11 @@ fn distributions(scenarios: &[charts::distributions::Scenario]) -> Markup {
 }
 
 /// Returns what readers must know before they quote any figure.
-fn meaning(report: &Report, readers: &[Reader]) -> Markup {
+fn meaning(report: &Report, renderers: &[Renderer]) -> Markup {
     let is_guest = report.host.virtualisation.hypervisor.0 == Some(true);
-    let measured = readers.iter().filter(|reader| report.results.iter().any(reader.reads));
+    let measured = renderers.iter().filter(|renderer| report.results.iter().any(renderer.reads));
     let mut limits: Vec<&str> = Vec::new();
-    for sentence in measured.flat_map(|reader| reader.meaning) {
+    for sentence in measured.flat_map(|renderer| renderer.meaning) {
         if !limits.contains(sentence) {
             limits.push(sentence);
         }

@@ -2,14 +2,14 @@
 
 use super::tables;
 use super::text;
-use crate::reader::Reader;
 use crate::record::Report;
+use crate::renderer::Renderer;
 use crate::table::Table;
 use crate::verdict::Setting;
 use std::fmt::Write;
 
 /// Renders the whole report, with its host and command line, so that others can repeat it.
-pub fn render(report: &Report, readers: &[Reader]) -> String {
+pub fn render(report: &Report, renderers: &[Renderer]) -> String {
     let words = report.command.iter().map(String::as_str);
     let command = shlex::try_join(words).unwrap_or_else(|_| report.command.join(" "));
     let trust = report.trust.as_ref().map(|trust| trust.line() + "\n\n").unwrap_or_default();
@@ -27,7 +27,7 @@ pub fn render(report: &Report, readers: &[Reader]) -> String {
     if report.partial {
         markdown += "**Interrupted**: this is a part of what was asked for.\n\n";
     }
-    markdown.extend(tables::all(&report.results, readers).iter().map(table));
+    markdown.extend(tables::all(&report.results, renderers).iter().map(table));
     if !report.repeated.is_empty() {
         let _ = writeln!(markdown, "### {}\n", text::REPEATED);
     }

@@ -7,22 +7,22 @@ pub mod asked;
 pub mod counts;
 
 use crate::param::{heading, rank, shown};
-use crate::reader::Reader;
 use crate::record::Measurement;
+use crate::renderer::Renderer;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
 use serde_json::{Map, Value};
 
-/// Returns all tables of the results: those of each reader, in the readers' order, and plain ones
-/// for results that no reader reads.
-pub fn all(results: &[Measurement], readers: &[Reader]) -> Vec<Table> {
-    let read = readers.iter().flat_map(|reader| (reader.tables)(&reader.own(results)));
-    read.chain(unread(results, readers)).collect()
+/// Returns all tables of the results: those of each renderer, in the renderers' order, and plain
+/// ones for results that no renderer reads.
+pub fn all(results: &[Measurement], renderers: &[Renderer]) -> Vec<Table> {
+    let read = renderers.iter().flat_map(|renderer| (renderer.tables)(&renderer.own(results)));
+    read.chain(unread(results, renderers)).collect()
 }
 
-/// Returns plain tables of the results that no reader reads.
-pub fn unread(results: &[Measurement], readers: &[Reader]) -> Vec<Table> {
-    let unread = |m: &&Measurement| !readers.iter().any(|reader| (reader.reads)(m));
+/// Returns plain tables of the results that no renderer reads.
+pub fn unread(results: &[Measurement], renderers: &[Renderer]) -> Vec<Table> {
+    let unread = |m: &&Measurement| !renderers.iter().any(|renderer| (renderer.reads)(m));
     plain(&results.iter().filter(unread).cloned().collect::<Vec<_>>())
 }
 

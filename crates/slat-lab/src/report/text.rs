@@ -1,9 +1,9 @@
 //! The report for a terminal.
 
 use super::tables;
-use crate::reader::Reader;
 use crate::record::Report;
 use crate::record::Skipped;
+use crate::renderer::Renderer;
 use crate::table::Table;
 use crate::verdict::{Setting, Verdict};
 use comfy_table::{
@@ -20,10 +20,10 @@ const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().f
 pub const REPEATED: &str = "Repeated until 95 % intervals of medians are narrow";
 
 /// Renders the whole report, in lines of at most `width` columns if the tables can be made to fit.
-pub fn render(report: &Report, readers: &[Reader], width: u16) -> String {
+pub fn render(report: &Report, renderers: &[Renderer], width: u16) -> String {
     let mut text = String::new();
     header(&mut text, report, width);
-    for table in tables::all(&report.results, readers) {
+    for table in tables::all(&report.results, renderers) {
         grid(&mut text, &table, width);
     }
     if !report.repeated.is_empty() {

@@ -2,8 +2,8 @@
 
 use crate::failure::bad_input;
 use crate::files::{PAGE, RESULTS, Staged, writable};
-use crate::reader::Reader;
 use crate::record::Report;
+use crate::renderer::Renderer;
 use crate::report::{html, json};
 use anyhow::Context;
 use std::io::{self, IsTerminal, Write};
@@ -38,13 +38,13 @@ impl Output {
     }
 
     /// Writes both files, each completely or not at all, and returns their directory.
-    pub fn write(self, report: &Report, readers: &[Reader]) -> anyhow::Result<PathBuf> {
+    pub fn write(self, report: &Report, renderers: &[Renderer]) -> anyhow::Result<PathBuf> {
         let directory = self.directory;
         let stage = |name: &str, text: &str| Staged::new(&directory.join(name), text.as_bytes());
         let name = directory.display().to_string();
         let failed = || format!("cannot write {RESULTS} and {PAGE} to {name}");
         let results = stage(RESULTS, &json::render(report)?).with_context(failed)?;
-        let page = stage(PAGE, &html::render(report, readers)).with_context(failed)?;
+        let page = stage(PAGE, &html::render(report, renderers)).with_context(failed)?;
         results.publish().with_context(failed)?;
         page.publish().with_context(failed)?;
         Ok(directory)

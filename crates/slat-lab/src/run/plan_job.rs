@@ -6,7 +6,7 @@ use crate::merge;
 use crate::merge::files::{self, Found};
 use crate::plan::run::State;
 use crate::plan::{self, Plan, share_of};
-use crate::reader;
+use crate::renderer;
 use crate::report::{markdown, merged, plan as report, text};
 use crate::scenario::Program;
 use crate::session::Session;
@@ -61,10 +61,10 @@ pub fn merge(program: &Program, args: &MergeArgs) -> anyhow::Result<ExitCode> {
     crate::files::writable(&args.output)?;
     let mut hosts =
         merge::merge(reports, args.any_name, &super::command(program, std::env::args()));
-    let readers = (program.readers)();
+    let renderers = (program.renderers)();
     for host in &mut hosts {
-        host.report.verdict = reader::verdict(&host.report.results, &readers);
-        let _ = Output::prepare(&args.output.join(&host.name))?.write(&host.report, &readers)?;
+        host.report.verdict = renderer::verdict(&host.report.results, &renderers);
+        let _ = Output::prepare(&args.output.join(&host.name))?.write(&host.report, &renderers)?;
     }
     let tables = merged::tables(&hosts, &bad, &failed);
     let json = serde_json::to_string_pretty(&merged::value_of(&hosts, &bad, &failed))? + "\n";

@@ -12,7 +12,7 @@ use super::{Case, cases, params};
 use crate::format::TableFormat;
 use crate::format::TablesArgs;
 use crate::guest::fixture::room;
-use crate::guest::tables::{Figures, MEANING, reader};
+use crate::guest::tables::{Figures, MEANING, renderer};
 use crate::guest::turns::{Counts, Recorder, counts};
 use crate::on_machine;
 use anyhow::{Context, ensure};
@@ -20,8 +20,8 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use slat::Format;
 use slat_lab::failure::bad_input;
-use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -163,7 +163,7 @@ impl Scenario for IdlePages {
     const ABOUT: &'static str =
         "Ask which pages of a guest are idle, take what could be taken, and see what comes back";
     const EXAMPLES: &'static str = EXAMPLES;
-    const READER: Reader = reader!(TABLES, MEANING);
+    const RENDERER: Renderer = renderer!(TABLES, MEANING);
     type Settings = IdleArgs;
 
     fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

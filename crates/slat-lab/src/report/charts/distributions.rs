@@ -4,8 +4,8 @@ use super::ecdf;
 use super::strips::{self, Strip};
 use crate::compare::LEAST;
 use crate::param::{heading, is_prose, shown};
-use crate::reader::{Chart, Reader};
 use crate::record::Measurement;
+use crate::renderer::{Chart, Renderer};
 use crate::report::tables::{Labels, Row};
 use crate::table::NOTHING;
 use crate::unit::Unit;
@@ -28,12 +28,14 @@ pub struct Scenario {
     pub charts: Vec<Chart>,
 }
 
-/// Returns the distributions of each scenario's measurements, without those that a reader draws
+/// Returns the distributions of each scenario's measurements, without those that a renderer draws
 /// itself, and without measurements that were made of others.
-pub fn all(results: &[Measurement], readers: &[Reader]) -> Vec<Scenario> {
-    let drawn: Vec<&Reader> = readers.iter().filter(|reader| reader.draws_samples).collect();
+pub fn all(results: &[Measurement], renderers: &[Renderer]) -> Vec<Scenario> {
+    let drawn: Vec<&Renderer> =
+        renderers.iter().filter(|renderer| renderer.draws_samples).collect();
     let mut topics: Vec<(Topic, Vec<&Measurement>)> = Vec::new();
-    let is_raw = |m: &&Measurement| !m.is_made() && !drawn.iter().any(|reader| (reader.reads)(m));
+    let is_raw =
+        |m: &&Measurement| !m.is_made() && !drawn.iter().any(|renderer| (renderer.reads)(m));
     for m in results.iter().filter(is_raw) {
         let topic = Topic::of(m);
         match topics.iter_mut().find(|(known, _)| *known == topic) {
@@ -158,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn ratios_and_what_a_reader_draws_are_not_drawn_again() {
+    fn ratios_and_what_a_renderer_draws_are_not_drawn_again() {
         let mut results = fake::report().results;
         results.extend(fake::guests());
         results.retain(|m| m.scenario == "split" || m.scenario == "guest-asked");
         results.iter_mut().for_each(|m| m.samples = vec![0.5; 7]);
         assert_eq!(all(&results, &[]).len(), 1);
         let reads = |m: &Measurement| m.scenario == "split";
-        let reader = Reader { reads, draws_samples: true, ..Reader::NONE };
-        assert!(all(&results, &[reader]).is_empty());
+        let renderer = Renderer { reads, draws_samples: true, ..Renderer::NONE };
+        assert!(all(&results, &[renderer]).is_empty());
     }
 }

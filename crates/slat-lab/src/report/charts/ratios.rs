@@ -1,7 +1,7 @@
 //! Times in relation to a base: a row for each operation, with a dot for each way.
 
 use super::{DOT, FONT, colour};
-use crate::reader::Chart;
+use crate::renderer::Chart;
 use plotters::prelude::*;
 
 /// The operation, and the ratio of each way, by its place among the names.

@@ -1,7 +1,7 @@
 //! Values over time, with a line for each series.
 
 use super::{FONT, colour};
-use crate::reader::Chart;
+use crate::renderer::Chart;
 use plotters::prelude::*;
 
 /// A line: its name, and pairs of seconds and values.

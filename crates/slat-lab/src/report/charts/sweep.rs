@@ -2,7 +2,7 @@
 
 use super::{DOT, FONT, colour};
 use crate::numbers::seconds;
-use crate::reader::Chart;
+use crate::renderer::Chart;
 use plotters::prelude::*;
 
 /// A setting and its result.

@@ -3,7 +3,7 @@
 
 use super::{Area, DOT, Drawn, FONT, colour};
 use crate::numbers::seconds;
-use crate::reader::Chart;
+use crate::renderer::Chart;
 use plotters::prelude::*;
 
 /// Draws a migration. `pace` has pairs of seconds and per cent of the pace without logging, `left`

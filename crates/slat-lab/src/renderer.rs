@@ -1,4 +1,4 @@
-//! Readers: how reports present the results of a scenario.
+//! Renderers: how reports present the results of a scenario.
 
 use crate::record::Measurement;
 use crate::table::Table;
@@ -14,8 +14,9 @@ pub struct Chart {
 
 /// A description of how a report presents some of its results.
 #[derive(Clone, Copy)]
-pub struct Reader {
-    /// Returns whether a result belongs to this reader. Results without a reader get a plain table.
+pub struct Renderer {
+    /// Returns whether a result belongs to this renderer. Results without a renderer get a plain
+    /// table.
     pub reads: fn(&Measurement) -> bool,
     /// Returns the answer of the results, in plain words.
     pub verdict: fn(&[Measurement]) -> Verdict,
@@ -30,14 +31,14 @@ pub struct Reader {
     /// Whether these charts show every sample, so that the samples are not drawn again.
     pub draws_samples: bool,
     /// Whether a page folds the tables away, because they only support the answers of other
-    /// readers.
+    /// renderers.
     pub folded: bool,
     /// Limits of the results' meaning, in a sentence or two each.
     pub meaning: &'static [&'static str],
 }
 
-impl Reader {
-    /// A reader of no results.
+impl Renderer {
+    /// A renderer of no results.
     pub const NONE: Self = Self {
         reads: |_| false,
         verdict: |_| Verdict::default(),
@@ -50,17 +51,17 @@ impl Reader {
         meaning: &[],
     };
 
-    /// Returns this reader's results.
+    /// Returns this renderer's results.
     pub fn own(&self, results: &[Measurement]) -> Vec<Measurement> {
         results.iter().filter(|m| (self.reads)(m)).cloned().collect()
     }
 }
 
-/// Returns the verdicts of all readers, in their order.
-pub fn verdict(results: &[Measurement], readers: &[Reader]) -> Verdict {
+/// Returns the verdicts of all renderers, in their order.
+pub fn verdict(results: &[Measurement], renderers: &[Renderer]) -> Verdict {
     let mut all = Verdict::default();
-    for reader in readers {
-        let Verdict { says, settings } = (reader.verdict)(&reader.own(results));
+    for renderer in renderers {
+        let Verdict { says, settings } = (renderer.verdict)(&renderer.own(results));
         all.says.extend(says);
         all.settings.extend(settings);
     }
@@ -74,14 +75,14 @@ mod tests {
 
     #[test]
     fn readers_speak_in_their_order_and_of_their_own_results_alone() {
-        const SPLITS: Reader = Reader {
+        const SPLITS: Renderer = Renderer {
             reads: |m| m.scenario == "split",
             verdict: |results| Verdict::says([format!("{} splits", results.len())]),
-            ..Reader::NONE
+            ..Renderer::NONE
         };
-        const NOTHING: Reader = Reader {
+        const NOTHING: Renderer = Renderer {
             verdict: |results| Verdict::says(results.iter().map(|m| m.variant.clone())),
-            ..Reader::NONE
+            ..Renderer::NONE
         };
         let results = fake::report().results;
         let splits = results.iter().filter(|m| m.scenario == "split").count();

@@ -1,4 +1,4 @@
-//! Readers of this program's results, which turn them into sentences, tables and charts.
+//! Renderers of this program's results, which turn them into sentences, tables and charts.
 
 use crate::{explain, ideas, kvm};
 use slat_bench::guest::age::Age;
@@ -6,17 +6,22 @@ use slat_bench::guest::cache_toggle::CacheToggle;
 use slat_bench::guest::execute::Execute;
 use slat_bench::guest::tables::RATIOS;
 use slat_bench::split;
-use slat_lab::reader::Reader;
+use slat_lab::renderer::Renderer;
 use slat_lab::scenario::{Scenario, Scenarios};
 
-/// Returns the readers in the order of the report: guests under KVM, then the ideas, then the
+/// Returns the renderers in the order of the report: guests under KVM, then the ideas, then the
 /// measurements from which the ideas' figures are computed.
-pub fn readers() -> Vec<Reader> {
-    let evidence = [split::READER, RATIOS, Execute::READER, Age::READER, CacheToggle::READER];
+pub fn renderers() -> Vec<Renderer> {
     let evidence =
-        evidence.map(|reader| Reader { folded: true, verdict: Reader::NONE.verdict, ..reader });
-    let own = [&kvm::Tunes::readers()[..], &kvm::Guests::readers(), &[explain::READER]].concat();
-    [&own[..], &[ideas::READER], &evidence].concat()
+        [split::RENDERER, RATIOS, Execute::RENDERER, Age::RENDERER, CacheToggle::RENDERER];
+    let evidence = evidence.map(|renderer| Renderer {
+        folded: true,
+        verdict: Renderer::NONE.verdict,
+        ..renderer
+    });
+    let own =
+        [&kvm::Tunes::renderers()[..], &kvm::Guests::renderers(), &[explain::RENDERER]].concat();
+    [&own[..], &[ideas::RENDERER], &evidence].concat()
 }
 
 #[cfg(test)]
@@ -28,14 +33,14 @@ mod tests {
 
     #[test]
     fn a_whole_report_reads_like_this() {
-        insta::assert_snapshot!(text::render(&fake::report(), &readers(), 120));
+        insta::assert_snapshot!(text::render(&fake::report(), &renderers(), 120));
     }
 
     #[test]
     fn guests_under_kvm_are_reported_by_what_they_lost_and_by_stalls() {
         let results = fake::kvm();
         let mut printed = String::new();
-        let tables = tables::all(&results, &readers());
+        let tables = tables::all(&results, &renderers());
         tables.iter().for_each(|table| text::grid(&mut printed, table, 120));
         let explained = explain::tables(&explain::explain(&results));
         explained.iter().for_each(|table| text::grid(&mut printed, table, 120));
@@ -46,15 +51,15 @@ mod tests {
     fn results_of_the_engine_are_not_read_as_those_of_kvm() {
         let engine = fake::kvm().into_iter().map(|m| Measurement { target: "engine".into(), ..m });
         let engine: Vec<_> = engine.collect();
-        let tables = tables::all(&engine, &kvm::Guests::readers());
+        let tables = tables::all(&engine, &kvm::Guests::renderers());
         assert!(tables.iter().all(|table| table.title.ends_with("(engine)")));
     }
 
     #[test]
     fn the_page_has_every_table_and_every_sample() {
         let report = fake::report();
-        let page = html::render(&report, &readers());
-        for table in tables::all(&report.results, &readers()) {
+        let page = html::render(&report, &renderers());
+        for table in tables::all(&report.results, &renderers()) {
             assert!(page.contains(&table.title), "{}", table.title);
         }
         let splits = report.results.iter().filter(|m| m.scenario == "split");
@@ -71,7 +76,7 @@ mod tests {
         let mut report = fake::report();
         report.results.extend(fake::guests());
         report.results.iter_mut().for_each(|m| m.samples = vec![0.5, 0.6, 0.7, 0.8, 0.9]);
-        let page = html::render(&report, &readers());
+        let page = html::render(&report, &renderers());
         let style = page.split("</style>").next().unwrap();
         // Light blue and orange, which can be read on both backgrounds.
         let both = ["#56B4E9", "#E69F00"];
