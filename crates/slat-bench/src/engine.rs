@@ -4,8 +4,8 @@
 //! A *contest* compares a few entrants: an operation of the engine, and a plain loop over the same
 //! entries or another crate's operation. They take turns on the same warm memory, each on newly
 //! built tables, and a different entrant begins each round. Each round gives the ratios that the
-//! contest asks for. The thread that enters the tables has joined once. For each call it enters,
-//! does the operation, reads the counts and completes the owed invalidations.
+//! contest asks for. The thread that enters the tables has registered once. For each call it
+//! enters, does the operation, reads the counts and completes the owed invalidations.
 
 mod contention;
 mod entering;

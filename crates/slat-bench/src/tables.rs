@@ -13,7 +13,7 @@ use crate::settings::engine::Part;
 use crate::stopwatch::Stopwatch;
 use crate::touch::touch;
 use anyhow::ensure;
-use slat::{Access, Ageing, Ages, Attributes, Counts, Format, PageSize, Participant, Skip, Tables};
+use slat::{Access, Ageing, Ages, Attributes, Counts, Format, PageSize, Reader, Skip, Tables};
 use std::hint::black_box;
 use std::rc::Rc;
 use std::slice::from_ref;
@@ -61,8 +61,8 @@ fn aged<'a, F: Format>(
 ) -> anyhow::Result<Tables<'a, F, Arena>> {
     let old = Attributes { accessed: false, ..Attributes::RAM };
     let tables = fixture.live(arena, PageSize::SIZE_4K, old)?;
-    let mut participant = Participant::register(arena)?;
-    let mut guard = tables.enter(&mut participant)?;
+    let mut reader = Reader::register(arena)?;
+    let mut guard = tables.enter(&mut reader)?;
     let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
     let aged = guard.age(fixture.range(), ages, how)?;
     ensure!(aged.young == 0, "{} pages are young before the guest ran", aged.young);
@@ -90,10 +90,10 @@ fn age_once<F: Format>(
     let tables = aged(fixture, touched, &mut ages, arena)?;
     ages.young.fill(0);
     ages.unanswered.fill(0);
-    let mut participant = Participant::register(arena)?;
+    let mut reader = Reader::register(arena)?;
     let before = arena.invalidations();
     let watch = Stopwatch::start();
-    let mut guard = tables.enter(&mut participant)?;
+    let mut guard = tables.enter(&mut reader)?;
     let aged = guard.age(fixture.range(), &mut ages, Ageing { clear: true, skip, fresh: false })?;
     let counts = guard.counts();
     guard.complete();
@@ -108,7 +108,7 @@ fn age_once<F: Format>(
     if check {
         let named = |page: &u64| ages.young[(page / 64) as usize] >> (page % 64) & 1 == 1;
         ensure!(touched.iter().all(named), "a page that was touched is not young");
-        let mut guard = tables.enter(&mut participant)?;
+        let mut guard = tables.enter(&mut reader)?;
         let how = Ageing { clear: false, skip: Skip::Nothing, fresh: false };
         let left = guard.age(fixture.range(), &mut ages, how)?;
         ensure!(left.young == 0, "pages are young after they were aged");
@@ -176,11 +176,11 @@ fn round<F: Format>(
 ) -> anyhow::Result<Sample> {
     let arena = emptied::<F>(arena);
     let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
-    let mut participant = Participant::register(arena)?;
+    let mut reader = Reader::register(arena)?;
     let before = arena.invalidations();
     let watch = Stopwatch::start();
     let mut counts = Counts::NONE;
-    let mut guard = tables.enter(&mut participant)?;
+    let mut guard = tables.enter(&mut reader)?;
     if subtrees {
         guard.write_protect_subtrees(fixture.range())?;
     } else {
@@ -192,13 +192,13 @@ fn round<F: Format>(
     let mut changed = 0;
     let seconds = match least {
         None => {
-            changed += faults(fixture, &tables, &mut participant, written, &mut counts)?;
+            changed += faults(fixture, &tables, &mut reader, written, &mut counts)?;
             watch.seconds()
         }
         Some(least) => {
             for (page, least) in written.chunks(1).zip(&mut *least) {
                 let begin = Instant::now();
-                changed += faults(fixture, &tables, &mut participant, page, &mut counts)?;
+                changed += faults(fixture, &tables, &mut reader, page, &mut counts)?;
                 *least = (*least).min(begin.elapsed().as_nanos() as u32);
             }
             f64::from(least.iter().copied().max().unwrap_or(0)) / 1e9
@@ -207,7 +207,7 @@ fn round<F: Format>(
     let invalidations = arena.invalidations() - before;
     ensure!(changed == (written.len() as u64) << 12, "faults changed {changed} bytes");
     if check {
-        verify(fixture, &tables, &mut participant, written)?;
+        verify(fixture, &tables, &mut reader, written)?;
     }
     Ok(Sample { seconds, counts: counted(counts, invalidations) })
 }
@@ -216,13 +216,13 @@ fn round<F: Format>(
 fn faults<'p, F: Format>(
     fixture: &Fixture<F>,
     tables: &Tables<'p, F, Arena>,
-    participant: &mut Participant<'p, Arena>,
+    reader: &mut Reader<'p, Arena>,
     pages: &[u64],
     counts: &mut Counts,
 ) -> anyhow::Result<u64> {
     let mut changed = 0;
     for &page in pages {
-        let mut guard = tables.enter(participant)?;
+        let mut guard = tables.enter(reader)?;
         changed += guard.relax(fixture.page(page), Access::Write).map(slat::Granted::elsewhere)?;
         *counts += guard.counts();
         guard.complete();
@@ -234,10 +234,10 @@ fn faults<'p, F: Format>(
 fn verify<'p, F: Format>(
     fixture: &Fixture<F>,
     tables: &Tables<'p, F, Arena>,
-    participant: &mut Participant<'p, Arena>,
+    reader: &mut Reader<'p, Arena>,
     written: &[u64],
 ) -> anyhow::Result<()> {
-    let guard = tables.enter(participant)?;
+    let guard = tables.enter(reader)?;
     let mut writable = 0;
     for leaf in guard.leaves(fixture.range())? {
         writable += u64::from(leaf?.attributes.write);
@@ -287,7 +287,7 @@ mod tests {
             let (mut young, mut unanswered) = (fixture.bitmap(), fixture.bitmap());
             let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
             let tables = aged(&fixture, &[], &mut ages, &arena).unwrap();
-            let mut participant = Participant::register(&arena).unwrap();
+            let mut reader = Reader::register(&arena).unwrap();
             let clean = path(&tables, &arena, fixture.page(0));
             // The root's entry covers more than the guest; below it, no table is accessed.
             assert!(clean[1..].iter().all(|raw| raw & (1 << 8) == 0), "{clean:x?}");
@@ -295,7 +295,7 @@ mod tests {
                 if by_hardware {
                     touch(&tables, &arena, fixture.page(page).start()).unwrap();
                 } else {
-                    let mut guard = tables.enter(&mut participant).unwrap();
+                    let mut guard = tables.enter(&mut reader).unwrap();
                     guard
                         .relax(fixture.page(page), Access::Read)
                         .map(slat::Granted::elsewhere)

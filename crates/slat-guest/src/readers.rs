@@ -95,7 +95,7 @@ impl<M, const READERS: usize> fmt::Debug for OwnReaders<M, READERS> {
 //   `Leads` is sealed: a frame of one is a frame of the other.
 // - 4: `readers` is a field, and `break_before_make` is the machine's. Tables that the guest
 //   unlinks wait for its own reader slots alone, and no thread can be inside them without one:
-//   `Tables::enter` takes only members of this platform.
+//   `Tables::enter` takes only readers of this platform.
 unsafe impl<M: sealed::Leads, const READERS: usize> Platform for OwnReaders<M, READERS> {
     #[inline]
     fn allocate(&self, bytes: usize) -> Option<Frame> {

@@ -9,7 +9,7 @@ use crate::ranges::{pieces, widened};
 use crate::stats::Counters;
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, Halted, PageSize, Participant,
+    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, Halted, PageSize, Reader,
     TableCache, Tables, TooManyReaders, Translation,
 };
 
@@ -85,7 +85,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
 #[derive(Debug)]
 pub struct Worker<'w, F: Format, H: Host, B: Backing> {
     pub(crate) guest: &'w Guest<'w, F, H, B>,
-    pub(crate) member: Participant<'w, H>,
+    pub(crate) reader: Reader<'w, H>,
     pub(crate) cache: TableCache<'w, F, H>,
     /// The vCPU's counters, or counters that workers without a vCPU share.
     pub(crate) counters: &'w Counters,
@@ -105,9 +105,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         room: &'w mut [Option<Frame>],
     ) -> Result<Self, TooManyReaders> {
         let platform = guest.tables.platform();
-        let member = Participant::register(platform)?;
+        let reader = Reader::register(platform)?;
         let cache = TableCache::new(platform, room);
-        Ok(Self { guest, member, cache, counters: guest.counters.take() })
+        Ok(Self { guest, reader, cache, counters: guest.counters.take() })
     }
 
     /// Returns the guest.
@@ -126,7 +126,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // The clock is read only if entries are broken before they are made (break-before-make).
         let breaks = host.break_before_make().breaks_size_change();
         let begin = if breaks { host.now() } else { 0 };
-        let guard = tables.enter(&mut self.member).expect("the worker joined this platform");
+        let guard =
+            tables.enter(&mut self.reader).expect("the worker registered with this platform");
         let mut inside = Inside { guest, tables, guard, cache: &mut self.cache, counters };
         let result = work(&mut inside);
         counters.engine(&inside.guard.counts(), || host.now() - begin);

@@ -78,7 +78,7 @@
 //! # Example
 //!
 //! ```
-//! use slat::{Attributes, Gpa, GpaRange, Hpa, PageSize, Participant};
+//! use slat::{Attributes, Gpa, GpaRange, Hpa, PageSize, Reader};
 //! use slat::{Removals, TableCache, Tables, Vmid};
 //! use slat_sim::{Arm, Machine};
 //!
@@ -90,8 +90,8 @@
 //! let mut storage = [const { None }; 4];
 //! let mut cache = TableCache::new(&machine, &mut storage);
 //! cache.fill(4)?;
-//! let mut participant = Participant::register(&machine)?;
-//! let mut guard = tables.enter(&mut participant)?;
+//! let mut reader = Reader::register(&machine)?;
+//! let mut guard = tables.enter(&mut reader)?;
 //! let page = GpaRange::new(Gpa(0x8000_0000), 0x1000)?;
 //! guard.map(page, Hpa(0x4000_0000), Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
 //! assert_eq!(machine.cpu(1).write(0x8000_0123), Ok(Hpa(0x4000_0123)));

@@ -4,7 +4,7 @@
 
 use slat::format::{arm64::Arm64K4, arm64::Arm64K16, ept::Ept1G};
 use slat::{
-    Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Participant, Place, Platform,
+    Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Place, Platform, Reader,
     Removals, TableCache, Tables, Vmid,
 };
 use slat_sim::fast::{AccessError, CpuError, FastMachine, Why};
@@ -66,12 +66,12 @@ fn map<F: Format, A: Arch>(
 
 fn unmap<'p, F: Format, A: Arch>(
     tables: &Tables<'p, F, FastMachine<A>>,
-    participant: &mut Participant<'p, FastMachine<A>>,
+    reader: &mut Reader<'p, FastMachine<A>>,
     gpa: GpaRange,
 ) {
     let mut storage = [Place::EMPTY; 8];
     let mut removals = Removals::new(tables, &mut storage);
-    tables.enter(participant).unwrap().unmap(gpa, &mut removals).expect("nothing is cut");
+    tables.enter(reader).unwrap().unmap(gpa, &mut removals).expect("nothing is cut");
     assert_ne!(removals.complete().count(), 0);
 }
 
@@ -82,8 +82,8 @@ fn fault<T>(result: Result<T, AccessError>) -> Option<Fault> {
 fn write_lands<A: Arch, F: Format>(arch: A, format: F, block: u64) {
     let machine = machine(arch, 1, 1 << 30);
     let tables = tables(&machine, format);
-    let mut participant = Participant::register(&machine).unwrap();
-    let mut guard = tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut cpu = machine.cpu(0).unwrap();
     cpu.load(VMID, tables.root());
     let page = 0x10000;
@@ -116,8 +116,8 @@ fn a_write_lands_in_the_memory_the_tables_name() {
 fn marks<A: Arch, F: Format>(arch: A, format: F) {
     let machine = machine(arch, 1, 2 * MIB);
     let tables = tables(&machine, format);
-    let mut participant = Participant::register(&machine).unwrap();
-    let mut guard = tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut cpu = machine.cpu(0).unwrap();
     cpu.load(VMID, tables.root());
     let page = range(GUEST, PAGE);
@@ -152,8 +152,8 @@ fn hardware_marks_what_it_uses() {
 fn intels_walks_mark_the_tables_on_their_way() {
     let machine = machine(ept().0, 1, 2 * MIB);
     let tables = tables(&machine, ept().1);
-    let mut participant = Participant::register(&machine).unwrap();
-    let mut guard = tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    let mut guard = tables.enter(&mut reader).unwrap();
     map(&mut guard, &machine, range(0, PAGE), hpa(&machine, 0), CLEAN);
     // SAFETY: the root stays allocated while the tables live.
     let root = unsafe { machine.entries(tables.root()).as_ref() };
@@ -171,8 +171,8 @@ fn what_hardware_leaves_to_software_faults() {
     let arch = Arm { hardware_accessed: false, hardware_dirty: false, ..arm().0 };
     let machine = machine(arch, 1, 2 * MIB);
     let tables = tables(&machine, Arm64K4::default());
-    let mut participant = Participant::register(&machine).unwrap();
-    let mut guard = tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut cpu = machine.cpu(0).unwrap();
     cpu.load(VMID, tables.root());
     let page = range(GUEST, PAGE);
@@ -192,8 +192,8 @@ fn what_hardware_leaves_to_software_faults() {
 fn what_is_not_allowed_does_not_happen() {
     let machine = machine(ept().0, 1, 2 * MIB);
     let tables = tables(&machine, ept().1);
-    let mut participant = Participant::register(&machine).unwrap();
-    let mut guard = tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut cpu = machine.cpu(0).unwrap();
     assert_eq!(fault(cpu.read(GUEST)), Some(Fault::Translation), "nothing is loaded");
     cpu.load(VMID, tables.root());
@@ -225,35 +225,35 @@ fn a_cpu_is_one_threads() {
 fn stale<A: Arch, F: Format>(arch: A, format: F) {
     let machine = machine(arch, 1, 1 << 30);
     let tables = tables(&machine, format);
-    let mut participant = Participant::register(&machine).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
     let mut cpu = machine.cpu(0).unwrap();
     cpu.load(VMID, tables.root());
     // A range that the TLB looks up; a larger one; one large entry; a block in pieces.
     for bytes in [PAGE, MIB, 2 * MIB, 1 << 30] {
         let gpa = range(4 << 30, bytes);
         let last = (4 << 30) + bytes - 8;
-        let mut guard = tables.enter(&mut participant).unwrap();
+        let mut guard = tables.enter(&mut reader).unwrap();
         map(&mut guard, &machine, gpa, hpa(&machine, 0), Attributes::RAM);
         drop(guard);
         cpu.write(4 << 30, bytes).unwrap();
         cpu.read(last).unwrap();
-        unmap(&tables, &mut participant, gpa);
+        unmap(&tables, &mut reader, gpa);
         assert_eq!(fault(cpu.write(4 << 30, 1)), Some(Fault::Translation));
         assert_eq!(fault(cpu.read(last)), Some(Fault::Translation));
         assert_eq!(machine.read_host(hpa(&machine, 0)), bytes);
     }
     let (page, other) = (range(GUEST, PAGE), range(GUEST + PAGE, PAGE));
-    let mut guard = tables.enter(&mut participant).unwrap();
+    let mut guard = tables.enter(&mut reader).unwrap();
     map(&mut guard, &machine, page, hpa(&machine, 0), Attributes::RAM);
     map(&mut guard, &machine, other, hpa(&machine, PAGE), Attributes::RAM);
     drop(guard);
     cpu.read(GUEST + PAGE).unwrap();
     // From round 10 on the CPU does not look, and misses more invalidations than it can look up.
     for round in 0..100 {
-        unmap(&tables, &mut participant, page);
+        unmap(&tables, &mut reader, page);
         let to = hpa(&machine, PAGE * (2 + round));
         machine.write_host(to, round);
-        let mut guard = tables.enter(&mut participant).unwrap();
+        let mut guard = tables.enter(&mut reader).unwrap();
         map(&mut guard, &machine, page, to, Attributes::RAM);
         if round < 10 {
             let walks = cpu.walks();
@@ -302,11 +302,11 @@ fn no_late_store<A: Arch, F: Format>(arch: A, format: F, membarrier: bool) {
                 }
             });
         }
-        let mut participant = Participant::register(machine).unwrap();
+        let mut reader = Reader::register(machine).unwrap();
         for round in 0..ROUNDS {
             let to = [hpa(machine, 2 * round * PAGE), hpa(machine, (2 * round + 1) * PAGE)];
             let pages = [GUEST, GUEST + CONFLICT].map(|page| range(page, PAGE));
-            let mut guard = tables.enter(&mut participant).unwrap();
+            let mut guard = tables.enter(&mut reader).unwrap();
             (0..2).for_each(|n| map(&mut guard, machine, pages[n], to[n], Attributes::RAM));
             drop(guard);
             let words = || to.into_iter().flat_map(|Hpa(at)| (0..WRITERS).map(move |n| at + 8 * n));
@@ -314,7 +314,7 @@ fn no_late_store<A: Arch, F: Format>(arch: A, format: F, membarrier: bool) {
                 thread::yield_now();
             }
             for (n, page) in pages.into_iter().enumerate() {
-                unmap(tables, &mut participant, page);
+                unmap(tables, &mut reader, page);
                 let now = (0..WRITERS).map(|writer| Hpa(to[n].0 + 8 * writer));
                 last.extend(now.map(|at| (at, machine.read_host(at))));
             }
@@ -342,8 +342,8 @@ fn migration<A: Arch, F: Format>(arch: A, format: F) {
     let machine = &machine(arch, 2, PAGES * PAGE);
     let tables = &tables(machine, format);
     let guest = range(GUEST, PAGES * PAGE);
-    let mut participant = Participant::register(machine).unwrap();
-    map(&mut tables.enter(&mut participant).unwrap(), machine, guest, hpa(machine, 0), CLEAN);
+    let mut reader = Reader::register(machine).unwrap();
+    map(&mut tables.enter(&mut reader).unwrap(), machine, guest, hpa(machine, 0), CLEAN);
     let stop = &AtomicBool::new(false);
     let mut copy = vec![[0u8; PAGE as usize]; PAGES as usize];
     let mut round = |guard: &mut Guard<'_, '_, F, FastMachine<A>>| {
@@ -366,10 +366,10 @@ fn migration<A: Arch, F: Format>(arch: A, format: F) {
                 }
             });
         }
-        (0..300).for_each(|_| round(&mut tables.enter(&mut participant).unwrap()));
+        (0..300).for_each(|_| round(&mut tables.enter(&mut reader).unwrap()));
         stop.store(true, Relaxed);
     });
-    round(&mut tables.enter(&mut participant).unwrap());
+    round(&mut tables.enter(&mut reader).unwrap());
     for (page, copy) in copy.iter().enumerate() {
         let mut now = [0; PAGE as usize];
         machine.copy_out(hpa(machine, page as u64 * PAGE), &mut now);

@@ -4,8 +4,8 @@ use crate::addr::{Gpa, GpaRange, RangeError};
 use crate::counts::Counts;
 use crate::format::{Format, Geometry};
 use crate::invalidation::{Invalidation, Owed, Vmid};
-use crate::participant::Participant;
 use crate::platform::Platform;
+use crate::reader::Reader;
 use crate::readers::Inside;
 use crate::shootdown::Shootdown;
 use crate::sizes::Sizes;
@@ -39,10 +39,10 @@ use core::fmt;
 /// /// Begins a dirty log of `ram`: when this returns, no write goes unnoticed.
 /// fn log<'p, F: Format, P: Platform>(
 ///     tables: &Tables<'p, F, P>,
-///     participant: &mut Participant<'p, P>,
+///     reader: &mut Reader<'p, P>,
 ///     ram: GpaRange,
 /// ) -> Result<(), Halted<ChangeError>> {
-///     let mut guard = tables.enter(participant).expect("a participant of the same platform");
+///     let mut guard = tables.enter(reader).expect("a reader of the same platform");
 ///     guard.write_protect(ram)?;
 ///     guard.complete();
 ///     Ok(())
@@ -101,16 +101,16 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Enters the tables, and returns a guard, whose methods are the operations.
     ///
     /// # Errors
-    /// [`Foreign`] if the member registered with another platform's readers.
+    /// [`Foreign`] if the reader registered with another platform.
     #[inline]
     pub fn enter<'t>(
         &'t self,
-        member: &'t mut Participant<'p, P>,
+        reader: &'t mut Reader<'p, P>,
     ) -> Result<Guard<'t, 'p, F, P>, Foreign> {
-        if !member.serves(self.platform) {
+        if !reader.serves(self.platform) {
             return Err(Foreign);
         }
-        Ok(Guard::new(self, Some(member.enter(self.reader_vmid)), true))
+        Ok(Guard::new(self, Some(reader.enter(self.reader_vmid)), true))
     }
 
     /// Enters the tables without a reader slot: the exclusive borrow keeps all other threads out.
@@ -310,7 +310,7 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     }
 }
 
-/// A member of another platform's readers, a guard in other tables, or work on other tables.
+/// A reader of another platform, a guard in other tables, or work on other tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Foreign;
 

@@ -14,7 +14,7 @@ use core::fmt;
 use core::mem;
 use core::ptr::{self, NonNull};
 
-/// The number of threads that may be participants at the same time.
+/// The number of threads that may be readers at the same time.
 const READERS: usize = 64;
 
 /// A [`Platform`] whose table pages come from the global allocator.
@@ -23,7 +23,7 @@ const READERS: usize = 64;
 /// The address of a frame is then the address of its memory. [`AllocPlatform::for_cpus`] is for a
 /// kernel whose allocator's memory is mapped to consecutive virtual addresses, and which needs no
 /// cache maintenance of guest memory ([`Platform::maintain`]). 64 threads may be
-/// [participants](crate::Participant) at once.
+/// [readers](crate::Reader) at once.
 ///
 /// ```
 /// use slat::format::riscv::RiscV;

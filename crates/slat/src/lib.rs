@@ -41,7 +41,7 @@
 //!
 //! - [`Tables`] are the tables of one guest, and a [`Format`] has the bits of one architecture
 //!   (each is a cargo feature).
-//! - A thread takes a reader slot once ([`Participant::register`]), and enters the tables by
+//! - A thread takes a reader slot once ([`Reader::register`]), and enters the tables by
 //!   [`Tables::enter`]. This gives it a [`Guard`], whose methods are the operations. Tables that
 //!   the thread may meet stay allocated until it drops the guard.
 //! - A caller fills a [`TableCache`] before an operation, which takes its table pages from there.
@@ -98,10 +98,10 @@ pub mod observe;
 #[cfg(not(feature = "observed"))]
 mod observe;
 mod ops;
-mod participant;
 mod platform;
 mod pte;
 mod ran;
+mod reader;
 mod readers;
 #[cfg(doctest)]
 mod refusals;
@@ -141,12 +141,12 @@ pub use ops::{
 };
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};
-pub use participant::Participant;
 pub use platform::{Maintenance, Platform};
 #[cfg(loom)]
 #[doc(hidden)]
 pub use ran::Broken;
 pub use ran::{Announced, NoCpu, Ran};
+pub use reader::Reader;
 pub use readers::{Moment, ReaderSlot, Readers, TooManyReaders};
 pub use shootdown::Shootdown;
 pub use sizes::Sizes;

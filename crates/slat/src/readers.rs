@@ -122,7 +122,7 @@ macro_rules! constructors {
         }
 
         impl<const READERS: usize> Readers<[ReaderSlot; READERS]> {
-            /// Makes readers with these slots, one for each thread that is a participant at the
+            /// Makes readers with these slots, one for each thread that is registered at the
             /// same time.
             pub $($const)? fn new(slots: [ReaderSlot; READERS]) -> Self {
                 Self { clock: AtomicU64::new(START), tokens: Line(AtomicU64::new(0)), slots }
@@ -275,7 +275,7 @@ impl fmt::Display for TooManyReaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "all {} reader slots are taken; drop a reader, or give the platform more",
+            "all {} reader slots are taken; drop a `Reader`, or give the platform more",
             self.slots
         )
     }

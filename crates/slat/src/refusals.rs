@@ -42,8 +42,8 @@
 //! A caller cannot free tables while any thread is inside them:
 //! ```compile_fail,E0505
 //! # use slat::*;
-//! fn end<F: Format, P: Platform>(tables: Tables<'_, F, P>, participant: &mut Participant<'_, P>) {
-//!     let walker = tables.enter(participant).unwrap();
+//! fn end<F: Format, P: Platform>(tables: Tables<'_, F, P>, reader: &mut Reader<'_, P>) {
+//!     let walker = tables.enter(reader).unwrap();
 //!     // SAFETY: no CPU has the root loaded.
 //!     unsafe { tables.deactivate() }.destroy();
 //!     walker.dump();

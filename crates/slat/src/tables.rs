@@ -45,9 +45,9 @@ pub(crate) use tokens::Tokens;
 ///     for cpu in 0..2 {
 ///         let (tables, host) = (&tables, &host);
 ///         scope.spawn(move || {
-///             let mut participant = Participant::register(host).expect("a reader slot is free");
+///             let mut reader = Reader::register(host).expect("a reader slot is free");
 ///             let mut cache = TableCache::filled(host, 3).expect("the host has memory");
-///             let mut guest = tables.enter(&mut participant).expect("its own platform's");
+///             let mut guest = tables.enter(&mut reader).expect("its own platform's");
 ///             // A fault of each thread's vCPU: reserve the entry, find the memory, map it.
 ///             let gpa = Gpa(cpu << 12);
 ///             let entry = guest.reserve(gpa, PageSize::SIZE_4K, &mut cache).expect("it is empty");

@@ -19,8 +19,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use serde_json::json;
 use slat::{
-    Attributes, Gpa, GpaRange, Halted, Hpa, Invalidation, Leaf, MapError, Owner, Participant,
-    Platform, ReplaceError, TableCache, Vmid,
+    Attributes, Gpa, GpaRange, Halted, Hpa, Invalidation, Leaf, MapError, Owner, Platform, Reader,
+    ReplaceError, TableCache, Vmid,
 };
 use slat_guest::HvaRange;
 use slat_hypervisor::layout::{GUEST_RAM, away};
@@ -73,8 +73,8 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
 fn own(hypervisor: &'static Hypervisor) -> Result<(), String> {
     let machine = hypervisor.machine;
     let tables = hypervisor.memory.tables();
-    let mut participant = Participant::register(machine).map_err(|error| error.to_string())?;
-    let mut guard = tables.enter(&mut participant).map_err(|error| error.to_string())?;
+    let mut reader = Reader::register(machine).map_err(|error| error.to_string())?;
+    let mut guard = tables.enter(&mut reader).map_err(|error| error.to_string())?;
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(machine, &mut storage);
     cache.fill(8).map_err(|error| error.to_string())?;
@@ -128,10 +128,9 @@ impl Alike {
 
 /// Moves leaves of the guest's RAM from one region to the other while the guest runs.
 fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, String> {
-    let mut participant =
-        Participant::register(hypervisor.machine).map_err(|error| error.to_string())?;
+    let mut reader = Reader::register(hypervisor.machine).map_err(|error| error.to_string())?;
     let tables = hypervisor.memory.tables();
-    let mut guard = tables.enter(&mut participant).map_err(|error| error.to_string())?;
+    let mut guard = tables.enter(&mut reader).map_err(|error| error.to_string())?;
     let ram = GpaRange::new(Gpa(GUEST_RAM), hypervisor.options.memory);
     let ram = ram.map_err(|error| error.to_string())?;
     let leaves = guard.leaves(ram).map_err(|error| error.to_string())?;

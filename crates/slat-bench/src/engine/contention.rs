@@ -16,7 +16,7 @@ use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, GpaRange, Inactive, PageSize, Participant,
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, GpaRange, Inactive, PageSize, Reader,
     TableCache, Tables,
 };
 use std::hint::{black_box, spin_loop};
@@ -125,8 +125,8 @@ fn sample(
     let mut times = times.swap_remove(0);
     ensure!(times.len() as u64 == FAULTED / 4096 / BATCH, "{} batches", times.len());
     if check {
-        let mut participant = Participant::register(arena)?;
-        let guard = tables.enter(&mut participant)?;
+        let mut reader = Reader::register(arena)?;
+        let guard = tables.enter(&mut reader)?;
         let right = |a| Attributes { accessed: true, ..a } == Attributes::RAM;
         fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, right)?;
     }
@@ -151,7 +151,7 @@ impl<'p> Scene<'_, 'p> {
         let mut storage = crate::fixture::storage(tables_of(pages));
         let mut cache = TableCache::new(self.arena, &mut storage);
         cache.fill(usize::MAX)?;
-        let mut participant = Participant::register(self.arena)?;
+        let mut reader = Reader::register(self.arena)?;
         let mut times = Vec::with_capacity((pages / BATCH) as usize);
         let (seconds, done) = gate.pass(|| {
             while self.beside != Beside::Nobody && self.looked.load(Ordering::Relaxed) == 0 {
@@ -162,11 +162,10 @@ impl<'p> Scene<'_, 'p> {
                 let all = batch..batch + BATCH;
                 if self.beside == Beside::AgesLocked {
                     for page in all {
-                        self.lock
-                            .with(|| self.map(&mut participant, &mut cache, page..page + 1))?;
+                        self.lock.with(|| self.map(&mut reader, &mut cache, page..page + 1))?;
                     }
                 } else {
-                    self.map(&mut participant, &mut cache, all)?;
+                    self.map(&mut reader, &mut cache, all)?;
                 }
                 times.push(begin.elapsed().as_nanos() as u64);
             }
@@ -179,19 +178,19 @@ impl<'p> Scene<'_, 'p> {
 
     fn map(
         &self,
-        participant: &mut Participant<'p, Arena>,
+        reader: &mut Reader<'p, Arena>,
         cache: &mut TableCache<'_, Arm64K4, Arena>,
         pages: std::ops::Range<u64>,
     ) -> anyhow::Result<()> {
         let expected = (pages.end - pages.start) * 4096;
-        let mapped = map_each(&self.fixture, self.tables, participant, cache, pages)?;
+        let mapped = map_each(&self.fixture, self.tables, reader, cache, pages)?;
         ensure!(mapped == expected, "{mapped} bytes of {expected} were mapped");
         Ok(())
     }
 
     /// Does the other thread's work until the faults are over.
     fn neighbour(&self, gate: &Gate) -> Times {
-        let mut participant = Participant::register(self.arena)?;
+        let mut reader = Reader::register(self.arena)?;
         let (mut young, mut unanswered) = (self.fixture.bitmap(), self.fixture.bitmap());
         let (seconds, done) = gate.pass(|| {
             if self.beside == Beside::Reads {
@@ -199,7 +198,7 @@ impl<'p> Scene<'_, 'p> {
                 return Ok(());
             }
             let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            self.age(&mut participant, &mut ages)
+            self.age(&mut reader, &mut ages)
         });
         done?;
         Ok((seconds, Vec::new()))
@@ -220,11 +219,7 @@ impl<'p> Scene<'_, 'p> {
     }
 
     /// Makes pages old, then young again; each is an atomic exchange of an entry.
-    fn age(
-        &self,
-        participant: &mut Participant<'p, Arena>,
-        ages: &mut Ages<'_>,
-    ) -> anyhow::Result<()> {
+    fn age(&self, reader: &mut Reader<'p, Arena>, ages: &mut Ages<'_>) -> anyhow::Result<()> {
         let (range, step) = match self.beside {
             Beside::AgesShared => (self.fixture.part(self.other.size(), FAULTED), 2 << 20),
             Beside::AgesLocked => (self.other, BATCH * 4096),
@@ -233,7 +228,7 @@ impl<'p> Scene<'_, 'p> {
         loop {
             for step in steps(range, step) {
                 let mut turn = || -> anyhow::Result<()> {
-                    let mut guard = self.tables.enter(participant)?;
+                    let mut guard = self.tables.enter(reader)?;
                     guard.age(step, ages, Ageing::LEAVES)?;
                     guard.relax(step, Access::Read).map(slat::Granted::elsewhere)?;
                     guard.complete();

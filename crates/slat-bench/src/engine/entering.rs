@@ -9,7 +9,7 @@ use crate::settings::engine::Part;
 use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
-use slat::{BreakBeforeMake, Participant};
+use slat::{BreakBeforeMake, Reader};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -64,11 +64,11 @@ fn enter_by(memory: u64, cpus: &[usize], arena: &mut Arena) -> anyhow::Result<Sa
     let tables = &Fixture::new(Arm64K4::default(), memory).empty(arena)?.activate();
     let work = |_| {
         move |gate: &Gate| {
-            let mut participant = Participant::register(arena)?;
+            let mut reader = Reader::register(arena)?;
             let (seconds, stays) = gate.pass(|| {
                 (0..STAYS)
                     .filter(|_| {
-                        tables.enter(&mut participant).map(|guard| black_box(guard.vmid())).is_ok()
+                        tables.enter(&mut reader).map(|guard| black_box(guard.vmid())).is_ok()
                     })
                     .count()
             });

@@ -11,7 +11,7 @@ use crate::stopwatch::Stopwatch;
 use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
-use slat::{Attributes, BreakBeforeMake, Guard, PageSize, Participant, TableCache, Tables};
+use slat::{Attributes, BreakBeforeMake, Guard, PageSize, Reader, TableCache, Tables};
 use std::hint::black_box;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -26,13 +26,13 @@ pub fn tables_of(pages: u64) -> usize {
 pub fn map_each<'p>(
     fixture: &Fixture<Arm64K4>,
     tables: &Tables<'p, Arm64K4, Arena>,
-    participant: &mut Participant<'p, Arena>,
+    reader: &mut Reader<'p, Arena>,
     cache: &mut TableCache<'_, Arm64K4, Arena>,
     pages: Range<u64>,
 ) -> anyhow::Result<u64> {
     let mut mapped = 0;
     for page in pages {
-        let mut guard = tables.enter(participant)?;
+        let mut guard = tables.enter(reader)?;
         mapped += map_page(fixture, &mut guard, cache, page)?;
         guard.complete();
     }
@@ -62,11 +62,11 @@ pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
             let mut storage = storage(tables_of(fixture.pages()));
             let mut cache = TableCache::new(arena, &mut storage);
             cache.fill(usize::MAX)?;
-            let mut participant = Participant::register(arena)?;
+            let mut reader = Reader::register(arena)?;
             let pages = 0..fixture.pages();
             let watch = Stopwatch::start();
             let mapped = if kept {
-                let mut guard = tables.enter(&mut participant)?;
+                let mut guard = tables.enter(&mut reader)?;
                 let mut mapped = 0;
                 for page in pages {
                     mapped += map_page(&fixture, &mut guard, &mut cache, page)?;
@@ -74,12 +74,12 @@ pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
                 guard.complete();
                 mapped
             } else {
-                map_each(&fixture, &tables, &mut participant, &mut cache, pages)?
+                map_each(&fixture, &tables, &mut reader, &mut cache, pages)?
             };
             let seconds = watch.seconds();
             ensure!(mapped == fixture.range().size(), "{mapped} bytes were mapped");
             if check {
-                let guard = tables.enter(&mut participant)?;
+                let guard = tables.enter(&mut reader)?;
                 fixture
                     .check(&guard, fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
             }
@@ -135,18 +135,18 @@ fn map_by(
             let mut storage = storage(tables_of(share));
             let mut cache = TableCache::new(arena, &mut storage);
             cache.fill(usize::MAX)?;
-            let mut participant = Participant::register(arena)?;
+            let mut reader = Reader::register(arena)?;
             let pages = thread * share..(thread + 1) * share;
             let (seconds, mapped) =
-                gate.pass(|| map_each(fixture, tables, &mut participant, &mut cache, pages));
+                gate.pass(|| map_each(fixture, tables, &mut reader, &mut cache, pages));
             ensure!(mapped? == share << 12, "not all was mapped");
             Ok((seconds, ()))
         }
     };
     let (seconds, _) = together(cpus, (0..cpus.len() as u64).map(work).collect())?;
     if check {
-        let mut participant = Participant::register(arena)?;
-        let guard = tables.enter(&mut participant)?;
+        let mut reader = Reader::register(arena)?;
+        let guard = tables.enter(&mut reader)?;
         fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
     }
     Ok(Sample::time(seconds))

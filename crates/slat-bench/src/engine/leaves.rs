@@ -11,9 +11,7 @@ use crate::settings::engine::Part;
 use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
-use slat::{
-    Ageing, Ages, Attributes, BreakBeforeMake, Format, PageSize, Participant, Platform, Tables,
-};
+use slat::{Ageing, Ages, Attributes, BreakBeforeMake, Format, PageSize, Platform, Reader, Tables};
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
@@ -82,11 +80,11 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
             ready(arena);
             let arena = &*arena;
             let tables = prepared(&fixture, arena, op, again, &mut bits)?;
-            let mut participant = Participant::register(arena)?;
+            let mut reader = Reader::register(arena)?;
             let before = arena.invalidations();
             bits.clear();
             let watch = Stopwatch::start();
-            let mut guard = tables.enter(&mut participant)?;
+            let mut guard = tables.enter(&mut reader)?;
             let pages = done(&fixture, &mut guard, op, &mut bits)?;
             let counts = guard.counts();
             guard.complete();
@@ -99,7 +97,7 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
                 ensure!(bits.young() == expected, "{} bits, not {expected}", bits.young());
             }
             if check {
-                let guard = tables.enter(&mut participant)?;
+                let guard = tables.enter(&mut reader)?;
                 fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, |a| match op {
                     Op::Protect => a == Attributes { write: false, ..Attributes::RAM },
                     Op::Age => a == Attributes { accessed: false, ..Attributes::RAM },
@@ -138,8 +136,8 @@ fn prepared<'a, F: Format>(
 ) -> anyhow::Result<Tables<'a, F, Arena>> {
     let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
     if again {
-        let mut participant = Participant::register(arena)?;
-        let mut guard = tables.enter(&mut participant)?;
+        let mut reader = Reader::register(arena)?;
+        let mut guard = tables.enter(&mut reader)?;
         done(fixture, &mut guard, op, bits)?;
         guard.complete();
     }

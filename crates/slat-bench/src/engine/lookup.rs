@@ -12,7 +12,7 @@ use crate::settings::engine::Part;
 use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::format::ept::Ept1G;
-use slat::{Attributes, Gpa, PageSize, Participant};
+use slat::{Attributes, Gpa, PageSize, Reader};
 use slat_lab::session::Session;
 use std::rc::Rc;
 
@@ -113,14 +113,14 @@ fn translate(
     arena.set_stores(Stores::Plain);
     let arena = &*arena;
     let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
-    let mut participant = Participant::register(arena)?;
+    let mut reader = Reader::register(arena)?;
     let line = Line::new();
     let mut found = 0u64;
     let watch = Stopwatch::start();
     match way {
-        Way::Kept => found = look_up(&tables.enter(&mut participant)?, addresses)?,
+        Way::Kept => found = look_up(&tables.enter(&mut reader)?, addresses)?,
         Way::Refreshed => {
-            let mut guard = tables.enter(&mut participant)?;
+            let mut guard = tables.enter(&mut reader)?;
             for gpa in addresses {
                 found = found.wrapping_add(value(guard.translate(Gpa(*gpa))?));
                 guard.refresh();
@@ -128,7 +128,7 @@ fn translate(
         }
         Way::Entering => {
             for gpa in addresses {
-                let guard = tables.enter(&mut participant)?;
+                let guard = tables.enter(&mut reader)?;
                 let sum = guard.translate(Gpa(*gpa)).map(value);
                 // The error is converted after the guard is dropped, so that the sum stays in
                 // registers.
@@ -137,7 +137,7 @@ fn translate(
             }
         }
         Way::Exchanging => {
-            let guard = tables.enter(&mut participant)?;
+            let guard = tables.enter(&mut reader)?;
             for gpa in addresses {
                 let sum = line.around(|| guard.translate(Gpa(*gpa)).map(value))?;
                 found = found.wrapping_add(sum);

@@ -11,9 +11,7 @@ use crate::stopwatch::Stopwatch;
 use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
-use slat::{
-    Attributes, BreakBeforeMake, Counts, GpaRange, PageSize, Participant, TableCache, Tables,
-};
+use slat::{Attributes, BreakBeforeMake, Counts, GpaRange, PageSize, Reader, TableCache, Tables};
 
 type K4 = Arm64K4;
 
@@ -86,10 +84,10 @@ fn split(
     arena.warm(bytes);
     let mut storage = chunk_storage();
     let mut cache = TableCache::new(arena, &mut storage);
-    let mut participant = Participant::register(arena)?;
+    let mut reader = Reader::register(arena)?;
     let before = arena.invalidations();
     let watch = Stopwatch::start();
-    let counts = split_range(&tables, &mut participant, fixture.range(), &mut cache)?;
+    let counts = split_range(&tables, &mut reader, fixture.range(), &mut cache)?;
     let seconds = watch.seconds();
     let invalidations = arena.invalidations() - before;
     ensure!(
@@ -99,7 +97,7 @@ fn split(
         bytes / 4096
     );
     if check {
-        let guard = tables.enter(&mut participant)?;
+        let guard = tables.enter(&mut reader)?;
         fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
     }
     Ok(Sample { seconds, counts: counted(counts, invalidations) })
@@ -107,14 +105,14 @@ fn split(
 
 fn split_range<'p>(
     tables: &Tables<'p, K4, Arena>,
-    participant: &mut Participant<'p, Arena>,
+    reader: &mut Reader<'p, Arena>,
     range: GpaRange,
     cache: &mut TableCache<'_, K4, Arena>,
 ) -> anyhow::Result<Counts> {
     let mut counts = Counts::NONE;
     for chunk in steps(range, CHUNK) {
         cache.fill(usize::MAX)?;
-        let mut guard = tables.enter(participant)?;
+        let mut guard = tables.enter(reader)?;
         guard.split(chunk, PageSize::SIZE_4K, cache)?;
         counts += guard.counts();
         guard.complete();
@@ -157,10 +155,10 @@ fn split_by(
         move |gate: &Gate| {
             let mut storage = chunk_storage();
             let mut cache = TableCache::new(arena, &mut storage);
-            let mut participant = Participant::register(arena)?;
+            let mut reader = Reader::register(arena)?;
             let range = fixture.part(thread * share, share);
             let (seconds, counts) =
-                gate.pass(|| split_range(tables, &mut participant, range, &mut cache));
+                gate.pass(|| split_range(tables, &mut reader, range, &mut cache));
             Ok((seconds, counts?))
         }
     };
@@ -168,8 +166,8 @@ fn split_by(
     let built: u64 = counts.iter().map(|counts| counts.tables_built).sum();
     ensure!(built as usize * 4096 == bytes, "{built} tables were built, not {}", bytes / 4096);
     if check {
-        let mut participant = Participant::register(arena)?;
-        let guard = tables.enter(&mut participant)?;
+        let mut reader = Reader::register(arena)?;
+        let guard = tables.enter(&mut reader)?;
         fixture.check(&guard, fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
     }
     Ok(Sample { seconds, counts: vec![("tables_built", built)] })

@@ -15,7 +15,7 @@ use crate::on_machine;
 use crate::threads::{Pin, cpus};
 use anyhow::{Context, ensure};
 use clap::Args;
-use slat::{Access, Ageing, Format, Participant};
+use slat::{Access, Ageing, Format, Reader};
 use slat_guest::Worker;
 use slat_lab::cli::count;
 use slat_lab::record::Measurement;
@@ -312,7 +312,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
             }
             return Ok(sample);
         }
-        let mut participant = Participant::register(self.fixture.machine())?;
+        let mut reader = Reader::register(self.fixture.machine())?;
         // Number of pages that are made young again together.
         let batch = 512;
         let mut young = vec![0u64; self.way.pages.div_ceil(64) as usize];
@@ -344,7 +344,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                 }
                 sample.scan += begin.elapsed().as_secs_f64();
                 sample.scanned += pages;
-                let mut guard = self.guest.tables().enter(&mut participant)?;
+                let mut guard = self.guest.tables().enter(&mut reader)?;
                 guard
                     .relax(self.fixture.range(first, pages), Access::Read)
                     .map(slat::Granted::elsewhere)?;

@@ -22,7 +22,7 @@ use serde_json::json;
 use slat::format::arm64::Arm64;
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, PageSize,
-    Pages, Participant, Place, Removals, TableCache, Tables,
+    Pages, Place, Reader, Removals, TableCache, Tables,
 };
 use slat_lab::failure::Failure;
 use slat_lab::record::Measurement;
@@ -249,15 +249,15 @@ fn one<F: Format>(
         loose: BTreeSet::new(),
         rejuvenated: Vec::new(),
     };
-    let mut member = Participant::register(arena)?;
+    let mut reader = Reader::register(arena)?;
     // Not every step that is drawn can be done.
     for _ in 0..args.length * 16 {
         if steps.len() == args.length as usize {
             break;
         }
-        let Some(step) = both.choose(&mut rng, &mut member)? else { continue };
+        let Some(step) = both.choose(&mut rng, &mut reader)? else { continue };
         steps.push(step);
-        both.step(step, &mut member)?;
+        both.step(step, &mut reader)?;
         tally.steps += 1;
         tally.leaves += both.compare()?;
     }
@@ -287,7 +287,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     fn choose(
         &self,
         rng: &mut Rng,
-        member: &mut Participant<'p, Arena>,
+        reader: &mut Reader<'p, Arena>,
     ) -> anyhow::Result<Option<Step>> {
         let (page, all) = (self.page(), self.fixture.range());
         let mut one_of = |sizes: &[PageSize]| sizes[rng.usize(..sizes.len())].bytes();
@@ -311,7 +311,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         if start >= end {
             return Ok(None);
         }
-        let guard = self.tables.enter(member)?;
+        let guard = self.tables.enter(reader)?;
         let (from, to) = widened(&guard, start, end)?;
         let (start_whole, size) = (from, to - from);
         let mapped = guard.translate(Gpa(at))?;
@@ -378,14 +378,14 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         self.helper.call(what).map_err(interrupted)
     }
 
-    fn step(&mut self, step: Step, member: &mut Participant<'p, Arena>) -> anyhow::Result<()> {
+    fn step(&mut self, step: Step, reader: &mut Reader<'p, Arena>) -> anyhow::Result<()> {
         if let Step::Split { start, size, .. } = step {
             let blocks = self.found(start, start + size).into_iter().flat_map(|run| each(&run));
             let page = self.page();
             let old = blocks.filter(|leaf| leaf.size > page && leaf.raw & leaves::ACCESSED == 0);
             self.rejuvenated.extend(old.map(|leaf| (leaf.gpa, leaf.gpa + leaf.size)));
         }
-        let ours = self.ours(step, member)?;
+        let ours = self.ours(step, reader)?;
         let host = Fixture::<F>::host(&self.fixture.range()).0 - self.fixture.range().start().0;
         let (largest, page) = (self.sizes[self.sizes.len() - 1].bytes(), self.page());
         match step {
@@ -450,12 +450,12 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     }
 
     /// Does the step in the engine; for ageing, returns the number of young pages.
-    fn ours(&mut self, step: Step, member: &mut Participant<'p, Arena>) -> anyhow::Result<u64> {
+    fn ours(&mut self, step: Step, reader: &mut Reader<'p, Arena>) -> anyhow::Result<u64> {
         let mut places = [Place::EMPTY; 4096];
         let mut removals = Removals::new(self.tables, &mut places);
         let mut storage = crate::fixture::chunk_storage();
         let mut cache = TableCache::new(self.arena, &mut storage);
-        let mut guard = self.tables.enter(member)?;
+        let mut guard = self.tables.enter(reader)?;
         let range = |start, size| GpaRange::new(Gpa(start), size);
         let mut young = 0;
         match step {

@@ -14,8 +14,8 @@ use crate::settings::peers::Caches;
 use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::{
-    Access, Ageing, Ages, Attributes, Batched, Counts, Format, GpaRange, Guard, Pages, Participant,
-    Place, Removals, TableCache, Tables,
+    Access, Ageing, Ages, Attributes, Batched, Counts, Format, GpaRange, Guard, Pages, Place,
+    Reader, Removals, TableCache, Tables,
 };
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -77,15 +77,15 @@ impl<F: Format> Turns<F> {
             Op::Map => self.fixture.empty(arena)?.activate(),
             _ => self.fixture.live(arena, self.work.leaf, Attributes::RAM)?,
         };
-        let mut participant = Participant::register(arena)?;
-        self.prepare(&tables, &mut participant, bitmaps)?;
+        let mut reader = Reader::register(arena)?;
+        self.prepare(&tables, &mut reader, bitmaps)?;
         let caches = self.setting.caches;
         bitmaps.young.fill(0);
         bitmaps.unanswered.fill(0);
         temper(arena, self.work.table_bytes(), caches);
         let before = arena.invalidations();
         let mut doer = Doer { turns: self, arena, tables: &tables, counts: Counts::NONE };
-        let seconds = doer.timed(&mut participant, bitmaps, addresses)?;
+        let seconds = doer.timed(&mut reader, bitmaps, addresses)?;
         let counts = counted(doer.counts, arena.invalidations() - before);
         if check {
             *self.left.borrow_mut() = leaves::of(&tables, arena, self.fixture.range());
@@ -97,10 +97,10 @@ impl<F: Format> Turns<F> {
     fn prepare<'p>(
         &self,
         tables: &Tables<'p, F, Arena>,
-        participant: &mut Participant<'p, Arena>,
+        reader: &mut Reader<'p, Arena>,
         bitmaps: &mut Bitmaps,
     ) -> anyhow::Result<()> {
-        let mut guard = tables.enter(participant)?;
+        let mut guard = tables.enter(reader)?;
         match self.work.op {
             Op::ProtectAgain | Op::Relax => {
                 guard.write_protect(self.fixture.range())?;
@@ -223,7 +223,7 @@ struct Doer<'d, 'p, F: Format> {
 impl<'p, F: Format> Doer<'_, 'p, F> {
     fn timed(
         &mut self,
-        participant: &mut Participant<'p, Arena>,
+        reader: &mut Reader<'p, Arena>,
         bitmaps: &mut Bitmaps,
         addresses: &[u64],
     ) -> anyhow::Result<f64> {
@@ -231,34 +231,32 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         let pages = work.memory / work.page.bytes();
         let range = fixture.range();
         match work.op {
-            Op::Map => self.map(participant),
-            Op::Unmap => self.unmap(participant),
-            Op::Split => self.split(participant, false),
-            Op::Enable => self.split(participant, true),
-            Op::ClearSplit => self.clear_split(participant, bitmaps),
-            Op::Protect => {
-                self.whole(participant, work.memory, |guard| Ok(guard.write_protect(range)?))
-            }
-            Op::ProtectAgain => self.whole(participant, 0, |guard| Ok(guard.write_protect(range)?)),
+            Op::Map => self.map(reader),
+            Op::Unmap => self.unmap(reader),
+            Op::Split => self.split(reader, false),
+            Op::Enable => self.split(reader, true),
+            Op::ClearSplit => self.clear_split(reader, bitmaps),
+            Op::Protect => self.whole(reader, work.memory, |guard| Ok(guard.write_protect(range)?)),
+            Op::ProtectAgain => self.whole(reader, 0, |guard| Ok(guard.write_protect(range)?)),
             Op::Clear(word) => {
                 let named = Pages { start: range.start(), bits: &bitmaps.named };
                 let bytes = pages / 64 * u64::from(word.count_ones()) * work.page.bytes();
-                self.whole(participant, bytes, |guard| Ok(guard.write_protect_pages(&named)?))
+                self.whole(reader, bytes, |guard| Ok(guard.write_protect_pages(&named)?))
             }
-            Op::AgeYoung => self.whole(participant, pages, |guard| age(guard, range, bitmaps)),
-            Op::AgeOld => self.whole(participant, 0, |guard| age(guard, range, bitmaps)),
-            Op::AgeEach => self.each(participant, pages, |guard, page| {
+            Op::AgeYoung => self.whole(reader, pages, |guard| age(guard, range, bitmaps)),
+            Op::AgeOld => self.whole(reader, 0, |guard| age(guard, range, bitmaps)),
+            Op::AgeEach => self.each(reader, pages, |guard, page| {
                 let (mut young, mut unanswered) = ([0], [0]);
                 let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
                 Ok(guard.age(page, &mut ages, Ageing::LEAVES)?.young)
             }),
-            Op::Relax => self.each(participant, work.memory, |guard, page| {
+            Op::Relax => self.each(reader, work.memory, |guard, page| {
                 Ok(guard.relax(page, Access::Write).map(slat::Granted::elsewhere)?)
             }),
-            Op::Flush => self.whole(participant, work.memory, |guard| Ok(guard.flush(range)?)),
+            Op::Flush => self.whole(reader, work.memory, |guard| Ok(guard.flush(range)?)),
             Op::Lookup => {
                 let watch = Stopwatch::start();
-                let guard = self.tables.enter(participant)?;
+                let guard = self.tables.enter(reader)?;
                 let sum = black_box(look_up(&guard, addresses)?);
                 let seconds = watch.seconds();
                 ensure!(sum == fixture.sum(addresses), "other addresses were found");
@@ -271,12 +269,12 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
     /// Does it with one call for all memory, and checks the answer.
     fn whole(
         &mut self,
-        participant: &mut Participant<'p, Arena>,
+        reader: &mut Reader<'p, Arena>,
         expected: u64,
         mut call: impl FnMut(&mut Guard<'_, 'p, F, Arena>) -> anyhow::Result<u64>,
     ) -> anyhow::Result<f64> {
         let watch = Stopwatch::start();
-        let mut guard = self.tables.enter(participant)?;
+        let mut guard = self.tables.enter(reader)?;
         let done = call(&mut guard)?;
         self.counts += guard.counts();
         guard.complete();
@@ -289,7 +287,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
     /// Does it with a call for each page.
     fn each(
         &mut self,
-        participant: &mut Participant<'p, Arena>,
+        reader: &mut Reader<'p, Arena>,
         expected: u64,
         mut call: impl FnMut(&mut Guard<'_, 'p, F, Arena>, GpaRange) -> anyhow::Result<u64>,
     ) -> anyhow::Result<f64> {
@@ -297,7 +295,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         let watch = Stopwatch::start();
         let mut done = 0;
         for page in 0..work.pieces() {
-            let mut guard = self.tables.enter(participant)?;
+            let mut guard = self.tables.enter(reader)?;
             done += call(&mut guard, fixture.page(page))?;
             self.counts += guard.counts();
             guard.complete();
@@ -307,24 +305,24 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         Ok(seconds)
     }
 
-    fn map(&mut self, participant: &mut Participant<'p, Arena>) -> anyhow::Result<f64> {
+    fn map(&mut self, reader: &mut Reader<'p, Arena>) -> anyhow::Result<f64> {
         let work = &self.turns.work;
         let (per, pages) = (F::entries(0) as u64, work.pieces());
         let tables = pages.div_ceil(per) + pages.div_ceil(per * per) + 4;
         let mut storage = storage(tables as usize);
         let mut cache = TableCache::new(self.arena, &mut storage);
         cache.fill(usize::MAX)?;
-        self.each(participant, work.memory, |guard, page| {
+        self.each(reader, work.memory, |guard, page| {
             let hpa = Fixture::<F>::host(&page);
             Ok(guard.map(page, hpa, Attributes::RAM, work.page, &mut cache)?)
         })
     }
 
-    fn unmap(&mut self, participant: &mut Participant<'p, Arena>) -> anyhow::Result<f64> {
+    fn unmap(&mut self, reader: &mut Reader<'p, Arena>) -> anyhow::Result<f64> {
         let mut places = [Place::EMPTY; 64];
         let watch = Stopwatch::start();
         let mut removals = Removals::new(self.tables, &mut places);
-        let mut guard = self.tables.enter(participant)?;
+        let mut guard = self.tables.enter(reader)?;
         let bytes = guard.unmap(self.turns.fixture.range(), &mut removals)?;
         self.counts += guard.counts();
         guard.complete();
@@ -338,23 +336,19 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
     }
 
     /// Splits in steps of the largest chunk. The time includes filling the cache.
-    fn split(
-        &mut self,
-        participant: &mut Participant<'p, Arena>,
-        protect: bool,
-    ) -> anyhow::Result<f64> {
+    fn split(&mut self, reader: &mut Reader<'p, Arena>, protect: bool) -> anyhow::Result<f64> {
         let Turns { fixture, work, .. } = self.turns;
         let mut storage = chunk_storage();
         let mut cache = TableCache::new(self.arena, &mut storage);
         let watch = Stopwatch::start();
         if protect {
-            let mut guard = self.tables.enter(participant)?;
+            let mut guard = self.tables.enter(reader)?;
             guard.write_protect(fixture.range())?;
             self.counts += guard.counts();
             guard.complete();
         }
         for chunk in steps(fixture.range(), CHUNK) {
-            let mut guard = self.tables.enter(participant)?;
+            let mut guard = self.tables.enter(reader)?;
             split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
             self.counts += guard.counts();
             guard.complete();
@@ -365,7 +359,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
     /// Clears like a VMM's call that clears all of a chunk's log.
     fn clear_split(
         &mut self,
-        participant: &mut Participant<'p, Arena>,
+        reader: &mut Reader<'p, Arena>,
         bitmaps: &Bitmaps,
     ) -> anyhow::Result<f64> {
         let Turns { fixture, work, .. } = self.turns;
@@ -374,7 +368,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         let mut cache = TableCache::new(self.arena, &mut storage);
         let watch = Stopwatch::start();
         for (chunk, bits) in steps(fixture.range(), CHUNK).zip(bitmaps.named.chunks(words)) {
-            let mut guard = self.tables.enter(participant)?;
+            let mut guard = self.tables.enter(reader)?;
             split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
             guard.write_protect_pages(&Pages { start: chunk.start(), bits })?;
             self.counts += guard.counts();

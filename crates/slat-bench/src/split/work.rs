@@ -8,7 +8,7 @@ use crate::stopwatch::Stopwatch;
 use anyhow::{Context, ensure};
 use slat::{
     Attributes, Batched, Bounded, Childless, EveryEntry, Format, Frame, Gpa, GpaRange, Guard, Hpa,
-    Inactive, PageSize, Participant, SplitWalk, TableCache, Tables, Tested, Vmid,
+    Inactive, PageSize, Reader, SplitWalk, TableCache, Tables, Tested, Vmid,
 };
 
 /// Guest address at which RAM begins, as on arm64's `virt` machines.
@@ -107,9 +107,9 @@ impl<F: Format> Work<F> {
         storage.resize_with(Self::chunk_tables() as usize, || None);
         let mut cache = TableCache::new(arena, &mut storage);
         let before = arena.invalidations();
-        let mut participant = Participant::register(&*arena)?;
+        let mut reader = Reader::register(&*arena)?;
         let watch = Stopwatch::start();
-        let mut guard = tables.enter(&mut participant)?;
+        let mut guard = tables.enter(&mut reader)?;
         run(&mut guard, self.pte()?, self.target, case, &mut cache)?;
         guard.complete();
         let seconds = watch.seconds();

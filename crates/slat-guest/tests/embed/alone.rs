@@ -103,11 +103,11 @@ fn a_fault_that_waits_for_its_backing_holds_up_no_other_guest() {
 fn with_seats_of_its_own_a_guest_shares_neither_them_nor_vmids() {
     for logging in WAYS {
         let machine = Counted::new();
-        // Enough reader slots for a participant and the vCPU of one guest, and for a vCPU and a
+        // Enough reader slots for a reader and the vCPU of one guest, and for a vCPU and a
         // worker of the other.
         let machines = [(); 2].map(|()| Arc::new(OwnReaders::<_, 2>::new(machine.clone())));
         let slow = machines[0].clone();
-        let _all_but_one = slat::Participant::register(&*slow).unwrap();
+        let _all_but_one = slat::Reader::register(&*slow).unwrap();
         beside(machines, [1, 1], logging, everything);
         assert_eq!(slow.machine().frames(), 0);
     }

@@ -3,7 +3,7 @@
 use crate::machine::*;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
-use slat::{Access, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, PageSize, Participant, Vmid};
+use slat::{Access, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, PageSize, Reader, Vmid};
 use slat_guest::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -119,8 +119,8 @@ fn each_waits<F: Format + 'static>(
     });
     for (what, work) in works {
         let tables = guest.get().tables();
-        let mut participant = Participant::register(tables.platform()).unwrap();
-        let guard = tables.enter(&mut participant).unwrap();
+        let mut reader = Reader::register(tables.platform()).unwrap();
+        let guard = tables.enter(&mut reader).unwrap();
         vcpu.with(|vcpu| waits_for_itself(what, || work(vcpu)));
         drop(guard);
         // In the call that tells which pages were taken.
@@ -256,8 +256,8 @@ fn what_a_thread_holds_outside_the_tables_keeps_no_change_back() {
         let (guest, other) = (make(1), make(2));
         let [mut worker, mut holds] = [(); 2].map(|()| guest.worker().unwrap());
         let tables = other.get().tables();
-        let mut participant = Participant::register(tables.platform()).unwrap();
-        let _elsewhere = tables.enter(&mut participant).unwrap();
+        let mut reader = Reader::register(tables.platform()).unwrap();
+        let _elsewhere = tables.enter(&mut reader).unwrap();
         let log = |log_dirty| MemslotSpec { log_dirty, ..slot(M2) };
         worker.with(|worker| worker.set_memslot(log(false))).unwrap();
         holds.with(|holds| {

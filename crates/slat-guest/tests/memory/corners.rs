@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Gpa, Hpa, PageSize, Participant, Tables};
+use slat::{Access, Gpa, Hpa, PageSize, Reader, Tables};
 use slat_guest::*;
 use slat_sim::{Machine, Moment};
 use std::sync::{Arc, Mutex};
@@ -99,15 +99,15 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
             let split = EagerSplit::new(range(BASE, M2), PageSize::SIZE_4K);
             split.run(vcpu.worker(), || false);
-            let participant = Participant::register(guest.tables().platform()).unwrap();
+            let reader = Reader::register(guest.tables().platform()).unwrap();
             type Parts<C> = (
                 &'static Tables<'static, <C as Case>::F, Machine<<C as Case>::A>>,
-                Participant<'static, Machine<<C as Case>::A>>,
+                Reader<'static, Machine<<C as Case>::A>>,
             );
             // SAFETY: the hook is taken off the machine before the guest is dropped.
-            let (tables, participant): Parts<C> =
-                unsafe { core::mem::transmute((guest.tables(), participant)) };
-            let state = Arc::new(Mutex::new((participant, 0)));
+            let (tables, reader): Parts<C> =
+                unsafe { core::mem::transmute((guest.tables(), reader)) };
+            let state = Arc::new(Mutex::new((reader, 0)));
             let shared = state.clone();
             machine.meanwhile(move |_, moment| {
                 let Ok(mut state) = shared.try_lock() else { return };
@@ -198,8 +198,8 @@ on_all! {
     fn two_reservations_of_one_slot_do_not_void_each_other<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let (mut one, mut two) = (
-            Participant::register(guest.tables().platform()).unwrap(),
-            Participant::register(guest.tables().platform()).unwrap(),
+            Reader::register(guest.tables().platform()).unwrap(),
+            Reader::register(guest.tables().platform()).unwrap(),
         );
         let mut storage = [const { None }; 8];
         let mut cache = slat::TableCache::new(guest.tables().platform(), &mut storage);

@@ -3,7 +3,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Gpa, PageSize, Participant};
+use slat::{Access, Gpa, PageSize, Reader};
 use slat_guest::*;
 
 const HALF: u64 = M2 / 2;
@@ -22,8 +22,8 @@ fn ways<C: Case>() -> impl Iterator<Item = Config> {
 
 /// Makes one block across both memslots, as a caller that has the tables can.
 fn block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
-    let mut participant = Participant::register(guest.tables().platform()).unwrap();
-    let mut guard = guest.tables().enter(&mut participant).unwrap();
+    let mut reader = Reader::register(guest.tables().platform()).unwrap();
+    let mut guard = guest.tables().enter(&mut reader).unwrap();
     guard.write_protect(range(BASE, M2)).unwrap();
     guard.complete();
     let bytes = guard.collapse(range(BASE, M2), PageSize::SIZE_2M).unwrap();
@@ -33,8 +33,8 @@ fn block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
 /// The block is writable, and was written.
 fn written_block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
     block_over_both::<C>(guest);
-    let mut participant = Participant::register(guest.tables().platform()).unwrap();
-    let mut guard = guest.tables().enter(&mut participant).unwrap();
+    let mut reader = Reader::register(guest.tables().platform()).unwrap();
+    let mut guard = guest.tables().enter(&mut reader).unwrap();
     guard.relax(range(BASE, M2), Access::Write).map(slat::Granted::elsewhere).unwrap();
 }
 

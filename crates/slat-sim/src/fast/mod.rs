@@ -44,7 +44,7 @@
 //!
 //! # Example
 //! ```
-//! use slat::{Attributes, Gpa, GpaRange, Participant, PageSize, TableCache, Tables, Vmid};
+//! use slat::{Attributes, Gpa, GpaRange, Reader, PageSize, TableCache, Tables, Vmid};
 //! use slat_sim::{Ept, fast::FastMachine};
 //!
 //! let machine = FastMachine::new(Ept::default(), 1, 2 << 20, 2 << 20)?;
@@ -55,10 +55,10 @@
 //! let mut storage = [const { None }; 4];
 //! let mut cache = TableCache::new(&machine, &mut storage);
 //! cache.fill(4)?;
-//! let mut participant = Participant::register(&machine)?;
+//! let mut reader = Reader::register(&machine)?;
 //! let page = GpaRange::new(Gpa(0x8000_0000), 0x1000)?;
 //! let memory = machine.memory_base();
-//! let mut guard = tables.enter(&mut participant)?;
+//! let mut guard = tables.enter(&mut reader)?;
 //! guard.map(page, memory, Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
 //! cpu.write(0x8000_0008, 7)?;
 //! assert_eq!(machine.read_host(slat::Hpa(memory.0 + 8)), 7);

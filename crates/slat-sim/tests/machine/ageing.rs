@@ -3,9 +3,7 @@
 
 use crate::cases::Case;
 use crate::common::*;
-use slat::{
-    Access, Ageing, Ages, Attributes, Format, Hpa, Participant, Removals, Skip, TableCache,
-};
+use slat::{Access, Ageing, Ages, Attributes, Format, Hpa, Reader, Removals, Skip, TableCache};
 use slat_sim::{Arch, Machine};
 use std::sync::{Arc, Mutex};
 
@@ -37,8 +35,8 @@ type Known = Vec<usize>;
 
 fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, skip: Skip) -> Known {
     let (mut young, mut unanswered) = ([0u64; PAGES / 64], [0u64; PAGES / 64]);
-    let mut participant = Participant::register(guest.machine).unwrap();
-    let mut guard = guest.tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(guest.machine).unwrap();
+    let mut guard = guest.tables.enter(&mut reader).unwrap();
     let how = Ageing { clear: true, skip, fresh: true };
     let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
     let _ = guard.age(range(BASE, BYTES), &mut ages, how);
@@ -60,8 +58,8 @@ fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip)
     cache.fill(4).unwrap();
     let mut storage = [slat::Place::EMPTY; 64];
     let mut removals = Removals::new(&guest.tables, &mut storage);
-    let mut participant = Participant::register(machine).unwrap();
-    let mut guard = guest.tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(machine).unwrap();
+    let mut guard = guest.tables.enter(&mut reader).unwrap();
     let table = BASE + (2 << 20);
     match other {
         Other::Fault => {

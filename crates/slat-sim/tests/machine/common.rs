@@ -4,7 +4,7 @@ use slat::format::arm64::Arm64;
 use slat::format::ept::Ept1G;
 use slat::{
     Access, Attributes, Consumer, Format, Gpa, GpaRange, Guard, Hpa, Invalidation, PageSize,
-    Participant, Removals, Software, TableCache, Tables, Vmid,
+    Reader, Removals, Software, TableCache, Tables, Vmid,
 };
 use slat_sim::{Arch, Arm, Ept, Firmware, Kind, Lazy, Machine, Place, Violation};
 
@@ -111,8 +111,8 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         let mut storage = [const { None }; 16];
         let mut cache = TableCache::new(self.machine, &mut storage);
         cache.fill(8).unwrap();
-        let mut participant = Participant::register(self.machine).unwrap();
-        let mut guard = self.tables.enter(&mut participant).unwrap();
+        let mut reader = Reader::register(self.machine).unwrap();
+        let mut guard = self.tables.enter(&mut reader).unwrap();
         let result = operate(&mut guard, &mut cache);
         guard.complete();
         result
@@ -182,8 +182,8 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
 
     /// Returns the engine's translation of the page.
     pub fn look(&self, gpa: Gpa) -> Option<slat::Translation> {
-        let mut participant = Participant::register(self.machine).unwrap();
-        let guard = self.tables.enter(&mut participant).unwrap();
+        let mut reader = Reader::register(self.machine).unwrap();
+        let guard = self.tables.enter(&mut reader).unwrap();
         guard.translate(gpa).unwrap()
     }
 

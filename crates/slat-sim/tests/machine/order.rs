@@ -4,7 +4,7 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::format::arm64::Arm64;
-use slat::{Attributes, Format, Frame, Gpa, Hpa, Participant, Platform, Removals, TableCache};
+use slat::{Attributes, Format, Frame, Gpa, Hpa, Platform, Reader, Removals, TableCache};
 use slat_sim::{Arm, Kind, Machine, Moment};
 
 #[test]
@@ -106,7 +106,7 @@ fn the_engine_frees_tables_when_no_thread_walks_them() {
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, K4);
     guest.read(0, BASE);
-    let mut reader = Participant::register(&machine).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
     let inside = guest.tables.enter(&mut reader).unwrap();
     let frames = machine.frames();
     guest.unmap(BASE, 2 << 20);
@@ -342,8 +342,8 @@ fn what_the_engine_maps_is_there_when_it_returns() {
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&machine, &mut storage);
     cache.fill(4).unwrap();
-    let mut participant = Participant::register(&machine).unwrap();
-    let mut fault = guest.tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    let mut fault = guest.tables.enter(&mut reader).unwrap();
     let reservation = fault.reserve(page, K4, &mut cache).unwrap();
     reservation.commit(Hpa(RAM + 0x4000), Attributes::RAM).unwrap();
     guest.read(0, page.0);
@@ -357,11 +357,11 @@ fn what_a_dropped_guard_or_removal_owed_is_done_by_the_next() {
         let guest = Guest::arm(&machine);
         guest.map(BASE, RAM, 0x3000, K4);
         guest.write(1, BASE);
-        let mut participant = Participant::register(&machine).unwrap();
+        let mut reader = Reader::register(&machine).unwrap();
         {
             let mut storage = [slat::Place::EMPTY; 4];
             let mut removals = Removals::new(&guest.tables, &mut storage);
-            let mut guard = guest.tables.enter(&mut participant).unwrap();
+            let mut guard = guest.tables.enter(&mut reader).unwrap();
             match removal {
                 true => _ = guard.unmap(range(BASE, 0x1000), &mut removals).unwrap(),
                 false => _ = guard.write_protect(range(BASE, 0x1000)).unwrap(),
@@ -383,13 +383,8 @@ fn the_engine_may_map_again_before_what_was_unmapped_is_invalidated() {
         guest.write(1, BASE);
         let mut storage = [slat::Place::EMPTY; 4];
         let mut removals = Removals::new(&guest.tables, &mut storage);
-        let mut participant = Participant::register(&machine).unwrap();
-        guest
-            .tables
-            .enter(&mut participant)
-            .unwrap()
-            .unmap(range(BASE, bytes), &mut removals)
-            .unwrap();
+        let mut reader = Reader::register(&machine).unwrap();
+        guest.tables.enter(&mut reader).unwrap().unmap(range(BASE, bytes), &mut removals).unwrap();
         guest.map(BASE, RAM + (4 << 20), bytes, K4);
         guest.read(1, BASE);
         removals.complete().for_each(|leaf| machine.take_back(leaf.hpa, leaf.bytes));
@@ -407,13 +402,8 @@ fn the_engine_frees_no_table_that_an_unmap_has_not_invalidated_yet() {
     guest.read(1, BASE);
     let mut storage = [slat::Place::EMPTY; 4];
     let mut removals = Removals::new(&guest.tables, &mut storage);
-    let mut participant = Participant::register(&machine).unwrap();
-    guest
-        .tables
-        .enter(&mut participant)
-        .unwrap()
-        .unmap(range(BASE, 2 << 20), &mut removals)
-        .unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    guest.tables.enter(&mut reader).unwrap().unmap(range(BASE, 2 << 20), &mut removals).unwrap();
     guest.tables.reclaim();
     clean(&machine);
 }

@@ -3,7 +3,7 @@
 
 use crate::cases::Case;
 use crate::common::*;
-use slat::{Access, Attributes, Gpa, Hpa, Participant, Removals, TableCache};
+use slat::{Access, Attributes, Gpa, Hpa, Reader, Removals, TableCache};
 use slat_sim::{Arch, Kind, Machine, Moment};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -28,8 +28,8 @@ fn a_reservation_does_not_outlive_the_hosts_taking_memory_back() {
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(&machine, &mut storage);
     cache.fill(4).unwrap();
-    let mut participant = Participant::register(&machine).unwrap();
-    let mut fault = guest.tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    let mut fault = guest.tables.enter(&mut reader).unwrap();
     let reservation = fault.reserve(Gpa(BASE), K4, &mut cache).unwrap();
     // The fault asks for the backing here, and gets RAM. Then the host takes it back.
     guest.unmap(BASE, 0x1000);
@@ -62,8 +62,8 @@ fn collapse_beside_unmap<A: Arch, F: slat::Format>(machine: Machine<A>, format: 
         }
         let mut storage = [slat::Place::EMPTY; 4];
         let mut removals = Removals::new(&guest.tables, &mut storage);
-        let mut participant = Participant::register(machine).unwrap();
-        let mut guard = guest.tables.enter(&mut participant).unwrap();
+        let mut reader = Reader::register(machine).unwrap();
+        let mut guard = guest.tables.enter(&mut reader).unwrap();
         // The unmap may have to be tried again; this test does not.
         let _ = guard.unmap(range(BASE + 0x7000, 0x1000), &mut removals);
         drop(guard);
@@ -96,8 +96,8 @@ fn the_engines_split_during_write_protection_loses_no_write_and_no_protection<C:
             calls += 1;
             let _ = machine.cpu(1).write(BASE);
             if calls == nth {
-                let mut participant = Participant::register(machine).unwrap();
-                let mut guard = guest.tables.enter(&mut participant).unwrap();
+                let mut reader = Reader::register(machine).unwrap();
+                let mut guard = guest.tables.enter(&mut reader).unwrap();
                 let done = guard.write_protect(range(BASE, 4 << 20));
                 guard.complete();
                 if done.is_ok() {
@@ -129,11 +129,11 @@ fn the_engines_push_down_during_rounds_of_protection_loses_no_write<C: Case>() {
                 let (machine, guest, log, stop) = (&machine, &guest, &log, &stop);
                 scope.spawn(move || {
                     let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(2) + cpu as u64);
-                    let mut participant = Participant::register(machine).unwrap();
+                    let mut reader = Reader::register(machine).unwrap();
                     while !stop.load(Ordering::Relaxed) {
                         let page = BASE + (rng.u64(..PAGES) << 12);
                         if machine.cpu(cpu).write(page).is_err() {
-                            let mut guard = guest.tables.enter(&mut participant).unwrap();
+                            let mut guard = guest.tables.enter(&mut reader).unwrap();
                             let _ = guard
                                 .relax(range(page, 0x1000), Access::Write)
                                 .map(slat::Granted::elsewhere);
@@ -144,10 +144,10 @@ fn the_engines_push_down_during_rounds_of_protection_loses_no_write<C: Case>() {
                     }
                 });
             }
-            let mut participant = Participant::register(&machine).unwrap();
+            let mut reader = Reader::register(&machine).unwrap();
             for _ in 0..60 {
                 let taken = std::mem::take(&mut *log.lock().unwrap());
-                let mut guard = guest.tables.enter(&mut participant).unwrap();
+                let mut guard = guest.tables.enter(&mut reader).unwrap();
                 // Pages that cannot be protected now stay in the log.
                 let done = guard.write_protect_subtrees(all).is_ok();
                 guard.complete();
@@ -181,8 +181,8 @@ fn a_round_that_is_not_invalidated_loses_a_write<C: Case>() {
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x4000, K4);
     guest.write(1, BASE);
-    let mut participant = Participant::register(&machine).unwrap();
-    let mut guard = guest.tables.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(&machine).unwrap();
+    let mut guard = guest.tables.enter(&mut reader).unwrap();
     guard.write_protect_subtrees(range(BASE, 2 << 20)).unwrap();
     // The test claims that the round has begun, which is wrong.
     machine.protect(VMID, range(BASE, 2 << 20));

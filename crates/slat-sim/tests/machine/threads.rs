@@ -3,8 +3,8 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{
-    Access, Attributes, ChangeError, Format, Halted, Hpa, MapError, Participant, Removals,
-    SplitError, TableCache, UnmapError,
+    Access, Attributes, ChangeError, Format, Halted, Hpa, MapError, Reader, Removals, SplitError,
+    TableCache, UnmapError,
 };
 use slat_sim::{Arch, Arm, Machine};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,13 +43,13 @@ fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, ke
     let mut rng = fastrand::Rng::with_seed(seed);
     let base = BASE + index * SHARE;
     let share = range(base, SHARE);
-    let mut participant = Participant::register(machine).unwrap();
+    let mut reader = Reader::register(machine).unwrap();
     for round in 0..ROUNDS {
         let hpa = Hpa(HOST + (index * ROUNDS + round) * SHARE);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(machine, &mut storage);
         cache.fill(4).unwrap();
-        let mut guard = guest.tables.enter(&mut participant).unwrap();
+        let mut guard = guest.tables.enter(&mut reader).unwrap();
         let size = if rng.bool() { M2 } else { K4 };
         patiently(MapError::Contended, || guard.map(share, hpa, Attributes::RAM, size, &mut cache));
         for _ in 0..3 {

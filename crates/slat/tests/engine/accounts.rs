@@ -26,9 +26,9 @@ fn the_bytes_of_a_page_that_is_mapped_count_whether_its_table_is_there_or_not() 
 fn the_bytes_of_a_leaf_or_a_group_that_is_committed_count_whether_it_is_reported_or_not() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(arm(), Vmid(1), 40, &platform).unwrap();
-    let (mut member, mut frames, mut bytes) = (platform.join(), Vec::new(), 0);
+    let (mut reader, mut frames, mut bytes) = (platform.register(), Vec::new(), 0);
     let mut cache = cache::<Arm<12>>(&platform, &mut frames, 8);
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let block = PageSize::SIZE_2M;
     for (at, largest, size) in [(0, PAGE, 4 * K), (2 * M, block, 2 * M), (4 * M, PAGE, 64 * K)] {
         for told in [false, true] {

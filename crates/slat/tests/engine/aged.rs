@@ -11,8 +11,8 @@ use crate::young::links;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
-    Aged, Ageing, Ages, BreakBeforeMake, Format, GpaRange, Hpa, PageSize, Participant, Skip,
-    Tables, Vmid,
+    Aged, Ageing, Ages, BreakBeforeMake, Format, GpaRange, Hpa, PageSize, Reader, Skip, Tables,
+    Vmid,
 };
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -75,15 +75,15 @@ fn an_exact_scan_that_meets_another_clears_leaves_and_no_table() {
     let guest = Tables::new(ept(), Vmid(1), 40, platform).unwrap();
     let guest: &'static Tables<'static, Ept1G, Hooked> = Box::leak(Box::new(guest));
     let scan = move || {
-        let mut participant = Participant::register(platform).unwrap();
-        let mut guard = guest.enter(&mut participant).unwrap();
+        let mut reader = Reader::register(platform).unwrap();
+        let mut guard = guest.enter(&mut reader).unwrap();
         let (mut young, mut unanswered) = ([0; 16], [0; 16]);
         let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
         let aged = guard.age(range(0, 4 * M), &mut ages, EXACT).unwrap();
         (aged.young, guard.counts().entries_written, guard.counts().invalidations)
     };
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     for page in [range(0, 4 * K), range(2 * M, 4 * K)] {
         with_cache(platform, 8, |cache| guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap());
     }

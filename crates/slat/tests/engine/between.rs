@@ -7,8 +7,8 @@ use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::format::power::PowerK64;
 use slat::{
-    BreakBeforeMake, Contended, Format, Gpa, GpaRange, Guard, Hpa, Owner, PageSize, Pages,
-    Participant, Place, Removals, Removed, Tables, Vmid,
+    BreakBeforeMake, Contended, Format, Gpa, GpaRange, Guard, Hpa, Owner, PageSize, Pages, Place,
+    Reader, Removals, Removed, Tables, Vmid,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -34,8 +34,8 @@ fn inside<F: Format, R>(
     guest: Guest<F>,
     run: impl FnOnce(&mut Guard<'_, 'static, F, Hooked>) -> R,
 ) -> R {
-    let mut participant = Participant::register(guest.platform()).unwrap();
-    run(&mut guest.enter(&mut participant).unwrap())
+    let mut reader = Reader::register(guest.platform()).unwrap();
+    run(&mut guest.enter(&mut reader).unwrap())
 }
 
 fn map<F: Format>(guest: Guest<F>, at: GpaRange, memory: u64, leaves: PageSize) {

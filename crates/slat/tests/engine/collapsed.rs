@@ -92,8 +92,8 @@ fn a_page_that_is_cleaned_while_its_table_is_looked_at_leaves_the_block_clean<H:
     on_stage::<H>((H::usual(), 40, 4), |tables, guard, cache| {
         map::<H>(guard, cache, (0, 1), (RAM, PAGE));
         map::<H>(guard, cache, (1, 512), (CLEAN, PAGE));
-        let mut member = guard.platform().join();
-        let other = RefCell::new(tables.enter(&mut member).unwrap());
+        let mut reader = guard.platform().register();
+        let other = RefCell::new(tables.enter(&mut reader).unwrap());
         let done = guard.collapse_where(range(0, 2 * M), BLOCK, |first| {
             first.dirty && other.borrow_mut().clean(page(0)) == Ok(4 * K)
         });
@@ -109,8 +109,8 @@ fn a_page_that_loses_a_right_while_its_table_is_looked_at_keeps_the_table_and_no
     for odd in [0, 5, 511] {
         on_stage::<H>((H::usual(), 40, 4), |tables, guard, cache| {
             map::<H>(guard, cache, (0, 512), (RAM, PAGE));
-            let mut member = guard.platform().join();
-            let other = RefCell::new(tables.enter(&mut member).unwrap());
+            let mut reader = guard.platform().register();
+            let other = RefCell::new(tables.enter(&mut reader).unwrap());
             let done = guard.collapse_where(range(0, 2 * M), BLOCK, |_| {
                 other.borrow_mut().write_protect(page(odd)) == Ok(4 * K)
             });

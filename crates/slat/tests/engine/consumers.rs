@@ -40,14 +40,14 @@ fn with_consumers<H: Hardware>(
     let mut tables = TablesOf::<H>::new(H::format(&CONFIG), Vmid(1), BITS, platform).unwrap();
     let consumers = marks::<H>().map(|mark| tables.add_consumer(mark).unwrap());
     let mut storage = Vec::new();
-    let mut member = platform.join();
+    let mut reader = platform.register();
     {
         let cache = cache::<H>(platform, &mut storage, 300);
-        let guard = tables.enter(&mut member).unwrap();
+        let guard = tables.enter(&mut reader).unwrap();
         let hardware = H::of(&tables);
         body(&mut Fixture { platform, tables: &tables, hardware, consumers, guard, cache });
     }
-    drop(member);
+    drop(reader);
     destroy(tables);
     assert_eq!(platform.live(), 0, "frames leaked");
 }
@@ -309,14 +309,14 @@ fn a_consumer_is_refused_where_it_has_no_mark_of_its_own() {
 
     // The consumer of other tables; here the bit belongs to the user.
     let other = TablesOf::<Hart<true>>::new(format, Vmid(2), BITS, &platform).unwrap();
-    let mut member = platform.join();
-    let mut guard = other.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = other.enter(&mut reader).unwrap();
     let page = range(0, 4 * K);
     let said = refused(guard.clean_for(log, page), 0, ChangeError::ForeignConsumer);
     says(&said, &["no such consumer"]);
     refused(guard.harvest_for(log, page, &mut [0]), 0, ChangeError::ForeignConsumer);
     drop(guard);
-    drop(member);
+    drop(reader);
     destroy(other);
     destroy(tables);
 }

@@ -366,8 +366,8 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block<H: Hard
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
     let hardware = H::of(&tables);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();

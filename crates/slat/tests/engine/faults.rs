@@ -46,7 +46,7 @@ on!(a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes
 fn a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
-    let (mut first, mut second) = (platform.join(), platform.join());
+    let (mut first, mut second) = (platform.register(), platform.register());
     let mut frames = Vec::new();
     let mut frames = cache::<H>(&platform, &mut frames, 4);
     let mut guard = tables.enter(&mut first).unwrap();

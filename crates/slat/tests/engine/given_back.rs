@@ -13,7 +13,7 @@ fn a_table_is_kept_until_no_thread_can_be_in_it<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<H>(&platform, format, VMID);
     let other = guest::<H>(&platform, format, Vmid(9));
-    let [mut a, mut b, mut c] = [(); 3].map(|()| platform.join());
+    let [mut a, mut b, mut c] = [(); 3].map(|()| platform.register());
     let mut early = tables.enter(&mut a).unwrap();
     let mut guard = tables.enter(&mut b).unwrap();
     let elsewhere = other.enter(&mut c).unwrap();
@@ -53,8 +53,8 @@ on!(a_table_is_kept_until_no_thread_can_be_in_it; npt);
 /// Unmaps what is in the first 2 MiB, and a page that is mapped there: its table is unlinked, and
 /// its invalidation completed.
 fn unlink<H: Hardware>(tables: &TablesOf<'_, H>, platform: &TestPlatform) {
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut storage = Vec::new();
     let mut frames = cache::<H>(platform, &mut storage, 1);
     unmap(&mut guard, range(0, 2 * M));
@@ -66,8 +66,8 @@ fn unlink<H: Hardware>(tables: &TablesOf<'_, H>, platform: &TestPlatform) {
 /// [`unlink`]; then the table of the pages is unlinked by removals that are dropped.
 fn unlink_both<H: Hardware>(tables: &TablesOf<'_, H>, platform: &TestPlatform) {
     unlink::<H>(tables, platform);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut places = [const { Place::EMPTY }; 2];
     let mut removals = guard.removals(&mut places);
     assert_eq!(guard.unmap(range(16 * M, 2 * M), &mut removals), Ok(32 * K));
@@ -111,8 +111,8 @@ on!(tables_whose_invalidation_has_completed_and_others_are_given_back_together);
 fn a_prune_says_how_many_tables_it_gave_back<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut storage = Vec::new();
     let mut frames = cache::<H>(&platform, &mut storage, 8);
     // Faults that were given up: two tables of pages and the one above them.

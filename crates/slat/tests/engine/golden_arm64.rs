@@ -62,8 +62,8 @@ fn a_writable_clean_leaf_is_the_one_that_qemu_marked_in_hardware() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
@@ -71,7 +71,7 @@ fn a_writable_clean_leaf_is_the_one_that_qemu_marked_in_hardware() {
     let done = guard.map(page, Hpa(0x7c20_6000), CLEAN, PageSize::SIZE_4K, &mut cache);
     assert_eq!(done, Ok(0x1000));
     let regime = Arm::<12>::of(&tables);
-    let mut other = platform.join();
+    let mut other = platform.register();
     let look = tables.enter(&mut other).unwrap();
     let now = || look.descriptor(Gpa(0x5000)).unwrap().0;
     let state = || look.translate(Gpa(0x5000)).unwrap().unwrap().attributes;
@@ -186,8 +186,8 @@ pub fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
         let format = Arm64::<G, WIDE> { forced_write_back, hardware_dirty, ..Default::default() };
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = Tables::new(format, Vmid(1), bits, &platform).unwrap();
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let regime = Arm::<G, WIDE>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);

@@ -263,8 +263,8 @@ fn where_hardware_does_not_set_r_and_c_a_use_is_an_interrupt_until_it_is_relaxed
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = Tables::new(FORMAT, Vmid(1), 52, &platform).unwrap();
         let core = Core::<16, SETS>::of(&tables);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let mut storage = [const { None }; 3];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(3).unwrap();

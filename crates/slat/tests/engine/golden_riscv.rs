@@ -249,8 +249,8 @@ fn without_svadu_a_use_faults_until_it_is_relaxed_and_with_it_hardware_marks() {
         let platform = TestPlatform::new(BreakBeforeMake::Never);
         let tables = Tables::new(RiscV::default(), Vmid(1), 41, &platform).unwrap();
         let hart = Hart::<SVADU>::of(&tables);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let mut storage = [const { None }; 2];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(2).unwrap();

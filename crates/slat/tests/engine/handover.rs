@@ -355,8 +355,8 @@ fn play<F: Format>(format: F, bbm: BreakBeforeMake, ops: &[Op]) {
     let mut tables = Tables::new(format, Vmid(3), 40, &platform).unwrap();
     {
         let mut world = World { platform: &platform, tables: &tables, model: BTreeMap::new() };
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let mut storage = [const { None }; 32];
         let mut cache = TableCache::new(&platform, &mut storage);
         for op in ops {

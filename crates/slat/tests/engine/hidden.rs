@@ -4,7 +4,7 @@
 use slat::format::ept::Ept1G;
 use slat::{
     Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa, Invalidation,
-    PageSize, Participant, Platform, Pte, ReaderSlot, Readers, Skip, TableCache, Tables, Vmid,
+    PageSize, Platform, Pte, Reader, ReaderSlot, Readers, Skip, TableCache, Tables, Vmid,
 };
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -115,21 +115,21 @@ fn an_exact_test_finds_a_page_that_a_hint_had_hidden_and_that_nobody_has_cleared
     let format = Ept1G { output_bits: 48, ..Default::default() };
     let tables = Tables::new(format, Vmid(1), 24, platform).unwrap();
     let all = GpaRange::new(Gpa(0), 16 * M).unwrap();
-    let mut one = Participant::register(platform).unwrap();
-    let mut two = Participant::register(platform).unwrap();
-    let scan = |participant: &mut Participant<'static, Staged>, clear, skip| {
+    let mut one = Reader::register(platform).unwrap();
+    let mut two = Reader::register(platform).unwrap();
+    let scan = |reader: &mut Reader<'static, Staged>, clear, skip| {
         let (mut young, mut unanswered) = ([0; 64], [0; 64]);
         let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
         let how = Ageing { clear, skip, fresh: false };
-        tables.enter(participant).unwrap().age(all, &mut ages, how).unwrap();
+        tables.enter(reader).unwrap().age(all, &mut ages, how).unwrap();
         [512, 1025].map(|page: usize| young[page / 64] >> (page % 64) & 1 == 1)
     };
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(platform, &mut storage);
     cache.fill(8).unwrap();
-    let mut map = |participant: &mut Participant<'static, Staged>, at, attributes| {
+    let mut map = |reader: &mut Reader<'static, Staged>, at, attributes| {
         let page = GpaRange::new(Gpa(at), 4096).unwrap();
-        let mut guard = tables.enter(participant).unwrap();
+        let mut guard = tables.enter(reader).unwrap();
         guard.map(page, Hpa(0), attributes, PageSize::SIZE_4K, &mut cache).unwrap();
         ROLE.set(Role::Looks);
         assert!(guard.translate(Gpa(at)).unwrap().is_some());

@@ -123,8 +123,8 @@ pub(crate) fn with_cache<F: Format, P: Platform, R>(
 
 /// Maps to the memory at `MEMORY + start`.
 fn map(guest: &Guest, start: u64, size: u64, leaves: PageSize, memory: u64) -> u64 {
-    let mut participant = Participant::register(guest.platform()).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(guest.platform()).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     with_cache(guest.platform(), 8, |cache| {
         guard.map(range(start, size), Hpa(memory + start), Attributes::RAM, leaves, cache).unwrap()
     })
@@ -132,16 +132,16 @@ fn map(guest: &Guest, start: u64, size: u64, leaves: PageSize, memory: u64) -> u
 
 /// Unmaps, completes, and returns how many bytes were mapped.
 fn unmap(guest: &Guest, start: u64, size: u64) -> u64 {
-    let mut participant = Participant::register(guest.platform()).unwrap();
+    let mut reader = Reader::register(guest.platform()).unwrap();
     let mut places = [const { Place::EMPTY }; 16];
     let mut removals = Removals::new(guest, &mut places);
-    guest.enter(&mut participant).unwrap().unmap(range(start, size), &mut removals).unwrap();
+    guest.enter(&mut reader).unwrap().unmap(range(start, size), &mut removals).unwrap();
     removals.complete().map(|leaves| leaves.bytes).sum()
 }
 
 fn hpa(guest: &Guest, gpa: u64) -> Option<u64> {
-    let mut participant = Participant::register(guest.platform()).unwrap();
-    let found = guest.enter(&mut participant).unwrap().translate(Gpa(gpa)).unwrap();
+    let mut reader = Reader::register(guest.platform()).unwrap();
+    let found = guest.enter(&mut reader).unwrap().translate(Gpa(gpa)).unwrap();
     found.map(|found| found.hpa.0)
 }
 
@@ -163,8 +163,8 @@ fn once(at: impl Fn(Call) -> bool, step: impl Fn()) -> impl Fn(Call) {
 
 /// Makes two tables without a leaf, and their parents.
 fn empty_tables(guest: &Guest) {
-    let mut participant = Participant::register(guest.platform()).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(guest.platform()).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     with_cache(guest.platform(), 8, |cache| {
         for table in [0, MIB2] {
             let _ = guard.reserve(Gpa(table), PAGE, cache).unwrap();
@@ -184,8 +184,8 @@ fn a_map_that_begins_anew_maps_what_is_left_and_not_what_was_unmapped_meanwhile(
             |call| call == Call::Maintain(MEMORY + MIB2),
             move || took.store(unmap(guest, 0, GIB) as usize, SeqCst),
         ));
-        let mut participant = Participant::register(platform).unwrap();
-        let mut guard = guest.enter(&mut participant).unwrap();
+        let mut reader = Reader::register(platform).unwrap();
+        let mut guard = guest.enter(&mut reader).unwrap();
         let result = with_cache(platform, pages, |cache| {
             guard.map(range(0, 2 * MIB2), Hpa(MEMORY), Attributes::RAM, PAGE, cache)
         });
@@ -208,8 +208,8 @@ fn tables_that_were_built_for_nothing_go_back_to_the_cache() {
         |call| call == Call::Maintain(MEMORY),
         move || assert_eq!(map(guest, 0, 4096, PAGE, MEMORY), 4096),
     ));
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     with_cache(platform, 8, |cache| {
         let pages = range(0, 4 * 4096);
         let done = guard.map(pages, Hpa(MEMORY), Attributes::RAM, PAGE, cache);
@@ -227,8 +227,8 @@ fn a_map_that_begins_anew_maps_no_page_twice_that_was_unmapped_meanwhile() {
         |call| call == Call::Maintain(MEMORY + 3 * 4096),
         move || assert_eq!(unmap(guest, 0, GIB), 4096),
     ));
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     let result = with_cache(platform, 8, |cache| {
         let pages = range(2 * 4096, 4 * 4096);
         guard.map(pages, Hpa(MEMORY + 2 * 4096), Attributes::RAM, PAGE, cache)
@@ -244,8 +244,8 @@ fn a_thread_that_completes_does_not_rely_on_an_invalidation_that_another_has_onl
     let platform = Hooked::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, 4096, PAGE, MEMORY);
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     guard.write_protect(range(0, 4096)).unwrap();
     drop(guest.shootdown(&mut guard).unwrap());
     drop(guard);
@@ -256,14 +256,14 @@ fn a_thread_that_completes_does_not_rely_on_an_invalidation_that_another_has_onl
     platform.at_each_call(once(
         |call| call == Call::Invalidate,
         move || {
-            let mut participant = Participant::register(platform).unwrap();
-            guest.enter(&mut participant).unwrap().complete();
+            let mut reader = Reader::register(platform).unwrap();
+            guest.enter(&mut reader).unwrap().complete();
             seen.store(platform.invalidations(), SeqCst);
         },
     ));
-    guest.enter(&mut participant).unwrap().complete();
+    guest.enter(&mut reader).unwrap().complete();
     assert_eq!(covered.load(SeqCst), 2, "it invalidated by itself");
-    guest.enter(&mut participant).unwrap().complete();
+    guest.enter(&mut reader).unwrap().complete();
     assert_eq!(platform.invalidations(), 2, "nothing is owed any more");
 }
 
@@ -285,10 +285,10 @@ fn an_entry_that_a_failed_retirement_empties_does_not_look_as_it_did() {
                     wait(retire);
                 },
             ));
-            let mut participant = Participant::register(platform).unwrap();
+            let mut reader = Reader::register(platform).unwrap();
             let mut places = [const { Place::EMPTY }; 16];
             let mut removals = Removals::new(guest, &mut places);
-            let _ = guest.enter(&mut participant).unwrap().unmap(range(0, GIB), &mut removals);
+            let _ = guest.enter(&mut reader).unwrap().unmap(range(0, GIB), &mut removals);
             // It is never completed: its invalidation is still to come.
             std::mem::forget(removals);
         });
@@ -305,10 +305,10 @@ fn an_entry_that_a_failed_retirement_empties_does_not_look_as_it_did() {
         wait(stale);
         // Meanwhile the entry is filled and emptied again; a neighbour keeps the table.
         map(guest, 0, MIB2, BLOCK, 3 * MEMORY);
-        let mut participant = Participant::register(platform).unwrap();
+        let mut reader = Reader::register(platform).unwrap();
         let mut places = [const { Place::EMPTY }; 16];
         let mut removals = Removals::new(guest, &mut places);
-        guest.enter(&mut participant).unwrap().unmap(range(0, MIB2), &mut removals).unwrap();
+        guest.enter(&mut reader).unwrap().unmap(range(0, MIB2), &mut removals).unwrap();
         map(guest, MIB2, MIB2, BLOCK, 3 * MEMORY);
         let before = platform.invalidations();
         retire.store(true, SeqCst);
@@ -337,8 +337,8 @@ fn fresh_ageing_invalidates_regardless_of_what_the_bitmap_held() {
     let platform = Hooked::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, 4096, PAGE, MEMORY);
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     let (mut young, mut unanswered) = ([1], [0]);
     let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
     let how = Ageing { fresh: true, ..Ageing::LEAVES };
@@ -351,8 +351,8 @@ fn a_block_that_is_aged_in_parts_is_young_in_each() {
     let platform = Hooked::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, MIB2, BLOCK, MEMORY);
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     let mut age = |part: GpaRange| {
         let (mut young, mut unanswered) = ([0; 8], [0; 8]);
         let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
@@ -368,8 +368,8 @@ fn one_place_holds_as_many_leaves_as_continue_each_other() {
     let guest = guest(platform);
     map(guest, 0, 8192, PAGE, MEMORY);
     map(guest, 8192, 4096, PAGE, 2 * MEMORY);
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     let mut places = [const { Place::EMPTY }; 1];
     let mut removals = guard.removals(&mut places);
     let full = Halted { at: Gpa(8192), why: UnmapError::Full };
@@ -381,8 +381,8 @@ fn one_place_holds_as_many_leaves_as_continue_each_other() {
 fn a_reservation_does_not_reach_past_the_end_of_a_small_guest() {
     let platform = Hooked::new(BreakBeforeMake::Never);
     let small = Tables::new(Ept1G::default(), Vmid(1), 29, platform).unwrap();
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = small.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = small.enter(&mut reader).unwrap();
     with_cache(platform, 8, |cache| {
         let reserved = guard.reserve(Gpa(0), PageSize::SIZE_1G, cache).unwrap();
         assert_eq!(reserved.range(), range(0, MIB2));
@@ -393,8 +393,8 @@ fn a_reservation_does_not_reach_past_the_end_of_a_small_guest() {
 fn pages_past_the_end_of_the_address_space_are_refused() {
     let platform = Hooked::new(BreakBeforeMake::Never);
     let guest = guest(platform);
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     for start in [Gpa(u64::MAX), Gpa(!4095), Gpa(1 << 63)] {
         for bits in [[1], [1 << 63], [u64::MAX]] {
             let pages = Pages { start, bits: &bits };
@@ -411,8 +411,8 @@ fn a_table_that_is_linked_while_a_map_builds_its_own_stays() {
         let guest = Tables::new(Ept1G::default(), Vmid(1), 40, platform).unwrap();
         let guest: &'static Tables<'static, Ept1G, Hooked> = Box::leak(Box::new(guest));
         let map = move |gpa: u64| {
-            let mut participant = Participant::register(platform).unwrap();
-            let mut guard = guest.enter(&mut participant).unwrap();
+            let mut reader = Reader::register(platform).unwrap();
+            let mut guard = guest.enter(&mut reader).unwrap();
             with_cache(platform, 8, |cache| {
                 guard.map(range(gpa, 4096), Hpa(gpa), Attributes::RAM, PAGE, cache)
             })
@@ -433,8 +433,8 @@ fn a_table_that_is_linked_while_a_map_builds_its_own_stays() {
             assert!(number > 6, "the map made {number} calls");
             break;
         }
-        let mut participant = Participant::register(platform).unwrap();
-        let guard = guest.enter(&mut participant).unwrap();
+        let mut reader = Reader::register(platform).unwrap();
+        let guard = guest.enter(&mut reader).unwrap();
         for gpa in [GIB, GIB + 4096] {
             let found = guard.translate(Gpa(gpa)).unwrap();
             assert_eq!(found.map(|found| found.hpa), Some(Hpa(gpa)), "call {number}");

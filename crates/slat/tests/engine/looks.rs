@@ -173,7 +173,7 @@ fn leaves_are_in_ascending_order_and_each_address_is_in_one<H: Hardware>() {
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(8).unwrap();
-    let (mut one, mut two) = (platform.join(), platform.join());
+    let (mut one, mut two) = (platform.register(), platform.register());
     let mut guard = tables.enter(&mut one).unwrap();
     let mut other = tables.enter(&mut two).unwrap();
     let all = range(2 * M, 4 * M);

@@ -105,9 +105,9 @@ fn a_table_is_given_back_only_when_no_walk_cache_can_hold_it() {
     platform.observe();
     // The machine checks each free: until the shootdown has completed, none may happen.
     let mut storage = [Place::EMPTY; 1];
-    let mut member = platform.join();
+    let mut reader = platform.register();
     let mut removals = Removals::new(&world.tables, &mut storage);
-    let mut guard = world.tables.enter(&mut member).unwrap();
+    let mut guard = world.tables.enter(&mut reader).unwrap();
     assert_eq!(guard.unmap(block, &mut removals), Ok(1 << 12));
     assert_eq!((platform.live(), world.tables.reclaim(), platform.live()), (3, 0, 3));
     drop(guard);

@@ -38,8 +38,8 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did<H: Hardware>() {
     for bbm in crate::common::stage::BBM {
         let platform = TestPlatform::new(bbm);
         let tables = guest::<H>(&platform, H::usual(), VMID);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let hint = |size| (bbm == BreakBeforeMake::Always).then_some(size);
         assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
         let small = one(VMID, 2 * M, 2 * M, hint(PageSize::SIZE_2M));
@@ -76,7 +76,7 @@ on!(what_a_guard_owes_is_the_hull_of_all_that_it_did; npt);
 fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let (mut first, mut second) = (platform.join(), platform.join());
+    let (mut first, mut second) = (platform.register(), platform.register());
     let mut guard = tables.enter(&mut first).unwrap();
     assert_eq!(guard.write_protect(range(0, 2 * M)), Ok(2 * M));
     drop(tables.shootdown(&mut guard).unwrap());
@@ -115,8 +115,8 @@ on!(what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes; npt);
 fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut storage = [const { Place::EMPTY }; 2];
     let mut removals = guard.removals(&mut storage);
     assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
@@ -127,7 +127,7 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>
     guard.complete();
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     // Removals also cover what others dropped, before they hand anything out.
-    let mut other = platform.join();
+    let mut other = platform.register();
     let mut dropped = tables.enter(&mut other).unwrap();
     assert_eq!(dropped.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
     drop(tables.shootdown(&mut dropped).unwrap());
@@ -149,7 +149,7 @@ on!(removals_that_are_dropped_are_covered_by_the_next_that_completes; npt);
 fn memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_removed_it<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let (mut first, mut second) = (platform.join(), platform.join());
+    let (mut first, mut second) = (platform.register(), platform.register());
     let mut guard = tables.enter(&mut first).unwrap();
     let mut other = tables.enter(&mut second).unwrap();
     let (mut one_storage, mut two) = ([Place::EMPTY; 1], [Place::EMPTY; 1]);
@@ -176,8 +176,8 @@ on!(memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_remove
 fn removals_of_several_calls_share_a_place_where_they_continue_each_other<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let mut storage = [Place::EMPTY; 1];
     let mut removals = guard.removals(&mut storage);
     for at in [0, 2 * M, 4 * M] {
@@ -203,8 +203,8 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardwar
         let tables = guest::<H>(&platform, H::usual(), VMID);
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 4);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let block = PageSize::SIZE_2M;
         let executed = || {
             let events = platform.take_events().into_iter();
@@ -297,8 +297,8 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>()
     let tables = guest::<H>(&platform, H::usual(), VMID);
     let mut storage = [const { Place::EMPTY }; 2];
     {
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         assert_eq!(guard.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
         drop(tables.shootdown(&mut guard).unwrap());
         let mut removals = guard.removals(&mut storage);
@@ -322,8 +322,8 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>()
     assert_eq!(platform.take_events(), []);
     let tables = inactive.activate();
     assert_eq!(platform.take_events(), [Event::Publish]);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     guard.complete();
     assert_eq!(platform.take_events(), [], "it was covered");
     // Entries that were emptied before are filled without an invalidation.
@@ -363,8 +363,8 @@ fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<Arm<12>>(&platform, arm(), VMID);
     let other = guest::<Arm<12>>(&platform, arm(), Vmid(9));
-    let mut members = [(); 3].map(|()| platform.join());
-    let [one_of, two_of, three_of] = &mut members;
+    let mut readers = [(); 3].map(|()| platform.register());
+    let [one_of, two_of, three_of] = &mut readers;
     let mut first = tables.enter(one_of).unwrap();
     let mut second = tables.enter(two_of).unwrap();
     let mut third = other.enter(three_of).unwrap();
@@ -397,8 +397,8 @@ fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
 fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<Ept<true>>(&platform, ept(), VMID);
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let all = range(0, 1 << 40);
     // Both entries of the root; the second links no table.
     assert_eq!(guard.write_protect_subtrees(all), Ok(1 << 39));
@@ -408,7 +408,7 @@ fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
     assert_eq!(guard.write_protect_subtrees(all), Ok(0));
     guard.complete();
     let writable = |at| {
-        let mut other = platform.join();
+        let mut other = platform.register();
         let guard = tables.enter(&mut other).unwrap();
         guard.translate(Gpa(at)).unwrap().unwrap().attributes.write
     };

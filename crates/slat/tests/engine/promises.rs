@@ -7,8 +7,8 @@ use crate::common::world::VMID;
 use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Attributes, BreakBeforeMake, Frame, Gpa, Hpa, Inactive, Invalidation, PageSize, Participant,
-    Place, Platform, Pte, ReaderSlot, Readers, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Frame, Gpa, Hpa, Inactive, Invalidation, PageSize, Place,
+    Platform, Pte, Reader, ReaderSlot, Readers, TableCache, Tables, Vmid,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -80,8 +80,8 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
     let platform = always();
     cache!(cache, &platform);
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut participant = platform.join();
-    let mut guard = tables.enter(&mut participant).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let block = range(0, 2 * M);
     guard.map(block, Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
     let panics = || guard.collapse_where(block, BLOCK, |_| panic!("the closure's own"));
@@ -90,7 +90,7 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
     let mut removals = guard.removals(&mut places);
     assert_eq!(guard.unmap(range(0, 4 * K), &mut removals), Ok(4 * K));
     drop((removals, guard));
-    drop((cache, participant));
+    drop((cache, reader));
     destroy(tables);
 }
 
@@ -98,7 +98,7 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
 fn a_moment_is_past_when_all_threads_that_were_inside_have_left() {
     let platform = always();
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let (mut first, mut second) = (platform.join(), platform.join());
+    let (mut first, mut second) = (platform.register(), platform.register());
     let readers = platform.readers();
     assert!(readers.is_past(readers.moment()), "nobody was inside");
     let guard = tables.enter(&mut first).unwrap();
@@ -121,19 +121,19 @@ fn a_clean_of_tables_that_no_cpu_has_is_not_under_way_once_they_are_active() {
     assert_eq!(inactive.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
     assert_eq!(inactive.guard().clean(page), Ok(4 * K));
     let tables = inactive.activate();
-    let mut participant = platform.join();
-    let mut guard = tables.enter(&mut participant).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let removed = crate::common::unmap(&mut guard, page);
     assert_eq!(removed.iter().map(|run| run.attributes.dirty).collect::<Vec<_>>(), [false]);
     drop(guard);
-    drop((cache, participant));
+    drop((cache, reader));
     destroy(tables);
 }
 
 #[test]
 fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
     on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
-        let mut second = log.platform().join();
+        let mut second = log.platform().register();
         let mut pager = tables.enter(&mut second).unwrap();
         let pages = range(0, 16 * K);
         let clean = Attributes { dirty: false, ..RAM };
@@ -170,7 +170,7 @@ fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
 #[test]
 fn a_run_of_clean_pages_becomes_dirty_as_a_whole_if_a_clean_begins_in_its_middle() {
     on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
-        let mut second = log.platform().join();
+        let mut second = log.platform().register();
         let mut pager = tables.enter(&mut second).unwrap();
         let clean = Attributes { dirty: false, ..RAM };
         for room in [1, 2] {
@@ -198,9 +198,9 @@ fn tables_whose_invalidation_has_completed_are_given_back_without_another() {
     let platform = always();
     cache!(cache, &platform);
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut participant = platform.join();
+    let mut reader = platform.register();
     for completes in [true, false] {
-        let mut guard = tables.enter(&mut participant).unwrap();
+        let mut guard = tables.enter(&mut reader).unwrap();
         guard.map(range(0, 2 * M), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
         let mut places = [Place::EMPTY; 4];
         let mut removals = guard.removals(&mut places);
@@ -219,7 +219,7 @@ fn tables_whose_invalidation_has_completed_are_given_back_without_another() {
         assert_eq!(events, if completes { vec![] } else { vec![Event::Invalidate(all)] });
         cache.fill(8).unwrap();
     }
-    drop((cache, participant));
+    drop((cache, reader));
     destroy(tables);
 }
 
@@ -238,20 +238,20 @@ fn tables_that_are_emptied_page_by_page_make_room_for_a_block() {
             tables.activate()
         } else {
             let tables = tables.activate();
-            let mut participant = platform.join();
-            let mut guard = tables.enter(&mut participant).unwrap();
+            let mut reader = platform.register();
+            let mut guard = tables.enter(&mut reader).unwrap();
             pages.for_each(|page| assert_eq!(crate::common::unmap(&mut guard, page).len(), 1));
             drop(guard);
             assert_eq!((tables.reclaim(), platform.live()), (2, with_tables - 2));
             tables
         };
-        let mut participant = platform.join();
-        let mut guard = tables.enter(&mut participant).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         cache.fill(8).unwrap();
         guard.map(range(0, 2 * M), Hpa(1 << 32), RAM, BLOCK, &mut cache).unwrap();
         assert_eq!(guard.translate(Gpa(0)).unwrap().unwrap().size, BLOCK);
         drop(guard);
-        drop((cache, participant));
+        drop((cache, reader));
         destroy(tables);
     }
 }
@@ -261,11 +261,11 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     let platform = always();
     cache!(cache, &platform);
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut participant = platform.join();
+    let mut reader = platform.register();
     let block = range(0, 2 * M);
     macro_rules! enter {
         () => {
-            tables.enter(&mut participant).unwrap()
+            tables.enter(&mut reader).unwrap()
         };
     }
     enter!().map(block, Hpa(1 << 32), RAM, BLOCK, &mut cache).unwrap();
@@ -285,7 +285,7 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     let relaxed = TestPlatform::new(BreakBeforeMake::Never);
     cache!(more, &relaxed);
     let others = Tables::new(format, VMID, 40, &relaxed).unwrap();
-    let mut other = relaxed.join();
+    let mut other = relaxed.register();
     let mut guard = others.enter(&mut other).unwrap();
     guard.map(block, Hpa(1 << 32), RAM, BLOCK, &mut more).unwrap();
     guard.split(block, PAGE, &mut more).unwrap();
@@ -294,7 +294,7 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     assert_eq!(relaxed.take_events(), []);
     others.enter(&mut other).unwrap().complete();
     assert_eq!(relaxed.take_events().len(), 1);
-    drop((cache, participant, more, other));
+    drop((cache, reader, more, other));
     destroy(tables);
     destroy(others);
 }
@@ -336,11 +336,11 @@ fn a_platform_without_state_is_one_wherever_it_lies() {
     let boxed = Box::new((0_u8, Unit));
     let here = (0_u64, Unit);
     let tables = Tables::new(Arm64K4::default(), Vmid(1), 40, &boxed.1).unwrap();
-    let mut participant = Participant::register(&here.1).unwrap();
+    let mut reader = Reader::register(&here.1).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&here.1, &mut storage);
     cache.fill(4).unwrap();
-    let mut guard = tables.enter(&mut participant).expect("the same platform");
+    let mut guard = tables.enter(&mut reader).expect("the same platform");
     let page = range(0, 4 * K);
     assert_eq!(guard.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
 }

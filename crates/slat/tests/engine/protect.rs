@@ -132,8 +132,8 @@ fn memory_is_made_coherent_where_a_right_to_execute_is_given_and_nowhere_else() 
         &platform,
     )
     .unwrap();
-    let mut member = platform.join();
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut reader = platform.register();
+    let mut guard = tables.enter(&mut reader).unwrap();
     let page = range(0, 4 * K);
     guard.map(page, Hpa(0), RAM, PAGE, &mut cache).unwrap();
     let maintained = |guard: &mut GuardOf<'_, '_, Arm<12>>, execute| {
@@ -147,6 +147,6 @@ fn memory_is_made_coherent_where_a_right_to_execute_is_given_and_nowhere_else() 
     assert_eq!(maintained(&mut guard, Execute::User), 0, "it has it");
     assert_eq!(maintained(&mut guard, Execute::Kernel), 1, "another level has it");
     drop((guard, cache));
-    drop(member);
+    drop(reader);
     crate::common::destroy(tables);
 }

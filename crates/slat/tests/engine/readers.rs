@@ -5,7 +5,7 @@ use crate::common::destroy;
 use crate::common::hardware::arm::Arm;
 use crate::common::stage::{K, arm, range};
 use crate::common::world::TablesOf;
-use slat::{BreakBeforeMake, Participant, Platform, TooManyReaders, Vmid};
+use slat::{BreakBeforeMake, Platform, Reader, TooManyReaders, Vmid};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
@@ -14,13 +14,13 @@ fn a_moment_is_past_once_the_threads_that_were_inside_have_left() {
     for vmid in [Vmid(0), Vmid(1)] {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = TablesOf::<Arm<12>>::new(arm(), vmid, 40, &platform).unwrap();
-        let mut member = platform.join();
-        let guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let guard = tables.enter(&mut reader).unwrap();
         let moment = platform.readers().moment();
         assert_eq!([tables.is_past(moment), platform.readers().is_past(moment)], [false; 2]);
         drop(guard);
         assert_eq!([tables.is_past(moment), platform.readers().is_past(moment)], [true; 2]);
-        drop(member);
+        drop(reader);
         destroy(tables);
     }
 }
@@ -29,10 +29,10 @@ fn a_moment_is_past_once_the_threads_that_were_inside_have_left() {
 fn a_thread_that_has_left_tables_keeps_its_slot() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = TablesOf::<Arm<12>>::new(arm(), Vmid(0), 40, &platform).unwrap();
-    let mut first = platform.join();
+    let mut first = platform.register();
     drop(tables.enter(&mut first).unwrap());
-    let others = [platform.join(), platform.join(), platform.join()];
-    assert_eq!(Participant::register(&platform).err(), Some(TooManyReaders { slots: 4 }));
+    let others = [platform.register(), platform.register(), platform.register()];
+    assert_eq!(Reader::register(&platform).err(), Some(TooManyReaders { slots: 4 }));
     drop((first, others));
     destroy(tables);
 }
@@ -42,8 +42,8 @@ fn a_thread_that_drops_a_guard_that_owes_has_left_also_if_the_invalidation_panic
     for panics in [false, true] {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = TablesOf::<Arm<12>>::new(arm(), Vmid(1), 40, &platform).unwrap();
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         guard.owe(range(0, 4 * K)).unwrap();
         let moment = platform.readers().moment();
         if panics {
@@ -52,7 +52,7 @@ fn a_thread_that_drops_a_guard_that_owes_has_left_also_if_the_invalidation_panic
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(guard)));
         platform.meanwhile(None);
         assert_eq!((dropped.is_err(), tables.is_past(moment)), (panics, true));
-        drop(member);
+        drop(reader);
         destroy(tables);
     }
 }
@@ -64,17 +64,17 @@ fn a_thread_knows_the_guests_whose_tables_it_is_inside() {
     let made = |vmid| TablesOf::<Arm<12>>::new(arm(), Vmid(vmid), 40, &platform).unwrap();
     let (tables, other, same) = (made(1), made(2), made(1));
     let inside = || [&tables, &other, &same].map(|tables| tables.caller_is_inside());
-    let mut member = platform.join();
+    let mut reader = platform.register();
     assert_eq!(inside(), [false; 3]);
-    let mut guard = tables.enter(&mut member).unwrap();
+    let mut guard = tables.enter(&mut reader).unwrap();
     assert_eq!(inside(), [true, false, true], "guests of one VMID are not told apart");
     guard.refresh();
     assert_eq!(inside(), [true, false, true]);
     drop(guard);
     assert_eq!(inside(), [false; 3]);
-    std::mem::forget(other.enter(&mut member).unwrap());
+    std::mem::forget(other.enter(&mut reader).unwrap());
     assert_eq!(inside(), [false, true, false], "a guard that is forgotten is not left");
-    drop(member);
+    drop(reader);
     assert_eq!(inside(), [false; 3]);
     [tables, other, same].into_iter().for_each(destroy);
 }
@@ -84,8 +84,8 @@ fn tables_whose_vmid_was_invalidated_are_given_back_without_another() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let made = || TablesOf::<Arm<12>>::new(arm(), Vmid(1), 40, &platform).unwrap();
     let (tables, other) = (made(), made());
-    let mut member = platform.join();
-    drop(tables.enter(&mut member).unwrap());
+    let mut reader = platform.register();
+    drop(tables.enter(&mut reader).unwrap());
     platform.take_events();
     destroy(other);
     assert_eq!(platform.take_events().len(), 1);

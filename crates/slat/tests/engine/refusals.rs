@@ -17,8 +17,8 @@ use slat::format::{AttributeError, GeometryError};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute, Foreign,
     Format, Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, OutOfFrames, PageSize,
-    Pages, Participant, Place, RangeError, Software, SplitError, TableCache, Tables,
-    TooManyReaders, UnmapError, Vmid,
+    Pages, Place, RangeError, Reader, Software, SplitError, TableCache, Tables, TooManyReaders,
+    UnmapError, Vmid,
 };
 
 const SIZE_512G: PageSize = PageSize::from_bytes(512 * G).unwrap();
@@ -257,12 +257,12 @@ fn members_removals_and_guards_of_others_are_refused() {
     let other = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(Arm64K4::default(), Vmid(1), 40, &platform).unwrap();
     let second = Tables::new(Arm64K4::default(), Vmid(2), 40, &platform).unwrap();
-    let mut foreign = other.join();
-    // The reclaimer of these tables would not see a participant of another platform.
+    let mut foreign = other.register();
+    // The reclaimer of these tables would not see a reader of another platform.
     let error = tables.enter(&mut foreign).err();
     assert_eq!(error, Some(Foreign));
     says(&Foreign.to_string(), &["another platform", "use those of these tables"]);
-    let (mut one, mut two) = (platform.join(), platform.join());
+    let (mut one, mut two) = (platform.register(), platform.register());
     let (mut guard, beside) = (tables.enter(&mut one).unwrap(), second.enter(&mut two).unwrap());
     let mut storage = [const { Place::EMPTY }; 1];
     let mut removals = beside.removals(&mut storage);
@@ -278,12 +278,12 @@ fn members_removals_and_guards_of_others_are_refused() {
 #[test]
 fn a_platform_has_as_many_readers_as_slots() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
-    let participants = [(); 4].map(|()| platform.join());
-    let error = Participant::register(&platform).err().unwrap();
+    let readers = [(); 4].map(|()| platform.register());
+    let error = Reader::register(&platform).err().unwrap();
     assert_eq!(error, TooManyReaders { slots: 4 });
     says(&error.to_string(), &["all 4 reader slots", "drop a reader"]);
-    drop(participants);
-    assert!(Participant::register(&platform).is_ok());
+    drop(readers);
+    assert!(Reader::register(&platform).is_ok());
 }
 
 fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(reads: bool) {

@@ -14,7 +14,7 @@ fn a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied
     fn voids<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let platform = TestPlatform::new(bbm);
         let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-        let (mut first, mut second) = (platform.join(), platform.join());
+        let (mut first, mut second) = (platform.register(), platform.register());
         let mut frames = Vec::new();
         let mut frames = cache::<H>(&platform, &mut frames, 4);
         let mut guard = tables.enter(&mut first).unwrap();

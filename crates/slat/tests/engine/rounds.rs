@@ -6,8 +6,8 @@ use crate::common::stage::{G, K, M, RAM, on_stage, range};
 use crate::interleavings::{Hooked, with_cache};
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, Attributes, BreakBeforeMake, ChangeError, Gpa, Guard, Halted, Hpa, PageSize,
-    Participant, Tables, Vmid,
+    Access, Attributes, BreakBeforeMake, ChangeError, Gpa, Guard, Halted, Hpa, PageSize, Reader,
+    Tables, Vmid,
 };
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -38,15 +38,15 @@ fn collapsed_at(number: usize, call: Call) -> (Result<u64, Halted<ChangeError>>,
     let platform = Hooked::new(BreakBeforeMake::Never);
     let guest = Tables::new(Ept1G::default(), Vmid(1), 40, platform).unwrap();
     let guest: &'static Tables<'static, Ept1G, Hooked> = Box::leak(Box::new(guest));
-    let mut participant = Participant::register(platform).unwrap();
-    let mut guard = guest.enter(&mut participant).unwrap();
+    let mut reader = Reader::register(platform).unwrap();
+    let mut guard = guest.enter(&mut reader).unwrap();
     let all = range(0, 2 * M);
     with_cache(platform, 8, |cache| guard.map(all, Hpa(0), RAM, PAGE, cache).unwrap());
     let calls = AtomicUsize::new(0);
     platform.at_each_call(move |_| {
         if calls.fetch_add(1, SeqCst) == number {
-            let mut participant = Participant::register(platform).unwrap();
-            let _ = guest.enter(&mut participant).unwrap().collapse(all, BLOCK);
+            let mut reader = Reader::register(platform).unwrap();
+            let _ = guest.enter(&mut reader).unwrap().collapse(all, BLOCK);
         }
     });
     let done = call(&mut guard);

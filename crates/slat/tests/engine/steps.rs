@@ -123,8 +123,8 @@ fn a_fault_that_runs_dry_at_any_step_goes_on_with_what_it_has_built<H: Hardware>
         });
         let platform = TestPlatform::new(BreakBeforeMake::Never);
         let tables = crate::common::world::TablesOf::<H>::new(format, slat::Vmid(1), 40, &platform);
-        let (tables, mut member) = (tables.unwrap(), platform.join());
-        let mut guard = tables.enter(&mut member).unwrap();
+        let (tables, mut reader) = (tables.unwrap(), platform.register());
+        let mut guard = tables.enter(&mut reader).unwrap();
         // One at a time.
         for done in 1..=enough {
             let mut storage = Vec::new();

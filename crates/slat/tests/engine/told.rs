@@ -29,7 +29,7 @@ fn on_formats<T: Test>() {
         for group in [false, true] {
             let platform = TestPlatform::new(BreakBeforeMake::Always);
             let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-            let (mut first, mut second) = (platform.join(), platform.join());
+            let (mut first, mut second) = (platform.register(), platform.register());
             let (mut frames, mut others) = (Vec::new(), Vec::new());
             let mut frames = cache::<H>(&platform, &mut frames, 4);
             let mut others = cache::<H>(&platform, &mut others, 4);

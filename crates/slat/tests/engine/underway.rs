@@ -161,8 +161,8 @@ fn what_any_unmap_takes_while_a_clean_is_under_way_counts_as_dirty<H: Hardware>(
     for dropped in [false, true] {
         for (name, unmap) in unmaps::<H>() {
             let tables = guest::<H>(BreakBeforeMake::Never, H::usual(), |_| ());
-            let member = Box::leak(Box::new(tables.platform().join()));
-            let log = RefCell::new(tables.enter(member).unwrap());
+            let reader = Box::leak(Box::new(tables.platform().register()));
+            let log = RefCell::new(tables.enter(reader).unwrap());
             let clean: Rc<dyn Fn(GpaRange)> = Rc::new(move |at| {
                 log.borrow_mut().clean(at).unwrap();
                 if dropped {

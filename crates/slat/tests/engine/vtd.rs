@@ -42,8 +42,8 @@ fn what_an_iommu_walks_has_snp_in_leaves_and_no_mark() {
         let mut storage = [const { None }; 16];
         let mut cache = slat::TableCache::new(&platform, &mut storage);
         cache.fill(16).unwrap();
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut reader = platform.register();
+        let mut guard = tables.enter(&mut reader).unwrap();
         let leaves = || walk(&platform, snoop, tables.root().0, 3);
         let (all, block, page) = (range(0, 4 * M), PageSize::SIZE_2M, PageSize::SIZE_4K);
         let clean = Attributes { dirty: false, ..RAM };
@@ -65,9 +65,9 @@ fn what_an_iommu_walks_has_snp_in_leaves_and_no_mark() {
         assert_eq!(guard.collapse(all, block), refused);
         assert_eq!((leaves(), platform.take_events().len()), (513, 0));
         drop((guard, cache));
-        assert!(!unmap(&mut tables.enter(&mut member).unwrap(), range(0, 8 * K)).is_empty());
+        assert!(!unmap(&mut tables.enter(&mut reader).unwrap(), range(0, 8 * K)).is_empty());
         assert_eq!(leaves(), 511);
-        drop(member);
+        drop(reader);
         destroy(tables);
     }
 }

@@ -123,12 +123,12 @@ impl<F: Walked> On<F> {
         In { on: *self, guard: unsafe { self.tables().enter_unseated() } }
     }
 
-    pub fn participant(&self) -> Participant<'static, World> {
-        Participant::register(self.world).expect("there are reader slots for all threads")
+    pub fn reader(&self) -> Reader<'static, World> {
+        Reader::register(self.world).expect("there are reader slots for all threads")
     }
 
-    pub fn seated<'m>(&self, participant: &'m mut Participant<'static, World>) -> In<'m, F> {
-        In { on: *self, guard: self.tables().enter(participant).expect("one platform") }
+    pub fn seated<'m>(&self, reader: &'m mut Reader<'static, World>) -> In<'m, F> {
+        In { on: *self, guard: self.tables().enter(reader).expect("one platform") }
     }
 
     pub fn cache(&self, pages: usize) -> Cache<F> {

@@ -164,19 +164,16 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     }
     let registered = either(Retire);
     let cache = |op: Op| matches!(op, Map | Fault | Split).then(|| guest.cache(1));
-    let thread = move |op: Op,
-                       cache: Option<Cache<F>>,
-                       participant: Option<Participant<'static, World>>| {
-        match participant {
+    let thread =
+        move |op: Op, cache: Option<Cache<F>>, reader: Option<Reader<'static, World>>| match reader
+        {
             None => perform(op, &mut guest.inside(), cache, tree),
-            Some(mut participant) => perform(op, &mut guest.seated(&mut participant), cache, tree),
-        }
-    };
+            Some(mut reader) => perform(op, &mut guest.seated(&mut reader), cache, tree),
+        };
     let [mine, others] = ops.map(cache);
-    let [participant, other_participant] =
-        [(); 2].map(|()| registered.then(|| guest.participant()));
-    let other = spawn(move || thread(ops[1], others, other_participant));
-    let here = thread(ops[0], mine, participant);
+    let [reader, other_reader] = [(); 2].map(|()| registered.then(|| guest.reader()));
+    let other = spawn(move || thread(ops[1], others, other_reader));
+    let here = thread(ops[0], mine, reader);
     let lefts = [here, other.join().unwrap()];
 
     let unmaps = either(Unmap) || either(Retire);

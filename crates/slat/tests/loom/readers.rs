@@ -4,7 +4,7 @@
 use crate::guest::*;
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::{Gpa, Participant};
+use slat::{Gpa, Reader};
 
 /// Unmaps the only page, and reclaims its table.
 fn retire(guest: Guest) -> usize {
@@ -18,9 +18,9 @@ fn retire(guest: Guest) -> usize {
 fn a_walker_that_refreshes_lets_go_of_what_it_saw_and_finds_nothing_freed() {
     bounded("refresh || unmap, reclaim twice", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let mut participant = guest.participant();
+        let mut reader = guest.reader();
         let walker = spawn(move || {
-            let mut inside = guest.seated(&mut participant);
+            let mut inside = guest.seated(&mut reader);
             inside.look(0);
             inside.guard.refresh();
             inside.look(0);
@@ -36,10 +36,10 @@ fn a_walker_that_refreshes_lets_go_of_what_it_saw_and_finds_nothing_freed() {
 fn what_a_walker_keeps_is_freed_once_it_has_left() {
     bounded("look twice || unmap, reclaim twice", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let mut participant = guest.participant();
+        let mut reader = guest.reader();
         let walker = spawn(move || {
-            guest.seated(&mut participant).look(0);
-            guest.seated(&mut participant).look(0);
+            guest.seated(&mut reader).look(0);
+            guest.seated(&mut reader).look(0);
         });
         let mut freed = retire(guest);
         freed += guest.tables().reclaim();
@@ -53,10 +53,10 @@ fn a_walker_that_comes_from_another_guest_finds_no_table_that_was_given_back() {
     bounded("leave another guest, look || unmap, reclaim", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let another = guest.another();
-        let mut participant = guest.participant();
+        let mut reader = guest.reader();
         let walker = spawn(move || {
-            drop(another.seated(&mut participant));
-            guest.seated(&mut participant).look(0);
+            drop(another.seated(&mut reader));
+            guest.seated(&mut reader).look(0);
         });
         let mut freed = retire(guest);
         freed += guest.tables().reclaim();
@@ -70,35 +70,35 @@ fn a_walker_that_comes_from_another_guest_finds_no_table_that_was_given_back() {
 fn a_walker_that_stays_keeps_the_table() {
     explore("inside || unmap, reclaim", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let mut participant = guest.participant();
+        let mut reader = guest.reader();
         // The walker has seen the table.
-        let mut inside = guest.seated(&mut participant);
+        let mut inside = guest.seated(&mut reader);
         assert!(inside.look(0).flatten().is_some());
         let other = spawn(move || retire(guest));
         inside.look(0);
         assert_eq!(other.join().unwrap(), 0, "a walker was inside from the beginning");
         drop(inside);
-        drop(participant);
+        drop(reader);
         guest.end(1);
     });
 }
 
 #[test]
 fn a_thread_that_takes_over_a_seat_is_seen_as_its_last_owner_was() {
-    bounded("leave || join, look || unmap, reclaim", 3, || {
+    bounded("leave || register, look || unmap, reclaim", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let keep = [guest.participant(), guest.participant()];
-        let participant = guest.participant();
-        let leaves = spawn(move || drop(participant));
-        let joins = spawn(move || {
+        let keep = [guest.reader(), guest.reader()];
+        let reader = guest.reader();
+        let leaves = spawn(move || drop(reader));
+        let registers = spawn(move || {
             // All other reader slots are taken, so it has to be that one.
-            if let Ok(mut participant) = Participant::register(guest.world) {
-                guest.seated(&mut participant).look(0);
+            if let Ok(mut reader) = Reader::register(guest.world) {
+                guest.seated(&mut reader).look(0);
             }
         });
         let freed = retire(guest);
         leaves.join().unwrap();
-        joins.join().unwrap();
+        registers.join().unwrap();
         drop(keep);
         guest.end(1 - freed);
     });
@@ -109,11 +109,11 @@ fn two_threads_that_reclaim_free_each_table_once() {
     bounded("unmap, reclaim || unmap, reclaim, two tables", 2, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
-        let mut participants = [guest.participant(), guest.participant()].into_iter();
-        let mut enter = move || participants.next().unwrap();
+        let mut readers = [guest.reader(), guest.reader()].into_iter();
+        let mut enter = move || readers.next().unwrap();
         let (mut here, mut there) = (enter(), enter());
-        let work = move |participant: &mut Participant<'static, World>, start: u64| {
-            let mut inside = guest.seated(participant);
+        let work = move |reader: &mut Reader<'static, World>, start: u64| {
+            let mut inside = guest.seated(reader);
             let (removed, rest) = inside.unmap(start..start + BLOCK);
             assert!(rest.is_none() && bytes(&removed) == PAGE);
             drop(inside);
@@ -130,9 +130,9 @@ fn two_threads_that_reclaim_free_each_table_once() {
 fn a_table_that_is_reused_at_once_is_not_taken_for_the_old_one() {
     bounded("look || unmap, reclaim, map again", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let mut participant = guest.participant();
+        let mut reader = guest.reader();
         let walker = spawn(move || {
-            let mut inside = guest.seated(&mut participant);
+            let mut inside = guest.seated(&mut reader);
             for saw in [inside.look(0), inside.look(PAGE)] {
                 assert!(saw.flatten().is_none_or(|hpa| hpa.0 & !(PAGE - 1) >= MEMORY));
             }
@@ -151,8 +151,8 @@ fn a_table_that_is_unlinked_while_others_are_reclaimed_waits_for_the_threads_tha
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
         guest.unmap(0..BLOCK);
-        let mut participant = guest.participant();
-        let walker = spawn(move || guest.seated(&mut participant).look(BLOCK));
+        let mut reader = guest.reader();
+        let walker = spawn(move || guest.seated(&mut reader).look(BLOCK));
         let reclaims = spawn(move || guest.tables().reclaim());
         let (removed, rest) = guest.unmap(BLOCK..BIG);
         walker.join().unwrap();

@@ -167,9 +167,9 @@ impl<'w, F: Walked> Guest<'w, F> {
         &self.world.ledger
     }
 
-    pub fn perform(&self, participant: &mut Participant<'w, World>, op: Op) -> End {
+    pub fn perform(&self, reader: &mut Reader<'w, World>, op: Op) -> End {
         self.trace(format_args!("begins {op:x?}"));
-        let end = self.execute(participant, op);
+        let end = self.execute(reader, op);
         self.trace(format_args!("ends {end:?}"));
         end
     }
@@ -182,36 +182,34 @@ impl<'w, F: Walked> Guest<'w, F> {
         }
     }
 
-    fn execute(&self, participant: &mut Participant<'w, World>, op: Op) -> End {
+    fn execute(&self, reader: &mut Reader<'w, World>, op: Op) -> End {
         match op {
             Op::Map { at, attributes, largest, each, fold, frames } => {
-                self.map(participant, at, (attributes, largest), (each, fold), frames)
+                self.map(reader, at, (attributes, largest), (each, fold), frames)
             }
-            Op::Unmap { at } => self.unmap(participant, at).0,
-            Op::Evict { page } => self.evict(participant, page),
+            Op::Unmap { at } => self.unmap(reader, at).0,
+            Op::Evict { page } => self.evict(reader, page),
             Op::Fault { gpa, largest, fold, frames } => {
-                self.fault(participant, gpa, (largest, fold), frames)
+                self.fault(reader, gpa, (largest, fold), frames)
             }
-            Op::Protect { at, complete } => self.protect(participant, at, complete, false),
-            Op::ProtectSubtrees { at, complete } => self.protect(participant, at, complete, true),
-            Op::Relax { at, access, complete } => self.relax(participant, at, access, complete),
-            Op::Split { at, to, frames, complete } => {
-                self.split(participant, at, to, frames, complete)
-            }
+            Op::Protect { at, complete } => self.protect(reader, at, complete, false),
+            Op::ProtectSubtrees { at, complete } => self.protect(reader, at, complete, true),
+            Op::Relax { at, access, complete } => self.relax(reader, at, access, complete),
+            Op::Split { at, to, frames, complete } => self.split(reader, at, to, frames, complete),
             Op::Collapse { at, to } => {
-                let mut guard = self.tables.enter(participant).unwrap();
+                let mut guard = self.tables.enter(reader).unwrap();
                 split_end(guard.collapse(at, size(to)))
             }
-            Op::Age { at, how } => self.age(participant, at, how),
-            Op::Harvest { at } => self.harvest(participant, at),
-            Op::Own { at, gives, frames } => self.own(participant, at, gives, frames),
-            Op::Replace { at, moves, memory } => self.replace(participant, at, moves, memory),
+            Op::Age { at, how } => self.age(reader, at, how),
+            Op::Harvest { at } => self.harvest(reader, at),
+            Op::Own { at, gives, frames } => self.own(reader, at, gives, frames),
+            Op::Replace { at, moves, memory } => self.replace(reader, at, moves, memory),
             Op::Reclaim => {
                 self.tables.reclaim();
                 End::Done
             }
             Op::Translate { gpa } => {
-                let guard = self.tables.enter(participant).unwrap();
+                let guard = self.tables.enter(reader).unwrap();
                 guard.translate(Gpa(gpa)).map_or(End::Contended, |_| End::Done)
             }
             Op::Touch { gpa, write, held } => {
@@ -223,7 +221,7 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn map(
         &self,
-        participant: &mut Participant<'w, World>,
+        reader: &mut Reader<'w, World>,
         at: GpaRange,
         (attributes, largest): (Attributes, u64),
         (each, fold): (bool, bool),
@@ -234,7 +232,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(self.world, &mut storage);
         cache.fill(frames).unwrap();
-        let mut guard = self.tables.enter(participant).unwrap();
+        let mut guard = self.tables.enter(reader).unwrap();
         let step = if each { PAGE } else { at.size() };
         let mut end = End::Done;
         for start in (at.start().0..at.end().0).step_by(step as usize) {
@@ -255,14 +253,14 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     /// Also returns whether no CPU and no thread can reach anything in the range that was there
     /// before.
-    fn unmap(&self, participant: &mut Participant<'w, World>, at: GpaRange) -> (End, bool) {
+    fn unmap(&self, reader: &mut Reader<'w, World>, at: GpaRange) -> (End, bool) {
         // Pages that it unmaps are not there to be protected, and may be written until it
         // completes.
         let begin = self.ledger().protects();
         self.ledger().takes();
         let mut storage = [const { Place::EMPTY }; 8];
         let mut removals = Removals::new(&self.tables, &mut storage);
-        let mut guard = self.tables.enter(participant).unwrap();
+        let mut guard = self.tables.enter(reader).unwrap();
         let result = guard.unmap(at, &mut removals);
         // Only from here on may the memory be handed out, and is the state complete.
         let removed: Vec<_> = removals.complete().collect();
@@ -285,9 +283,9 @@ impl<'w, F: Walked> Guest<'w, F> {
         (end, whole)
     }
 
-    fn evict(&self, participant: &mut Participant<'w, World>, page: u64) -> End {
+    fn evict(&self, reader: &mut Reader<'w, World>, page: u64) -> End {
         let old = self.ledger().evict((page / PAGE) as usize);
-        let (end, whole) = self.unmap(participant, range(page, page + PAGE));
+        let (end, whole) = self.unmap(reader, range(page, page + PAGE));
         if whole {
             self.ledger().evicted(old);
         }
@@ -296,7 +294,7 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn fault(
         &self,
-        participant: &mut Participant<'w, World>,
+        reader: &mut Reader<'w, World>,
         gpa: u64,
         (largest, fold): (u64, bool),
         frames: usize,
@@ -304,7 +302,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(self.world, &mut storage);
         cache.fill(frames).unwrap();
-        let mut guard = self.tables.enter(participant).unwrap();
+        let mut guard = self.tables.enter(reader).unwrap();
         let reserved = match fold {
             true => guard.reserve_contiguous(Gpa(gpa), size(largest), &mut cache),
             false => guard.reserve(Gpa(gpa), size(largest), &mut cache),
@@ -326,13 +324,13 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn protect(
         &self,
-        participant: &mut Participant<'w, World>,
+        reader: &mut Reader<'w, World>,
         at: GpaRange,
         complete: bool,
         subtrees: bool,
     ) -> End {
         let begin = self.ledger().protects();
-        let mut guard = self.tables.enter(participant).unwrap();
+        let mut guard = self.tables.enter(reader).unwrap();
         let result =
             if subtrees { guard.write_protect_subtrees(at) } else { guard.write_protect(at) };
         let end = match result {
@@ -354,13 +352,13 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn relax(
         &self,
-        participant: &mut Participant<'w, World>,
+        reader: &mut Reader<'w, World>,
         at: GpaRange,
         access: Access,
         complete: bool,
     ) -> End {
         let grant = (access == Access::Write).then(|| self.ledger().grants(at));
-        let mut guard = self.tables.enter(participant).unwrap();
+        let mut guard = self.tables.enter(reader).unwrap();
         let result = guard.relax(at, access).map(slat::Granted::elsewhere);
         grant.into_iter().for_each(|grant| self.ledger().granted(grant));
         if complete {
@@ -371,7 +369,7 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn split(
         &self,
-        participant: &mut Participant<'w, World>,
+        reader: &mut Reader<'w, World>,
         at: GpaRange,
         to: u64,
         frames: usize,
@@ -380,7 +378,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(self.world, &mut storage);
         cache.fill(frames).unwrap();
-        let mut guard = self.tables.enter(participant).unwrap();
+        let mut guard = self.tables.enter(reader).unwrap();
         let result = guard.split(at, size(to), &mut cache);
         if complete {
             guard.complete();
@@ -388,18 +386,12 @@ impl<'w, F: Walked> Guest<'w, F> {
         split_end(result)
     }
 
-    fn own(
-        &self,
-        participant: &mut Participant<'w, World>,
-        at: GpaRange,
-        gives: bool,
-        frames: usize,
-    ) -> End {
+    fn own(&self, reader: &mut Reader<'w, World>, at: GpaRange, gives: bool, frames: usize) -> End {
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(self.world, &mut storage);
         cache.fill(frames).unwrap();
         let (from, to) = if gives { (None, OWNER) } else { (OWNER, None) };
-        let mut guard = self.tables.enter(participant).unwrap();
+        let mut guard = self.tables.enter(reader).unwrap();
         match guard.set_owner(at, from, to, &mut cache).map_err(|halted| halted.why) {
             Err(OwnerError::Contended) => End::Contended,
             Err(error @ (OwnerError::Range(_) | OwnerError::ForeignCache)) => panic!("{error}"),
@@ -409,13 +401,13 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn replace(
         &self,
-        participant: &mut Participant<'w, World>,
+        reader: &mut Reader<'w, World>,
         at: GpaRange,
         moves: bool,
         memory: Memory,
     ) -> End {
         let begin = self.ledger().protects();
-        let mut guard = self.tables.enter(participant).unwrap();
+        let mut guard = self.tables.enter(reader).unwrap();
         let Some(found) = guard.translate(at.start()).ok().flatten() else {
             self.ledger().protected();
             return End::Done;
@@ -444,14 +436,14 @@ impl<'w, F: Walked> Guest<'w, F> {
         }
     }
 
-    fn age(&self, participant: &mut Participant<'w, World>, at: GpaRange, how: Ageing) -> End {
+    fn age(&self, reader: &mut Reader<'w, World>, at: GpaRange, how: Ageing) -> End {
         if how.clear {
             self.ledger().takes();
         }
         let expected = how.clear.then(|| self.ledger().outstanding(false)).flatten();
         let (mut young, mut unanswered) = ([0], [0]);
         let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let mut guard = self.tables.enter(participant).unwrap();
+        let mut guard = self.tables.enter(reader).unwrap();
         guard.age(at, &mut ages, how).unwrap();
         drop(guard);
         let first = pages(at).start;
@@ -466,11 +458,11 @@ impl<'w, F: Walked> Guest<'w, F> {
         End::Done
     }
 
-    fn harvest(&self, participant: &mut Participant<'w, World>, at: GpaRange) -> End {
+    fn harvest(&self, reader: &mut Reader<'w, World>, at: GpaRange) -> End {
         self.ledger().takes();
         let expected = self.ledger().outstanding(true);
         let mut bitmap = [0];
-        let mut guard = self.tables.enter(participant).unwrap();
+        let mut guard = self.tables.enter(reader).unwrap();
         let result = guard.harvest(at, &mut bitmap);
         drop(guard);
         if result.is_ok() {
@@ -507,16 +499,16 @@ impl<'w, F: Walked> Guest<'w, F> {
         let mut owned = Vec::new();
         self.whole(self.tables.root(), self.tables.geometry().root_level, 0, &mut owned);
         world.ledger.account();
-        let mut participant = Participant::register(world).unwrap();
+        let mut reader = Reader::register(world).unwrap();
         for at in owned {
-            assert_eq!(self.own(&mut participant, at, false, 0), End::Done);
+            assert_eq!(self.own(&mut reader, at, false, 0), End::Done);
         }
         let all = range(0, ALL);
         // A block is unmapped as a whole, and the storage has room for each page.
-        assert_eq!(self.unmap(&mut participant, all).0, End::Done);
+        assert_eq!(self.unmap(&mut reader, all).0, End::Done);
         while self.tables.reclaim() > 0 {}
         assert_eq!(world.live(), 1, "tables that are empty and were not given back");
-        drop(participant);
+        drop(reader);
         // SAFETY: CPUs have stopped, and only use these tables by `access`.
         unsafe { self.tables.deactivate() }.destroy();
         assert_eq!(world.live(), 0, "frames that were not given back");

@@ -95,14 +95,14 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
     let mut random = Random(shuttle::rand::thread_rng().next_u64());
     let world = World::new(bbm, random.coin());
     let guest = Guest::<F>::new(&world);
-    let mut participant = Participant::register(&world).unwrap();
+    let mut reader = Reader::register(&world).unwrap();
     for at in [range(0, BIG), range(BIG, ALL)] {
         let (attributes, largest) = (random.of(&[RAM, CLEAN]), random.of(&[PAGE, BLOCK, BIG]));
         let fold = random.coin();
         let op = Op::Map { at, attributes, largest, each: false, fold, frames: 3 };
-        assert_eq!(guest.perform(&mut participant, op), End::Done);
+        assert_eq!(guest.perform(&mut reader, op), End::Done);
     }
-    drop(participant);
+    drop(reader);
     world.running.set(true);
     let threads = 3 + random.below(3);
     let cpus = 1 + random.below(2);
@@ -112,10 +112,10 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
             let guest = Shared::new(&guest);
             scope.spawn(move || {
                 let guest = guest.get();
-                let mut participant = Participant::register(guest.world).unwrap();
+                let mut reader = Reader::register(guest.world).unwrap();
                 for _ in 0..2 + random.below(5) {
                     let op = random.op();
-                    if guest.perform(&mut participant, op) == End::Contended {
+                    if guest.perform(&mut reader, op) == End::Contended {
                         CONTENDED.fetch_add(1, Ordering::Relaxed);
                     }
                 }

@@ -67,7 +67,7 @@ impl Scheduler for Stop {
 
 /// The initial state: two pages that could be a block, a block, two halves of one, a single page.
 fn before(guest: &Guest<'_, impl Walked>, first: Op) {
-    let mut participant = Participant::register(guest.world).unwrap();
+    let mut reader = Reader::register(guest.world).unwrap();
     let map = |start, end, attributes, largest| Op::Map {
         at: range(start, end),
         attributes,
@@ -91,7 +91,7 @@ fn before(guest: &Guest<'_, impl Walked>, first: Op) {
         _ => {}
     }
     for op in all {
-        assert_eq!(guest.perform(&mut participant, op), End::Done, "{op:?}");
+        assert_eq!(guest.perform(&mut reader, op), End::Done, "{op:?}");
     }
 }
 
@@ -179,8 +179,8 @@ fn everywhere<F: Walked>(bbm: BreakBeforeMake) {
                 let run = |op: Op| {
                     let guest = Shared::new(&guest);
                     move || {
-                        let mut participant = Participant::register(guest.get().world).unwrap();
-                        guest.get().perform(&mut participant, op)
+                        let mut reader = Reader::register(guest.get().world).unwrap();
+                        guest.get().perform(&mut reader, op)
                     }
                 };
                 let (first, second) = shuttle::thread::scope(|scope| {

@@ -4,8 +4,7 @@ use crate::machine::Machine;
 use crate::{announce, measured, wanted};
 use slat::{
     Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange,
-    Guard, Hpa, Inactive, PageSize, Pages, Participant, Removed, Software, TableCache, Tables,
-    Vmid,
+    Guard, Hpa, Inactive, PageSize, Pages, Reader, Removed, Software, TableCache, Tables, Vmid,
 };
 use std::hint::black_box;
 use std::io;
@@ -65,8 +64,8 @@ impl Bench {
         if !wanted(self.format, operation) {
             return Ok(());
         }
-        let (tables, participant, mut cache) = prepare::<F>((memory, leaf, attributes));
-        let mut guard = tables.enter(participant).expect("the reader slot is of this machine");
+        let (tables, reader, mut cache) = prepare::<F>((memory, leaf, attributes));
+        let mut guard = tables.enter(reader).expect("the reader slot is of this machine");
         announce(self.format, operation, units)?;
         black_box(measured(|| work(&mut guard, &mut cache)));
         guard.complete();
@@ -77,15 +76,15 @@ impl Bench {
     fn count_outside<F: Format + Default, R>(
         &self,
         operation: &str,
-        work: impl FnOnce(&Tables<'static, F, Machine>, &mut Participant<'static, Machine>) -> R,
+        work: impl FnOnce(&Tables<'static, F, Machine>, &mut Reader<'static, Machine>) -> R,
     ) -> io::Result<()> {
         if !wanted(self.format, operation) {
             return Ok(());
         }
         let memory = (Some(pages(PAGES)), PAGE, Attributes::RAM);
-        let (tables, participant, _) = prepare::<F>(memory);
+        let (tables, reader, _) = prepare::<F>(memory);
         announce(self.format, operation, PAGES)?;
-        black_box(measured(|| work(tables, participant)));
+        black_box(measured(|| work(tables, reader)));
         Ok(())
     }
 
@@ -124,7 +123,7 @@ fn prepare<F: Format + Default>(
     (memory, leaf, attributes): (Option<GpaRange>, PageSize, Attributes),
 ) -> (
     &'static Tables<'static, F, Machine>,
-    &'static mut Participant<'static, Machine>,
+    &'static mut Reader<'static, Machine>,
     TableCache<'static, F, Machine>,
 ) {
     let machine = machine::<F>();
@@ -137,8 +136,8 @@ fn prepare<F: Format + Default>(
         tables.map(range, Hpa(HOST), attributes, leaf, &mut cache).expect("nothing is mapped");
     }
     cache.fill(TABLES).expect("the machine has as many");
-    let participant = Participant::register(machine).expect("nobody else has a reader slot");
-    (Box::leak(Box::new(tables.activate())), Box::leak(Box::new(participant)), cache)
+    let reader = Reader::register(machine).expect("nobody else has a reader slot");
+    (Box::leak(Box::new(tables.activate())), Box::leak(Box::new(reader)), cache)
 }
 
 /// Counts all operations on tables of one format.
@@ -241,18 +240,16 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     bench.count::<F, _>("maintain caches", PAGES, all, |guard, _| {
         guard.flush(pages(PAGES)).expect("no block is cut")
     })?;
-    bench.count_outside::<F, _>("translate, random, a guard each", |tables, participant| {
+    bench.count_outside::<F, _>("translate, random, a guard each", |tables, reader| {
         let found = |gpa: &&Gpa| {
-            let guard = tables.enter(participant).expect("the reader slot is of this machine");
+            let guard = tables.enter(reader).expect("the reader slot is of this machine");
             guard.translate(**gpa).is_ok()
         };
         addresses.iter().filter(found).count()
     })?;
-    bench.count_outside::<F, _>("enter and leave", |tables, participant| {
+    bench.count_outside::<F, _>("enter and leave", |tables, reader| {
         for _ in 0..PAGES {
-            black_box(
-                tables.enter(participant).expect("the reader slot is of this machine").vmid(),
-            );
+            black_box(tables.enter(reader).expect("the reader slot is of this machine").vmid());
         }
     })?;
     bench.count_owned::<F, _>("owned: map, page by page", None, |space| {

@@ -7,7 +7,7 @@ use core::fmt::Write;
 use slat::format::npt::fault::NestedPageFault;
 use slat::format::npt::{Npt, Npt1G};
 use slat::{
-    Access, Ageing, Ages, Attributes, Gpa, GpaRange, Guard, Hpa, PageSize, Participant, Skip,
+    Access, Ageing, Ages, Attributes, Gpa, GpaRange, Guard, Hpa, PageSize, Reader, Skip,
     TableCache, Tables, Vmid,
 };
 
@@ -241,8 +241,8 @@ extern "C" fn main() -> ! {
     let mut storage = [const { None }; 16];
     let mut cache = TableCache::new(&machine, &mut storage);
     cache.fill(16).expect("frames");
-    let mut participant = Participant::register(&machine).expect("a reader slot");
-    let mut guest = tables.enter(&mut participant).expect("the same platform");
+    let mut reader = Reader::register(&machine).expect("a reader slot");
+    let mut guest = tables.enter(&mut reader).expect("the same platform");
 
     let unused = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
     let hpa = Hpa(MEMORY.hpa());

@@ -6,7 +6,7 @@ use crate::machine::{
 use slat::format::Kind;
 use slat::format::riscv::{Mode, RiscV};
 use slat::{
-    Access, Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Participant, Place,
+    Access, Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Place, Reader,
     TableCache, Tables, Vmid,
 };
 
@@ -94,9 +94,9 @@ impl Checks {
         self.is("hgatp holds what it is given", load_root(hgatp), hgatp);
         let mut storage = [const { None }; 16];
         let mut cache = TableCache::new(machine, &mut storage);
-        let mut participant = Participant::register(machine).expect("the only one");
+        let mut reader = Reader::register(machine).expect("the only one");
         {
-            let mut guard = tables.enter(&mut participant).expect("the machine's own tables");
+            let mut guard = tables.enter(&mut reader).expect("the machine's own tables");
             let guest = Guest { code: (1 << (bits - 1)) - M2 };
             cache.fill(16).expect("memory for tables");
             write_code(CODE);
@@ -113,7 +113,7 @@ impl Checks {
             cache.fill(16).expect("memory for tables");
             self.sizes(&guest, &mut guard, &mut cache);
         }
-        drop((cache, participant));
+        drop((cache, reader));
         load_root(0);
         // SAFETY: the only hart has just unloaded the root.
         unsafe { tables.deactivate() }.destroy();

@@ -85,9 +85,9 @@ operations! {
         Tables::new(format, Vmid(1), bits, machine)
     }
     op_enter(tables: &'static Tables<'static, F, Machine>,
-             participant: &'static mut Participant<'static, Machine>)
+             reader: &'static mut Reader<'static, Machine>)
         -> Result<On<'static>, Foreign> {
-        tables.enter(participant)
+        tables.enter(reader)
     }
     op_map(guard: &mut On<'_>, at: GpaRange, hpa: Hpa,
            how: Attributes, size: PageSize, cache: &mut Cache<'static>)

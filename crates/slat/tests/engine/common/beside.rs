@@ -24,10 +24,10 @@ pub fn inside<H: Hardware, R>(
     tables: &'static TablesOf<'static, H>,
     run: impl FnOnce(&mut GuardOf<'_, 'static, H>, &mut CacheOf<'_, H>) -> R,
 ) -> R {
-    let mut member = tables.platform().join();
+    let mut reader = tables.platform().register();
     let mut storage = Vec::new();
     let mut cache = cache::<H>(tables.platform(), &mut storage, 8);
-    run(&mut tables.enter(&mut member).unwrap(), &mut cache)
+    run(&mut tables.enter(&mut reader).unwrap(), &mut cache)
 }
 
 /// Has another thread do `act` during the first invalidation that `run` executes.

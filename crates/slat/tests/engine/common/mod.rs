@@ -17,8 +17,8 @@ pub mod world;
 
 use machine::Machine;
 use slat::{
-    BreakBeforeMake, Format, Frame, GpaRange, Guard, Hpa, Invalidation, Maintenance, Participant,
-    Place, Platform, Pte, ReaderSlot, Readers, Removed, Tables,
+    BreakBeforeMake, Format, Frame, GpaRange, Guard, Hpa, Invalidation, Maintenance, Place,
+    Platform, Pte, Reader, ReaderSlot, Readers, Removed, Tables,
 };
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
@@ -152,8 +152,8 @@ impl TestPlatform {
         }
     }
 
-    pub fn join(&self) -> Participant<'_, Self> {
-        Participant::register(self).unwrap()
+    pub fn register(&self) -> Reader<'_, Self> {
+        Reader::register(self).unwrap()
     }
 
     /// Makes the MMU look at all of the tables: from now on it may cache every valid translation.

@@ -46,14 +46,14 @@ pub fn on_stage_of<H: Hardware>(
     let platform = &platform;
     let tables = TablesOf::<H>::new(format, Vmid(1), bits, platform).unwrap();
     let mut storage = Vec::new();
-    let mut member = platform.join();
+    let mut reader = platform.register();
     {
         let mut cache = cache::<H>(platform, &mut storage, frames);
-        let mut guard = tables.enter(&mut member).unwrap();
+        let mut guard = tables.enter(&mut reader).unwrap();
         run(&tables, &mut guard, &mut cache);
         check_sizes::<H>(&H::of(&tables).tree(platform), *guard.sizes());
     }
-    drop(member);
+    drop(reader);
     destroy(tables);
     assert_eq!(platform.live(), 0, "frames leaked");
 }

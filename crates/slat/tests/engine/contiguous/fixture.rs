@@ -13,7 +13,7 @@ use crate::common::world::{
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa, GpaRange,
-    Halted, Hpa, Invalidation, MapError, PageSize, Participant, Place, Sizes, Software, SplitError,
+    Halted, Hpa, Invalidation, MapError, PageSize, Place, Reader, Sizes, Software, SplitError,
     Tables, UnmapError,
 };
 use std::cell::RefCell;
@@ -51,7 +51,7 @@ pub struct Fixture<'p, const G: u32> {
     pub platform: &'p TestPlatform,
     pub tables: TablesOf<'p, Grouped<G>>,
     pub hardware: Grouped<G>,
-    member: Participant<'p, TestPlatform>,
+    reader: Reader<'p, TestPlatform>,
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
     marks: bool,
@@ -82,7 +82,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
             platform,
             tables,
             hardware,
-            member: platform.join(),
+            reader: platform.register(),
             bbm,
             flat: Rc::default(),
             marks: format.hardware_dirty,
@@ -117,7 +117,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let before = self.tree();
         let was_pending = self.pending;
         self.platform.take_events();
-        let mut guard = self.tables.enter(&mut self.member).unwrap();
+        let mut guard = self.tables.enter(&mut self.reader).unwrap();
         let result = op(&self.tables, &mut guard);
         let after = self.hardware.tree(self.platform);
         self.counts = guard.counts();
@@ -531,7 +531,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
 
     /// Checks lookups: a group is one leaf.
     pub fn look(&mut self, gpa: u64) {
-        let (tree, mut guard) = (self.tree(), self.tables.enter(&mut self.member).unwrap());
+        let (tree, mut guard) = (self.tree(), self.tables.enter(&mut self.reader).unwrap());
         let run = tree.at(gpa);
         let found = guard.translate(Gpa(gpa)).unwrap();
         assert_eq!(found.map(|found| found.hpa.0), run.map(|run| run.oa(gpa)));

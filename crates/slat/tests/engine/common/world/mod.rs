@@ -22,8 +22,7 @@ use super::machine::Machine;
 use super::{Event, Moment, TestPlatform};
 use slat::{
     Attributes, BreakBeforeMake, ChangeError, Counts, Frame, Gpa, GpaRange, Guard, Halted,
-    Invalidation, LeafSizeError, PageSize, Participant, RangeError, Sizes, TableCache, Tables,
-    Vmid,
+    Invalidation, LeafSizeError, PageSize, RangeError, Reader, Sizes, TableCache, Tables, Vmid,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -42,9 +41,9 @@ pub struct World<'p, H: Hardware> {
     pub platform: &'p TestPlatform,
     pub tables: TablesOf<'p, H>,
     pub hardware: H,
-    member: Participant<'p, TestPlatform>,
-    /// Another thread's member, which is not inside.
-    other: Option<Participant<'p, TestPlatform>>,
+    reader: Reader<'p, TestPlatform>,
+    /// Another thread's reader, which is not inside.
+    other: Option<Reader<'p, TestPlatform>>,
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
     /// Tables that were unlinked and not reclaimed yet; and those of them whose invalidation was
@@ -163,8 +162,8 @@ impl<'p, H: Hardware> World<'p, H> {
             platform,
             tables,
             hardware,
-            member: platform.join(),
-            other: Some(platform.join()),
+            reader: platform.register(),
+            other: Some(platform.register()),
             bbm,
             flat: Rc::default(),
             retired: 0,
@@ -320,7 +319,7 @@ impl<'p, H: Hardware> World<'p, H> {
         let dropped = Cell::new(false);
         let refill_breaks = self.refill_breaks();
         let platform = self.platform;
-        let mut guard = self.tables.enter(&mut self.member).unwrap();
+        let mut guard = self.tables.enter(&mut self.reader).unwrap();
         assert_eq!((guard.counts(), guard.owed()), (Counts::NONE, None));
         let result = op(&self.tables, &mut guard, &dropped);
         let hook = platform.meanwhile(None);

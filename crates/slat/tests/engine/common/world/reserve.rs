@@ -42,12 +42,12 @@ impl<H: Hardware> World<'_, H> {
         let platform = self.platform;
         // Another thread's page, at the lowest addresses of the reservation.
         let theirs = 1u64 << 40;
-        let mut member = self.other.take().unwrap();
+        let mut reader = self.other.take().unwrap();
         let theirs_came = Cell::new(Sizes::NONE);
         let out = self.run_removing(|tables, guard, _| {
             let reservation = guard.reserve(Gpa(gpa), largest, &mut own)?;
             let range = reservation.range();
-            let mut their = tables.enter(&mut member).unwrap();
+            let mut their = tables.enter(&mut reader).unwrap();
             match between {
                 Between::Nothing => {}
                 Between::Unmaps => {
@@ -81,7 +81,7 @@ impl<H: Hardware> World<'_, H> {
             };
             Ok((range, result, since))
         });
-        self.other = Some(member);
+        self.other = Some(reader);
         self.sizes += theirs_came.get();
         let left = own.len();
         drop((own, others));

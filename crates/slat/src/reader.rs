@@ -6,12 +6,12 @@ use crate::readers::{Inside, ReaderSlot, TooManyReaders};
 
 /// A thread's right to walk the tables of a platform's guests: a slot, taken once and kept.
 #[derive(Debug)]
-pub struct Participant<'p, P: Platform> {
+pub struct Reader<'p, P: Platform> {
     platform: &'p P,
     slot: &'p ReaderSlot,
 }
 
-impl<'p, P: Platform> Participant<'p, P> {
+impl<'p, P: Platform> Reader<'p, P> {
     /// Takes a slot.
     ///
     /// # Errors
@@ -34,7 +34,7 @@ impl<'p, P: Platform> Participant<'p, P> {
     }
 }
 
-impl<P: Platform> Drop for Participant<'_, P> {
+impl<P: Platform> Drop for Reader<'_, P> {
     fn drop(&mut self) {
         self.slot.give_back();
     }
