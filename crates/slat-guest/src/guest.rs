@@ -455,8 +455,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             }
         }
 
-        let moment = self.tables.platform().readers().moment();
-        let left = Waits(|| self.tables.is_past(moment));
+        let period = self.tables.platform().readers().begin_grace_period();
+        let left = Waits(|| self.tables.has_elapsed(period));
         while !(left.0)() {
             self.tables.platform().wait();
         }

@@ -147,7 +147,7 @@ pub use platform::{Maintenance, Platform};
 pub use ran::Broken;
 pub use ran::{Announced, NoCpu, Ran};
 pub use reader::Reader;
-pub use readers::{Moment, ReaderSlot, Readers, TooManyReaders};
+pub use readers::{GracePeriod, ReaderSlot, Readers, TooManyReaders};
 pub use shootdown::Shootdown;
 pub use sizes::Sizes;
 pub use space::{AddressSpace, SpaceError};

@@ -140,9 +140,10 @@ constructors!();
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// A reading of the clock, from [`Readers::moment`].
+/// The time until all threads that were inside when it began have left, from
+/// [`Readers::begin_grace_period`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Moment(pub(crate) u64);
+pub struct GracePeriod(pub(crate) u64);
 
 /// The slots of the threads that walk, and the clock. A platform has one for all of its guests.
 ///
@@ -167,16 +168,16 @@ impl Readers {
 
     /// Advances the clock and returns its reading. Threads that enter later find what was published
     /// before. To retire a value that threads read inside a guard, replace it, call this, and free
-    /// the old value once [`Readers::is_past`] returns true.
-    pub fn moment(&self) -> Moment {
-        Moment(self.advance())
+    /// the old value once [`Readers::has_elapsed`] returns true.
+    pub fn begin_grace_period(&self) -> GracePeriod {
+        GracePeriod(self.advance())
     }
 
-    /// Returns whether all threads that were inside any tables at `moment` have left, or
+    /// Returns whether all threads that were inside any tables when `period` began have left, or
     /// [refreshed](crate::Guard::refresh) their guards. If the caller itself entered before
-    /// `moment`, this is false until it leaves or refreshes.
-    pub fn is_past(&self, moment: Moment) -> bool {
-        self.each(|reading, _| reading >= moment.0)
+    /// that, this is false until it leaves or refreshes.
+    pub fn has_elapsed(&self, period: GracePeriod) -> bool {
+        self.each(|reading, _| reading >= period.0)
     }
 
     /// Advances the clock. Walkers that show the new reading, or a later one, cannot find what was

@@ -12,7 +12,7 @@ use crate::build::dismantle;
 use crate::format::{Attributes, Format, Geometry, GuestRoot, Kind};
 use crate::invalidation::{Invalidation, Owed, Vmid};
 use crate::platform::Platform;
-use crate::readers::Moment;
+use crate::readers::GracePeriod;
 use crate::retired::Retired;
 use crate::sync::{AtomicU64, Ordering, acquired, agreed};
 use crate::table::{Frame, Pte};
@@ -351,17 +351,18 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.retired.reclaim::<F>(self.platform, || self.invalidate_all(), now, passed)
     }
 
-    /// Returns whether all threads that were inside tables of this guest at `moment` have left, or
-    /// [refreshed](crate::Guard::refresh) their guards. Threads inside another guest's tables count
-    /// only if those were made with the same VMID. A caller that is inside never finds this true
-    /// until it refreshes.
-    pub fn is_past(&self, moment: Moment) -> bool {
-        self.platform.readers().passed(moment.0, self.reader_vmid)
+    /// Returns whether all threads that were inside tables of this guest when `period` began have
+    /// left, or [refreshed](crate::Guard::refresh) their guards. Threads inside another guest's
+    /// tables count only if those were made with the same VMID. A caller that is inside never finds
+    /// this true until it refreshes.
+    pub fn has_elapsed(&self, period: GracePeriod) -> bool {
+        self.platform.readers().passed(period.0, self.reader_vmid)
     }
 
     /// Returns whether the calling thread is inside tables of this guest, or of another with its
-    /// VMID, so that [`Tables::is_past`] would never become true while it waits. Debug builds know
-    /// it, if the platform tells threads apart ([`Platform::thread`]); otherwise this is false.
+    /// VMID, so that [`Tables::has_elapsed`] would never become true while it waits. Debug builds
+    /// know it, if the platform tells threads apart ([`Platform::thread`]); otherwise this is
+    /// false.
     pub fn caller_is_inside(&self) -> bool {
         cfg!(debug_assertions)
             && self

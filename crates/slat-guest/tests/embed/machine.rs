@@ -141,8 +141,8 @@ impl<E: Events> Host for Counted<E> {
     fn between_pieces(&self) {
         if let Some(work) = &mut *self.between.lock().unwrap() {
             let readers = Platform::readers(self);
-            let moment = readers.moment();
-            assert!(readers.is_past(moment), "nobody is inside tables");
+            let period = readers.begin_grace_period();
+            assert!(readers.has_elapsed(period), "nobody is inside tables");
             work();
         }
     }

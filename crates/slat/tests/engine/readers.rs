@@ -1,4 +1,4 @@
-//! Reader slots: which threads have one, and which threads a moment waits for.
+//! Reader slots: which threads have one, and which threads a grace period waits for.
 
 use crate::common::TestPlatform;
 use crate::common::destroy;
@@ -9,17 +9,20 @@ use slat::{BreakBeforeMake, Platform, Reader, TooManyReaders, Vmid};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
-fn a_moment_is_past_once_the_threads_that_were_inside_have_left() {
+fn a_grace_period_elapses_once_the_threads_that_were_inside_have_left() {
     // The first guest, at the clock's first reading, counts as any other.
     for vmid in [Vmid(0), Vmid(1)] {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = TablesOf::<Arm<12>>::new(arm(), vmid, 40, &platform).unwrap();
         let mut reader = platform.register();
         let guard = tables.enter(&mut reader).unwrap();
-        let moment = platform.readers().moment();
-        assert_eq!([tables.is_past(moment), platform.readers().is_past(moment)], [false; 2]);
+        let period = platform.readers().begin_grace_period();
+        assert_eq!(
+            [tables.has_elapsed(period), platform.readers().has_elapsed(period)],
+            [false; 2]
+        );
         drop(guard);
-        assert_eq!([tables.is_past(moment), platform.readers().is_past(moment)], [true; 2]);
+        assert_eq!([tables.has_elapsed(period), platform.readers().has_elapsed(period)], [true; 2]);
         drop(reader);
         destroy(tables);
     }
@@ -45,13 +48,13 @@ fn a_thread_that_drops_a_guard_that_owes_has_left_also_if_the_invalidation_panic
         let mut reader = platform.register();
         let mut guard = tables.enter(&mut reader).unwrap();
         guard.owe(range(0, 4 * K)).unwrap();
-        let moment = platform.readers().moment();
+        let period = platform.readers().begin_grace_period();
         if panics {
             platform.meanwhile(Some(Box::new(|_, _| panic!("the CPU does not answer"))));
         }
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(guard)));
         platform.meanwhile(None);
-        assert_eq!((dropped.is_err(), tables.is_past(moment)), (panics, true));
+        assert_eq!((dropped.is_err(), tables.has_elapsed(period)), (panics, true));
         drop(reader);
         destroy(tables);
     }
