@@ -101,14 +101,14 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Enters the tables, and returns a guard, whose methods are the operations.
     ///
     /// # Errors
-    /// [`Foreign`] if the reader registered with another platform.
+    /// [`WrongPlatform`] if the reader registered with another platform.
     #[inline]
     pub fn enter<'t>(
         &'t self,
         reader: &'t mut Reader<'p, P>,
-    ) -> Result<Guard<'t, 'p, F, P>, Foreign> {
+    ) -> Result<Guard<'t, 'p, F, P>, WrongPlatform> {
         if !reader.serves(self.platform) {
-            return Err(Foreign);
+            return Err(WrongPlatform);
         }
         Ok(Guard::new(self, Some(reader.enter(self.reader_vmid)), true))
     }
@@ -131,13 +131,13 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// later.
     ///
     /// # Errors
-    /// [`Foreign`] if the guard belongs to other tables.
+    /// [`WrongTables`] if the guard belongs to other tables.
     pub fn shootdown<'t>(
         &'t self,
         guard: &mut Guard<'_, 'p, F, P>,
-    ) -> Result<Shootdown<'t, 'p, F, P>, Foreign> {
+    ) -> Result<Shootdown<'t, 'p, F, P>, WrongTables> {
         if !core::ptr::eq(guard.tables, self) {
-            return Err(Foreign);
+            return Err(WrongTables);
         }
         Ok(Shootdown::new(self, core::mem::replace(&mut guard.sums.owed, Owed::NOTHING)))
     }
@@ -310,14 +310,26 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     }
 }
 
-/// A reader of another platform, a guard in other tables, or work on other tables.
+/// A reader of another platform.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Foreign;
+pub struct WrongPlatform;
 
-impl fmt::Display for Foreign {
+impl fmt::Display for WrongPlatform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("it belongs to other tables, or to another platform; use those of these tables")
+        f.write_str("the reader is of another platform; register with the platform of these tables")
     }
 }
 
-impl core::error::Error for Foreign {}
+impl core::error::Error for WrongPlatform {}
+
+/// A guard in other tables, or work on other tables.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WrongTables;
+
+impl fmt::Display for WrongTables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it belongs to other tables; use one of these tables")
+    }
+}
+
+impl core::error::Error for WrongTables {}

@@ -129,7 +129,7 @@ pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
 pub use format::{Access, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software};
 pub use granted::Granted;
-pub use guard::{Foreign, Guard};
+pub use guard::{Guard, WrongPlatform, WrongTables};
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 pub use heap::AllocPlatform;
 pub use inactive::Inactive;

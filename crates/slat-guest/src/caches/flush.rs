@@ -10,7 +10,9 @@ use crate::sync::{AtomicU64, Ordering, agreed};
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use slat::{Contended, Execute, Foreign, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables};
+use slat::{
+    Contended, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables, WrongTables,
+};
 
 impl Flush {
     /// The size of chunks in bytes: some milliseconds of work.
@@ -50,12 +52,12 @@ impl Flush {
     /// still work on their chunks: [`Flush::finish`] waits for them.
     ///
     /// # Errors
-    /// [`Foreign`]: the flush is of another guest than the worker's; nothing was done.
+    /// [`WrongTables`]: the flush is of another guest than the worker's; nothing was done.
     pub fn run<F: Format, H: Host, B: Backing>(
         &self,
         worker: &mut Worker<'_, F, H, B>,
-    ) -> Result<u64, Foreign> {
-        if self.guest == worker.guest.identity { Ok(self.share(worker)) } else { Err(Foreign) }
+    ) -> Result<u64, WrongTables> {
+        if self.guest == worker.guest.identity { Ok(self.share(worker)) } else { Err(WrongTables) }
     }
 
     /// [`Flush::run`] by a worker of the same guest.
@@ -81,11 +83,11 @@ impl Flush {
     /// Takes chunks until none is left, and waits until other threads have finished theirs.
     ///
     /// # Errors
-    /// [`Foreign`]: the flush is of another guest than the worker's; nothing was done.
+    /// [`WrongTables`]: the flush is of another guest than the worker's; nothing was done.
     pub fn finish<F: Format, H: Host, B: Backing>(
         &self,
         worker: &mut Worker<'_, F, H, B>,
-    ) -> Result<(), Foreign> {
+    ) -> Result<(), WrongTables> {
         self.run(worker)?;
         self.wait(worker);
         Ok(())

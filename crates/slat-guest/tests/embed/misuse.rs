@@ -3,7 +3,7 @@
 
 use crate::machine::*;
 use slat::format::arm64::Arm64K4;
-use slat::{Access, Foreign, Gpa, PageSize, Vmid};
+use slat::{Access, Gpa, PageSize, Vmid, WrongTables};
 use slat_guest::*;
 use std::sync::Arc;
 
@@ -58,8 +58,8 @@ fn a_flush_is_refused_to_another_guests_worker_and_goes_on() {
     }
     let [own, other] = &mut workers;
     let flush = own.with(|own| Flush::new(own.worker()));
-    assert_eq!(other.with(|other| flush.run(other.worker())), Err(Foreign));
-    assert_eq!(other.with(|other| flush.finish(other.worker())), Err(Foreign));
+    assert_eq!(other.with(|other| flush.run(other.worker())), Err(WrongTables));
+    assert_eq!(other.with(|other| flush.finish(other.worker())), Err(WrongTables));
     assert!(!flush.is_done());
     assert_eq!(own.with(|own| flush.run(own.worker())), Ok(M2));
     assert!(flush.is_done());

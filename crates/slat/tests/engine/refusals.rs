@@ -15,10 +15,10 @@ use slat::format::arm64::{Arm64, Arm64K4};
 use slat::format::ept::{Ept1G, Ept2M};
 use slat::format::{AttributeError, GeometryError};
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute, Foreign,
-    Format, Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, OutOfFrames, PageSize,
-    Pages, Place, RangeError, Reader, Software, SplitError, TableCache, Tables, TooManyReaders,
-    UnmapError, Vmid,
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute, Format,
+    Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, OutOfFrames, PageSize, Pages,
+    Place, RangeError, Reader, Software, SplitError, TableCache, Tables, TooManyReaders,
+    UnmapError, Vmid, WrongPlatform, WrongTables,
 };
 
 const SIZE_512G: PageSize = PageSize::from_bytes(512 * G).unwrap();
@@ -260,8 +260,11 @@ fn members_removals_and_guards_of_others_are_refused() {
     let mut foreign = other.register();
     // The reclaimer of these tables would not see a reader of another platform.
     let error = tables.enter(&mut foreign).err();
-    assert_eq!(error, Some(Foreign));
-    says(&Foreign.to_string(), &["another platform", "use those of these tables"]);
+    assert_eq!(error, Some(WrongPlatform));
+    says(
+        &WrongPlatform.to_string(),
+        &["another platform", "register with the platform of these tables"],
+    );
     let (mut one, mut two) = (platform.register(), platform.register());
     let (mut guard, beside) = (tables.enter(&mut one).unwrap(), second.enter(&mut two).unwrap());
     let mut storage = [const { Place::EMPTY }; 1];
@@ -269,7 +272,7 @@ fn members_removals_and_guards_of_others_are_refused() {
     let result = guard.unmap(range(0, 4 * K), &mut removals);
     says(&refused(result, 0, UnmapError::ForeignRemovals), &["other tables"]);
     assert_eq!(removals.complete().next(), None);
-    assert_eq!(second.shootdown(&mut guard).err(), Some(Foreign));
+    assert_eq!(second.shootdown(&mut guard).err(), Some(WrongTables));
     drop((removals, guard, beside));
     destroy(tables);
     destroy(second);

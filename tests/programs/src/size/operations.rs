@@ -86,7 +86,7 @@ operations! {
     }
     op_enter(tables: &'static Tables<'static, F, Machine>,
              reader: &'static mut Reader<'static, Machine>)
-        -> Result<On<'static>, Foreign> {
+        -> Result<On<'static>, WrongPlatform> {
         tables.enter(reader)
     }
     op_map(guard: &mut On<'_>, at: GpaRange, hpa: Hpa,
