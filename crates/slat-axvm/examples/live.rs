@@ -180,7 +180,7 @@ fn split_and_collapse(
 ) -> Result<(), Box<dyn Error>> {
     cache.fill(8)?;
     let (shared, all) = (space.read().unwrap(), range(RAM, RAM_BYTES));
-    let mut guard = shared.page_table().guard();
+    let mut guard = shared.page_table().enter();
     guard.split(all, PageSize::SIZE_4K, cache)?;
     guard.collapse(all, PageSize::SIZE_2M)?;
     guard.complete();
@@ -215,7 +215,7 @@ fn window_comes_and_goes(
     while running() {
         cache.fill(4)?;
         let shared = space.read().unwrap();
-        let mut guard = shared.page_table().guard();
+        let mut guard = shared.page_table().enter();
         guard.map(window, Hpa(memory), Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
         let (mut left, mut removals) = (part, guard.removals(&mut places));
         loop {
@@ -243,7 +243,7 @@ fn window_comes_and_goes(
 /// its place.
 fn fault(space: &mut Space<'_>, gpa: u64, log: &mut [u64]) -> Result<bool, Box<dyn Error>> {
     let page = range(gpa & !(PAGE - 1), PAGE);
-    let mut guard = space.page_table().guard();
+    let mut guard = space.page_table().enter();
     if guard.translate(Gpa(gpa))?.is_none() {
         drop(guard);
         return Ok(space.handle_page_fault((gpa as usize).into(), MappingFlags::WRITE));
@@ -302,7 +302,7 @@ pub fn log_by_faults() -> Result<Rounds, Box<dyn Error>> {
     // The log begins: once this has completed, the memory is in pages, and every write to them
     // faults.
     let all = range(RAM, RAM_BYTES);
-    let mut guard = space.page_table().guard();
+    let mut guard = space.page_table().enter();
     guard.split(all, PageSize::SIZE_4K, &mut cache)?;
     guard.write_protect(all)?;
     guard.complete();
@@ -312,7 +312,7 @@ pub fn log_by_faults() -> Result<Rounds, Box<dyn Error>> {
         let mut log = [0; (RAM_BYTES / PAGE) as usize / 64];
         let faults = write(&mut space, &mut cpu, pages, &mut log)?;
         // A round: it protects the pages that it sends first, and copies them after that.
-        let mut guard = space.page_table().guard();
+        let mut guard = space.page_table().enter();
         guard.write_protect_pages(&Pages { start: Gpa(RAM), bits: &log })?;
         guard.complete();
         rounds.push((named(&log), faults));
@@ -334,7 +334,7 @@ pub fn log_by_hardware() -> Result<Rounds, Box<dyn Error>> {
     let mut cache = TableCache::new(&machine, &mut storage);
     cache.fill(8)?;
     let all = range(RAM, RAM_BYTES);
-    let mut guard = space.page_table().guard();
+    let mut guard = space.page_table().enter();
     guard.split(all, PageSize::SIZE_4K, &mut cache)?;
     // Mapped memory counts as written: the first round has all of it.
     let mut log = [0; (RAM_BYTES / PAGE) as usize / 64];
@@ -344,7 +344,7 @@ pub fn log_by_hardware() -> Result<Rounds, Box<dyn Error>> {
     for pages in WRITTEN {
         let mut log = [0; (RAM_BYTES / PAGE) as usize / 64];
         let faults = write(&mut space, &mut cpu, pages, &mut log)?;
-        space.page_table().guard().harvest(all, &mut log)?;
+        space.page_table().enter().harvest(all, &mut log)?;
         rounds.push((named(&log), faults));
     }
     Ok(rounds)

@@ -4,7 +4,7 @@
 //! of [`NestedPageTableOps`]. [`NestedPageTable`] is such an implementation, on an [`AddressSpace`]
 //! of the engine: Arm stage 2, EPT, AMD's nested paging or RISC-V's G-stage, with pages of 4 KiB.
 //!
-//! [`NestedPageTable::guard`] offers the operations that the trait has no method for: changes while
+//! [`NestedPageTable::enter`] offers the operations that the trait has no method for: changes while
 //! vCPUs run, and dirty logs. Any thread takes a guard from a shared borrow
 //! ([`AddrSpace::page_table`](axaddrspace::AddrSpace::page_table)).
 //!
@@ -95,15 +95,15 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
     }
 
     /// Returns a guard with all operations of the engine, which may be used while vCPUs run and
-    /// other threads have guards ([`AddressSpace::guard`]).
+    /// other threads have guards ([`AddressSpace::enter`]).
     ///
     /// The next call of axaddrspace that may change the table (to map, to unmap, or to handle a
     /// fault) gives back the tables that guards unlinked by unmapping or collapsing.
     ///
     /// axaddrspace does not learn what a guard maps and unmaps. So keep within the regions that it
     /// knows, and do not free memory that belongs to it.
-    pub fn guard(&self) -> Guard<'_, 'p, F, P> {
-        self.space.guard()
+    pub fn enter(&self) -> Guard<'_, 'p, F, P> {
+        self.space.enter()
     }
 
     /// Returns the range of guest addresses, if these tables can have it.
@@ -147,7 +147,7 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
             let left = GpaRange::new(at, range.end().0 - at.0).ok()?;
             // The callers have `&mut self`, so no other thread has a guard, and none holds an
             // entry.
-            let leaf = space.guard().leaves(left).ok()?.find_map(Result::ok)?;
+            let leaf = space.enter().leaves(left).ok()?.find_map(Result::ok)?;
             let end = (leaf.gpa.0 + leaf.size.bytes()).min(range.end().0);
             let found = Leaf { gpa: at.max(leaf.gpa), ..leaf };
             at = Gpa(end);
@@ -175,7 +175,7 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
         }
         for (Leaf { gpa, hpa, .. }, bytes) in runs {
             let run = GpaRange::new(gpa, bytes).map_err(|_| AddrSpaceError::InvalidMapping)?;
-            let mut guard = self.space.guard();
+            let mut guard = self.space.enter();
             guard.replace(run, hpa, hpa, attributes).map_err(|_| AddrSpaceError::InvalidMapping)?;
             guard.complete();
         }

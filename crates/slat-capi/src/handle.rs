@@ -289,7 +289,7 @@ impl Entered {
         operation: impl FnOnce(&mut Guard<'static, 'static, F, Machine>) -> Result<u64, Halted<E>>,
     ) -> slat_owing {
         *self.unlinked() = true;
-        let mut guard = space.guard();
+        let mut guard = space.enter();
         let result = slat_result::of(operation(&mut guard));
         let mut owed = slat_shootdown::NOTHING;
         if guard.owed().is_some() {

@@ -406,7 +406,7 @@ pub unsafe extern "C" fn slat_descriptor(
         Ok(entered) => entered,
         Err(why) => return why,
     };
-    let found = of_each!(entered.space(), space => space.guard().descriptor(Gpa(gpa)));
+    let found = of_each!(entered.space(), space => space.enter().descriptor(Gpa(gpa)));
     let Some((descriptor, size)) = found else { return slat_status::Range };
     // SAFETY: null, or the caller's to write.
     match unsafe { store(raw, descriptor) } {

@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     println!("begin a dirty log: split the block into pages, which may not be written");
     let mut cache = TableCache::filled(&host, 1)?;
-    let mut guest = space.guard();
+    let mut guest = space.enter();
     guest.split(ram, PageSize::SIZE_4K, &mut cache)?;
     guest.write_protect(ram)?;
     guest.harvest(ram, &mut [0; 8])?;

@@ -114,7 +114,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     /// Enters the tables without a reader slot: the exclusive borrow keeps all other threads out.
-    pub fn exclusive(&mut self) -> Guard<'_, 'p, F, P> {
+    pub fn enter_mut(&mut self) -> Guard<'_, 'p, F, P> {
         Guard::new(self, None, true)
     }
 
@@ -123,7 +123,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     ///
     /// # Safety
     /// No thread calls [`Tables::reclaim`] while the guard lives.
-    pub unsafe fn enter_unseated(&self) -> Guard<'_, 'p, F, P> {
+    pub unsafe fn enter_unchecked(&self) -> Guard<'_, 'p, F, P> {
         Guard::new(self, None, true)
     }
 

@@ -10,7 +10,7 @@ use crate::tables::{NewError, Tables};
 ///
 /// `&mut` excludes threads but not the MMU; this type excludes the MMU as well. Its own methods
 /// change entries by plain stores, at the speed of memory. All other operations are those of
-/// [`Inactive::guard`].
+/// [`Inactive::enter_mut`].
 ///
 /// Dropping them leaks their frames: [`Inactive::destroy`] gives them back.
 #[must_use = "dropped, the tables leak their frames"]

@@ -20,7 +20,7 @@
 //! assert_eq!(space.query(Gpa(0x1234)).unwrap().hpa, Hpa(0x2_0000_1234));
 //! // Begin a dirty log: split the block into pages, and protect them. No write goes unnoticed now.
 //! let mut cache = TableCache::filled(&host, 1)?;
-//! let mut guest = space.guard();
+//! let mut guest = space.enter();
 //! guest.split(ram, PageSize::SIZE_4K, &mut cache)?;
 //! guest.write_protect(ram)?;
 //! guest.harvest(ram, &mut [0; 8])?;

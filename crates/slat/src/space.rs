@@ -31,7 +31,7 @@ use core::fmt;
 /// allocates the table pages that it needs, splits blocks that its range cuts, invalidates what it
 /// has to, and gives back tables that it left empty. When it returns, all of that is complete. An
 /// owner that has several threads, or needs dirty logs, ageing, or one invalidation for many calls,
-/// uses [`AddressSpace::guard`], or [`Tables`] from the start.
+/// uses [`AddressSpace::enter`], or [`Tables`] from the start.
 ///
 /// Dropping it leaks its tables, as hardware may be walking them: see [`AddressSpace::destroy`].
 ///
@@ -65,7 +65,7 @@ use core::fmt;
 /// ```compile_fail,E0502
 /// # use slat::*;
 /// fn look<F: Format, P: Platform>(space: &mut AddressSpace<'_, F, P>) {
-///     let guard = space.guard();
+///     let guard = space.enter();
 ///     space.tables().reclaim();
 ///     guard.dump();
 /// }
@@ -181,12 +181,12 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// [completes](Guard::complete) what an operation leaves stale; if it took rights or dirty
     /// state, dropping the guard completes it. Tables that an operation unlinks stay until
     /// [`AddressSpace::reclaim`].
-    pub fn guard(&self) -> Guard<'_, 'p, F, P> {
+    pub fn enter(&self) -> Guard<'_, 'p, F, P> {
         self.cursor.forget();
         // SAFETY: the guard borrows `self`, so no thread calls `Tables::reclaim` while it lives:
         // only methods that borrow `self` mutably do, and users of `AddressSpace::tables`, which
         // also borrows it mutably.
-        unsafe { self.tables.enter_unseated() }
+        unsafe { self.tables.enter_unchecked() }
     }
 
     /// As [`Tables::add_consumer`].
@@ -197,7 +197,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         self.tables.add_consumer(mark)
     }
 
-    /// Gives back tables that [guards](AddressSpace::guard) have unlinked, and returns how many, as
+    /// Gives back tables that [guards](AddressSpace::enter) have unlinked, and returns how many, as
     /// [`Tables::reclaim`]. [`AddressSpace::unmap`] and [`AddressSpace::discard`] do so at their
     /// end.
     pub fn reclaim(&mut self) -> usize {
@@ -387,7 +387,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     }
 
     /// Translates `gpa`; `None` if nothing is mapped there, or if [`AddressSpace::translate`] finds
-    /// it contended, which it does only beside [guards](AddressSpace::guard).
+    /// it contended, which it does only beside [guards](AddressSpace::enter).
     #[inline(always)]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
         // No thread reclaims: that takes `&mut self`, and `self` is borrowed here.

@@ -57,7 +57,7 @@ pub(crate) use tokens::Tokens;
 /// });
 /// // SAFETY: no CPU has the root loaded.
 /// let mut tables = unsafe { tables.deactivate() };
-/// assert_eq!(tables.guard().translate(Gpa(0x1abc))?.unwrap().hpa, Hpa(0x2_0000_1abc));
+/// assert_eq!(tables.enter_mut().translate(Gpa(0x1abc))?.unwrap().hpa, Hpa(0x2_0000_1abc));
 /// tables.destroy();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -48,7 +48,8 @@ fn protect(fixture: &Fixture<Arm64K4>, arena: &mut Arena, check: bool) -> anyhow
     ensure!(bytes == fixture.range().size(), "{bytes} bytes changed");
     if check {
         let expected = Attributes { write: false, ..Attributes::RAM };
-        fixture.check(&tables.guard(), fixture.range(), PageSize::SIZE_4K, |a| a == expected)?;
+        fixture
+            .check(&tables.enter_mut(), fixture.range(), PageSize::SIZE_4K, |a| a == expected)?;
     }
     Ok(Sample::time(seconds))
 }
@@ -100,8 +101,9 @@ fn map(
     let seconds = watch.seconds();
     ensure!(mapped == fixture.range().size(), "{mapped} bytes were mapped");
     if check {
-        fixture
-            .check(&tables.guard(), fixture.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
+        fixture.check(&tables.enter_mut(), fixture.range(), PageSize::SIZE_4K, |a| {
+            a == Attributes::RAM
+        })?;
     }
     Ok(Sample::time(seconds))
 }

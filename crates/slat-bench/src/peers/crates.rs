@@ -223,12 +223,12 @@ impl<F: Format> Ours<F> {
                 let mut split = 0;
                 for chunk in steps(all, CHUNK) {
                     cache.fill(usize::MAX)?;
-                    split += tables.guard().split(chunk, PageSize::SIZE_4K, &mut cache)?;
+                    split += tables.enter_mut().split(chunk, PageSize::SIZE_4K, &mut cache)?;
                 }
                 split
             }
             Op::Lookup => {
-                let sum = look_up(&tables.guard(), &self.addresses)?;
+                let sum = look_up(&tables.enter_mut(), &self.addresses)?;
                 ensure!(black_box(sum) == self.sum, "other addresses");
                 all.size()
             }
@@ -238,12 +238,12 @@ impl<F: Format> Ours<F> {
         }
         ensure!(done == all.size(), "{done} bytes");
         if check && matches!(op, Op::Unmap | Op::Drop) {
-            let found = tables.guard().leaves(all)?.next();
+            let found = tables.enter_mut().leaves(all)?.next();
             ensure!(found.is_none(), "{found:?} is left");
         } else if check {
             let write = *op != Op::Protect;
             let right = |a: Attributes| a.write == write;
-            fixture.check(&tables.guard(), all, PageSize::SIZE_4K, right)?;
+            fixture.check(&tables.enter_mut(), all, PageSize::SIZE_4K, right)?;
         }
         Ok(Sample::time(seconds))
     }
@@ -294,12 +294,12 @@ impl<F: Format> Ours<F> {
         }
         ensure!(done == all.size(), "{done} bytes");
         if check && matches!(op, Op::Unmap | Op::Drop) {
-            let found = space.guard().leaves(all)?.next();
+            let found = space.enter().leaves(all)?.next();
             ensure!(found.is_none(), "{found:?} is left");
         } else if check {
             let write = *op != Op::Protect;
             let right = |a: Attributes| a.write == write;
-            fixture.check(&space.guard(), all, leaf, right)?;
+            fixture.check(&space.enter(), all, leaf, right)?;
         }
         Ok(Sample::time(seconds))
     }

@@ -137,7 +137,7 @@ impl<F: Format> Turns<F> {
             seconds = watch.seconds();
             ensure!(bytes == self.work.memory, "{bytes} bytes changed");
         }
-        let counts = counted(tables.guard().counts(), 0);
+        let counts = counted(tables.enter_mut().counts(), 0);
         if check {
             let tables = tables.activate();
             *self.left.borrow_mut() = leaves::of(&tables, arena, self.fixture.range());

@@ -40,7 +40,7 @@ fn of<F: Format>(format: F, ops: &[Op]) -> anyhow::Result<Dump> {
     let arena = Arena::new(TABLES, page, BreakBeforeMake::Always)?;
     let mut tables = Tables::new(format, Vmid(1), ADDRESS_BITS, &arena)?;
     let mut storage = [const { None::<Frame> }; AT_HAND];
-    let mut work = Work { guard: tables.exclusive(), cache: TableCache::new(&arena, &mut storage) };
+    let mut work = Work { guard: tables.enter_mut(), cache: TableCache::new(&arena, &mut storage) };
     for op in ops {
         work.run(op)?;
         work.guard.complete();

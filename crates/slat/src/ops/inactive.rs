@@ -13,7 +13,7 @@ use crate::tables::Halted;
 impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     /// Returns a guard with all operations, which change entries atomically, and owe no
     /// invalidation.
-    pub fn guard(&mut self) -> Guard<'_, 'p, F, P> {
+    pub fn enter_mut(&mut self) -> Guard<'_, 'p, F, P> {
         Guard::new(&self.0, None, false)
     }
 
@@ -29,7 +29,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<u64, Halted<MapError>> {
-        self.guard().map_by::<Plainly>(range, (hpa, false), attributes, largest, cache)
+        self.enter_mut().map_by::<Plainly>(range, (hpa, false), attributes, largest, cache)
     }
 
     /// As [`Guard::map_contiguous`].
@@ -44,7 +44,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<u64, Halted<MapError>> {
-        self.guard().map_by::<Plainly>(range, (hpa, true), attributes, largest, cache)
+        self.enter_mut().map_by::<Plainly>(range, (hpa, true), attributes, largest, cache)
     }
 
     /// As [`Guard::write_protect`].
@@ -52,6 +52,6 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     /// # Errors
     /// The errors of [`Guard::write_protect`] except [`ChangeError::Contended`].
     pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
-        self.guard().write_protect_by::<Plainly>(range)
+        self.enter_mut().write_protect_by::<Plainly>(range)
     }
 }

@@ -242,7 +242,7 @@ fn a_query_ends_while_a_mapping_of_that_address_is_told() {
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
-    let mut guard = space.guard();
+    let mut guard = space.enter();
     let reserved = guard.reserve(Gpa(2 * M), PAGE, &mut cache).unwrap();
     let told = reserved.commit_told(Hpa(M), RAM, || {
         assert_eq!(space.query(Gpa(2 * M)), None);
@@ -275,7 +275,7 @@ fn a_query_with_interrupts_off_does_not_stop_an_invalidation() {
             asks.set(asks.get() + 1);
         }
     })));
-    space.guard().replace(page, Hpa(0), Hpa(M), read).unwrap();
+    space.enter().replace(page, Hpa(0), Hpa(M), read).unwrap();
     platform.meanwhile(None);
     assert_eq!((asked.get(), space.query(Gpa(2 * M)).unwrap().hpa), (1, Hpa(M)));
 }

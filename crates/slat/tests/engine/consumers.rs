@@ -332,9 +332,9 @@ fn an_address_space_has_consumers_as_well() {
     space.map(page, Hpa(HOST), RAM, PageSize::SIZE_4K).unwrap();
     let mut bitmap = [0];
     for consumer in [log, pager] {
-        assert_eq!(space.guard().harvest_for(consumer, page, &mut bitmap), Ok(1));
+        assert_eq!(space.enter().harvest_for(consumer, page, &mut bitmap), Ok(1));
         bitmap = [0];
-        assert_eq!(space.guard().harvest_for(consumer, page, &mut bitmap), Ok(0));
+        assert_eq!(space.enter().harvest_for(consumer, page, &mut bitmap), Ok(0));
     }
     // SAFETY: no CPU has the root loaded.
     unsafe { space.destroy() };
@@ -348,7 +348,7 @@ fn what_was_cleaned_before_a_consumer_came_is_invalidated_first() {
     let mut storage = Vec::new();
     let mut cache = cache::<Ept<true>>(&platform, &mut storage, 4);
     let page = range(0, 4 * K);
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     guard.map(page, Hpa(HOST), RAM, PageSize::SIZE_4K, &mut cache).unwrap();
     guard.clean(page).unwrap();
     drop(guard.shootdown());

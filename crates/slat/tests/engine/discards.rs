@@ -56,7 +56,7 @@ fn a_table_next_to_what_is_discarded_stays_even_if_nothing_is_mapped_in_it() {
             let mut storage = [const { None }; 4];
             let mut cache = TableCache::new(platform, &mut storage);
             cache.fill(4).unwrap();
-            let mut guard = space.guard();
+            let mut guard = space.enter();
             let reserved = guard.reserve(Gpa(G), BLOCK, &mut cache).unwrap();
             assert_eq!(reserved.range(), range(G, 2 * M));
         }

@@ -53,7 +53,7 @@ fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Softwa
         let hardware = H::of(&tables);
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 8);
-        let mut guard = tables.exclusive();
+        let mut guard = tables.enter_mut();
         let largest = slat::PageSize::from_bytes(size).unwrap();
         let blocks = range(AT, 2 * size);
         assert_eq!(guard.map(blocks, Hpa(HOST), DATA, largest, &mut cache), Ok(2 * size));
@@ -103,7 +103,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
     let hardware = H::of(&tables);
     let mut storage = Vec::new();
     let mut cache = cache::<H>(&platform, &mut storage, 8);
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     // A leaf that may be executed already; one that has one bit of two; memory of a device.
     let kinds = [
         DATA,
@@ -162,7 +162,7 @@ fn memory_that_is_not_cached_is_not_flushed() {
         let mut tables = Tables::new(format, VMID, 40, &platform).unwrap();
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 8);
-        let mut guard = tables.exclusive();
+        let mut guard = tables.enter_mut();
         let kinds = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
         let page = slat::PageSize::SIZE_4K;
         for (at, memory) in (0..).map(|page| page * 4 * K).zip(kinds) {
@@ -189,7 +189,7 @@ fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() 
         let hardware = H::of(&tables);
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 8);
-        let mut guard = tables.exclusive();
+        let mut guard = tables.enter_mut();
         let pages = range(AT, 128 * K);
         let page = slat::PageSize::SIZE_4K;
         guard.map(pages, Hpa(HOST), DATA, page, &mut cache).unwrap();

@@ -68,7 +68,7 @@ fn the_guest_numbers_the_reservations_of_those_without_a_slot<H: Hardware>() {
     let hardware = H::of(&tables);
     let mut frames = Vec::new();
     let mut frames = cache::<H>(&platform, &mut frames, 4);
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     for number in 0..5 {
         let at = number * 4 * K;
         let _ = guard.reserve(Gpa(at), PAGE, &mut frames).unwrap();

@@ -40,7 +40,7 @@ pub fn one_leaf<const G: u32, const WIDE: bool>(
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
     let gpa = bytes;
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     let done = guard.map(range(gpa, bytes), Hpa(hpa), attributes, size(bytes), &mut cache);
     assert_eq!(done, Ok(bytes));
     let descriptor = guard.descriptor(Gpa(gpa));
@@ -255,7 +255,7 @@ pub fn widths_are_the_manuals<const G: u32, const WIDE: bool>(narrowest: u32) {
         for (gpa, hpa) in [(0, 0), (top - page, (1 << widest) - page)] {
             let at = range(gpa, page);
             let ram = Attributes::RAM;
-            let done = tables.exclusive().map(at, Hpa(hpa), ram, size(page), &mut cache);
+            let done = tables.enter_mut().map(at, Hpa(hpa), ram, size(page), &mut cache);
             assert_eq!(done, Ok(page));
         }
         let tree = regime.tree(&platform);
@@ -319,7 +319,7 @@ pub fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
         cache.fill(8).unwrap();
         let highest_bit = 1 << (Arm::<G, WIDE>::OUTPUT - 1);
         let (block, hpa) = (range(large, large), highest_bit + 8 * large);
-        let mut guard = tables.exclusive();
+        let mut guard = tables.enter_mut();
         let done = guard.map(block, Hpa(hpa), attributes, size(large), &mut cache);
         assert_eq!(done, Ok(large));
         if let Some(write) = write {

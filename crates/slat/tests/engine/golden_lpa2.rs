@@ -97,7 +97,7 @@ pub fn is_marked<const G: u32>((gpa, hpa): (u64, u64), words: [u64; 4]) {
     cache.fill(4).unwrap();
     let regime = Arm::<G, true>::of(&tables);
     let page = range(gpa, 1 << G);
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     assert_eq!(guard.map(page, Hpa(hpa), CLEAN, size(1 << G), &mut cache), Ok(1 << G));
     let now = || regime.pte(&platform, gpa).0.load(Ordering::SeqCst);
     assert_eq!(now(), words[0]);
@@ -141,7 +141,7 @@ pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool)
             new.activate()
         } else {
             let mut new = Tables::new(format, Vmid(1), 48, &platform).unwrap();
-            let mut guard = new.exclusive();
+            let mut guard = new.enter_mut();
             let done = guard.map(at, Hpa(hpa), RAM, size(bytes), &mut cache);
             assert_eq!(done, Ok(count * bytes));
             drop(guard);
@@ -153,7 +153,7 @@ pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool)
         let run = tree.runs[0];
         assert_eq!((run.start, run.end, run.size), (at.start().0, at.end().0, bytes));
         assert_eq!(run.leaf.oa, hpa);
-        let mut guard = tables.exclusive();
+        let mut guard = tables.enter_mut();
         for number in 0..count {
             let gpa = Gpa(at.start().0 + number * bytes);
             let found = guard.translate(gpa).unwrap().unwrap();

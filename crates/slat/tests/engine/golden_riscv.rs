@@ -118,7 +118,7 @@ fn sv57x4_reaches_its_last_page_and_its_last_block() {
     cache.fill(8).unwrap();
     let top = 1u64 << 59;
     let root = tables.root().0;
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     for (at, bytes, hpa) in [(top - 4 * K, 4 * K, 0x8000_0000), (top - 2 * G, G, 0xc000_0000)] {
         let size = PageSize::from_bytes(bytes).unwrap();
         assert_eq!(guard.map(range(at, bytes), Hpa(hpa), RAM, size, &mut cache), Ok(bytes));

@@ -385,7 +385,7 @@ fn play<F: Format>(format: F, bbm: BreakBeforeMake, ops: &[Op]) {
         world.reclaim(&mut guard);
     }
     assert_eq!(platform.live(), 1, "the root is left");
-    assert_eq!(tables.exclusive().prune(range(0, 1 << 40)), Ok(0));
+    assert_eq!(tables.enter_mut().prune(range(0, 1 << 40)), Ok(0));
     destroy(tables);
     assert_eq!(platform.live(), 0);
 }

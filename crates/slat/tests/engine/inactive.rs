@@ -39,7 +39,7 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
         let at = range(step.start * page, step.pages * page);
         let largest = size(H::sizes()[step.largest % H::SIZES as usize]);
         let attributes = [RAM, CLEAN, Attributes { write: false, ..RAM }][step.kind % 3];
-        let mut guard = live.exclusive();
+        let mut guard = live.enter_mut();
         if step.kind < 3 {
             let hpa = Hpa(4 * G + at.start().0);
             let found = inactive.map(at, hpa, attributes, largest, &mut two);
@@ -67,7 +67,7 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
             assert_eq!(inactive.write_protect(at), guard.write_protect(at));
             guard.complete();
             // No CPU can hold stale entries.
-            assert_eq!((inactive.guard().owed(), one.len()), (None, two.len()));
+            assert_eq!((inactive.enter_mut().owed(), one.len()), (None, two.len()));
         }
         assert_eq!(one.len(), two.len(), "frames taken");
         drop(guard);
@@ -109,7 +109,7 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart<H: Hardwar
     let mut live = Tables::new(format, VMID, 40, &platform).unwrap();
     let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
     let page = 1 << H::PAGE;
-    let mut guard = live.exclusive();
+    let mut guard = live.enter_mut();
     // There are holes in the guest but none in memory; two ranges that continue each other in
     // both; one that does so in the guest only.
     for (gpa, hpa) in [(0, 0), (2, 1), (5, 7), (6, 8), (8, 9), (9, 30)] {
@@ -154,7 +154,7 @@ fn pages_of_inactive_tables_are_protected_in_runs_and_one_by_one<H: Hardware>() 
         // Pages of the second run are protected before; a run is whole, and an end is none.
         assert_eq!(inactive.write_protect(range(48 * K, before)), Ok(before));
         assert_eq!(inactive.write_protect(range(0, 140 * K)), Ok(140 * K - before));
-        let leaves: Vec<_> = inactive.guard().leaves(pages).unwrap().flatten().collect();
+        let leaves: Vec<_> = inactive.enter_mut().leaves(pages).unwrap().flatten().collect();
         assert_eq!(leaves.len(), 40);
         assert!(leaves.iter().all(|leaf| leaf.attributes.write == (leaf.gpa.0 >= 140 * K)));
         drop(frames);
@@ -185,7 +185,7 @@ fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the
                 let mut two = cache::<Lpa2>(&platform, &mut two, 8);
                 let largest = slat::PageSize::from_bytes(leaf).unwrap();
                 assert!(inactive.map(all, Hpa(hpa), RAM, largest, &mut one).is_ok());
-                let mut guard = live.exclusive();
+                let mut guard = live.enter_mut();
                 assert!(guard.map(all, Hpa(hpa), RAM, largest, &mut two).is_ok());
                 let mut found = [Vec::new(), crate::common::unmap(&mut guard, unmapped)];
                 let done = inactive.unmap(unmapped, |removed| found[0].push(removed));
@@ -201,7 +201,7 @@ fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the
                     assert_eq!(at, unmapped.end().0);
                 }
             }
-            live.exclusive().complete();
+            live.enter_mut().complete();
             crate::common::destroy(live);
             inactive.destroy();
         }
@@ -225,7 +225,7 @@ fn tables_that_become_inactive_are_changed_and_loaded_again<H: Hardware>() {
     let mut storage = Vec::new();
     let mut frames = cache::<H>(&platform, &mut storage, 4);
     // All operations are available, and none owes anything.
-    let mut guard = inactive.guard();
+    let mut guard = inactive.enter_mut();
     let page = PageSize::SIZE_4K;
     assert_eq!(guard.split(range(0, 4 * K), page, &mut frames), Ok(2 * M));
     assert_eq!(
@@ -263,7 +263,7 @@ fn a_discard_unfolds_the_groups_that_its_ends_cut_and_leaves_the_rest_of_them() 
     inactive.discard(range(8 * page, 36 * page)).unwrap();
     let found = |at: u64, inactive: &mut Inactive<'_, _, _>| {
         inactive
-            .guard()
+            .enter_mut()
             .translate(slat::Gpa(at * page))
             .unwrap()
             .map(|it| (it.hpa.0, it.size.bytes()))
@@ -300,7 +300,7 @@ fn a_group_that_is_mapped_into_a_table_that_exists_is_one_leaf() {
         assert_eq!(map(0, 1, &mut inactive), Ok(page));
         let pages = before + 32 + 3;
         assert_eq!(map(32 - before, pages, &mut inactive), Ok(pages * page), "{before}");
-        let guard = inactive.guard();
+        let guard = inactive.enter_mut();
         for at in 32 - before..67 {
             let found = guard.translate(slat::Gpa(at * page)).unwrap().unwrap();
             let size = if (32..64).contains(&at) { 16 * page } else { page };

@@ -19,7 +19,7 @@ pub fn guest<H: Hardware>(
     let mut tables = Tables::new(format, vmid, 40, platform).unwrap();
     let mut storage = Vec::new();
     let mut cache = cache::<H>(platform, &mut storage, 4);
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     let (block, page) = (PageSize::SIZE_2M, PageSize::SIZE_4K);
     assert_eq!(guard.map(range(0, 16 * M), Hpa(0), RAM, block, &mut cache), Ok(16 * M));
     let pages = range(16 * M, 32 * K);
@@ -313,7 +313,7 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>()
     let mut inactive = unsafe { tables.deactivate() };
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     // Operations on inactive tables owe nothing.
-    let mut guard = inactive.guard();
+    let mut guard = inactive.enter_mut();
     assert_eq!(guard.write_protect(range(10 * M, 2 * M)), Ok(2 * M));
     assert_eq!(guard.owed(), None);
     guard.complete();

@@ -281,7 +281,7 @@ fn the_rest_of_the_engine_is_at_hand() {
     let mut space = owned(&platform);
     space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M).unwrap();
     let pages = GpaRange::new(Gpa(0), 2 * M).unwrap();
-    let mut guard = space.guard();
+    let mut guard = space.enter();
     assert_eq!(guard.write_protect(pages), Ok(2 * M));
     guard.complete();
     drop(guard);
@@ -320,7 +320,7 @@ fn a_look_up_waits_until_an_entry_is_released() {
     // Frozen, as where another thread breaks the entry.
     let leaf = platform.table(table, 1)[0].swap(Arm64K4::MARK, SeqCst);
     // A guard answers at once that it is held. A look-up waits for as long as an operation does.
-    assert!(space.guard().translate(Gpa(0)).is_err());
+    assert!(space.enter().translate(Gpa(0)).is_err());
     assert_eq!(
         (space.query(Gpa(0)), space.translate(Gpa(0))),
         (None, Err(Contended { at: Gpa(0) }))
@@ -396,7 +396,7 @@ fn guards_of_one_owner_see_each_other_and_no_table_that_they_unlink_goes_before_
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
     let (all, page) = (range(0, 2 * M), PageSize::SIZE_4K);
-    let (walker, mut other) = (space.guard(), space.guard());
+    let (walker, mut other) = (space.enter(), space.enter());
     other.map(all, Hpa(0), RAM, page, &mut cache).unwrap();
     assert!(walker.translate(Gpa(M)).unwrap().is_some());
     let mapped = platform.live();
@@ -427,7 +427,7 @@ fn the_next_page_is_mapped_into_a_linked_table_regardless_of_what_removed_the_la
     let first = range(0, 8 * K);
     let by_guard = |space: &AddressSpace<'_, _, TestPlatform>| {
         let mut places = [Place::EMPTY];
-        let mut guard = space.guard();
+        let mut guard = space.enter();
         let mut removals = guard.removals(&mut places);
         guard.unmap(first, &mut removals).unwrap();
         removals.complete().for_each(drop);
@@ -436,7 +436,7 @@ fn the_next_page_is_mapped_into_a_linked_table_regardless_of_what_removed_the_la
         let tables = space.tables();
         let mut places = [Place::EMPTY];
         // SAFETY: no thread reclaims while the guard lives.
-        let mut guard = unsafe { tables.enter_unseated() };
+        let mut guard = unsafe { tables.enter_unchecked() };
         let mut removals = guard.removals(&mut places);
         guard.unmap(first, &mut removals).unwrap();
         removals.complete().for_each(drop);
@@ -479,7 +479,7 @@ fn a_page_that_is_mapped_next_to_the_last_one_is_young_to_a_scan_that_skips_tabl
     let young_pages = |space: &AddressSpace<'_, Ept1G, _>| {
         let (mut young, mut unanswered) = ([0; 8], [0; 8]);
         let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        space.guard().age(all, &mut ages, Ageing { clear, skip, fresh: true }).unwrap();
+        space.enter().age(all, &mut ages, Ageing { clear, skip, fresh: true }).unwrap();
         young[0]
     };
     map_page(&mut space, 4 * K);
@@ -530,10 +530,10 @@ fn an_owner_keeps_its_addresses_through_a_discard() {
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
-    space.guard().set_owner(range(4 * K, 4 * K), None, Some(owner), &mut cache).unwrap();
+    space.enter().set_owner(range(4 * K, 4 * K), None, Some(owner), &mut cache).unwrap();
     space.discard(range(0, 1 << 30)).unwrap();
     assert!(space.query(Gpa(0)).is_none());
-    assert_eq!(space.guard().owner(Gpa(4 * K)), Ok(Some(owner)));
+    assert_eq!(space.enter().owner(Gpa(4 * K)), Ok(Some(owner)));
     drop(cache);
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
@@ -547,7 +547,7 @@ fn a_removal_that_was_forgotten_is_invalidated_with_the_table_that_remembers_it(
     space.map(range(1 << 30, 4 * K), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
     space.map(range((1 << 30) + 4 * K, 4 * K), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
     let mut places = [Place::EMPTY];
-    let mut guard = space.guard();
+    let mut guard = space.enter();
     let mut removals = guard.removals(&mut places);
     guard.unmap(range(1 << 30, 4 * K), &mut removals).unwrap();
     std::mem::forget(removals);
@@ -569,7 +569,7 @@ fn a_block_of_a_group_that_a_range_covers_whole_is_not_split() {
     tables.fill(4).unwrap();
     let group = range(0, 32 * M);
     let block = PageSize::SIZE_2M;
-    space.guard().map_contiguous(group, Hpa(0), RAM, block, &mut tables).unwrap();
+    space.enter().map_contiguous(group, Hpa(0), RAM, block, &mut tables).unwrap();
     drop(tables);
     space.map(range(32 * M, 2 * M), Hpa(32 * M), RAM, block).unwrap();
     assert_eq!(space.query(Gpa(2 * M)).unwrap().size.bytes(), 32 * M);

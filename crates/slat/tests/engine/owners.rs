@@ -125,7 +125,7 @@ fn where_no_break_is_needed_an_owner_that_gives_an_address_up_leaves_it_as_it_wa
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
-    let mut guard = tables.exclusive();
+    let mut guard = tables.enter_mut();
     let page = range(0, 4 * K);
     guard.set_owner(page, None, ONE, &mut cache).unwrap();
     guard.set_owner(page, ONE, None, &mut cache).unwrap();

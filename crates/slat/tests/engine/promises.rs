@@ -60,7 +60,8 @@ fn a_panic_of_the_closure_that_receives_what_was_unmapped_leaves_intact_tables()
         // Exactly the runs that the closure was given are unmapped: a repeated call hands out the
         // rest.
         let behind = told.last().map_or(0, |last| last.gpa.0 + last.bytes);
-        let leaves: Vec<_> = tables.guard().leaves(range(0, 1 << 30)).unwrap().flatten().collect();
+        let leaves: Vec<_> =
+            tables.enter_mut().leaves(range(0, 1 << 30)).unwrap().flatten().collect();
         let kept: u64 = leaves.iter().map(|leaf| leaf.size.bytes()).sum();
         assert!(leaves.iter().all(|leaf| leaf.gpa.0 >= behind));
         let all: u64 = runs.iter().map(|(run, _)| run.size()).sum();
@@ -119,7 +120,7 @@ fn a_clean_of_tables_that_no_cpu_has_is_not_under_way_once_they_are_active() {
     let mut inactive = Inactive::new(hardware_dirty(), VMID, 40, &platform).unwrap();
     let page = range(0, 4 * K);
     assert_eq!(inactive.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
-    assert_eq!(inactive.guard().clean(page), Ok(4 * K));
+    assert_eq!(inactive.enter_mut().clean(page), Ok(4 * K));
     let tables = inactive.activate();
     let mut reader = platform.register();
     let mut guard = tables.enter(&mut reader).unwrap();

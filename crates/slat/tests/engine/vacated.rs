@@ -46,7 +46,7 @@ fn unmap<H: Hardware>(inactive: &mut InactiveOf<'_, H>, at: GpaRange) -> Vec<(u6
 }
 
 fn mapped<H: Hardware>(inactive: &mut InactiveOf<'_, H>, gpa: u64) -> Option<PageSize> {
-    inactive.guard().translate(Gpa(gpa)).unwrap().map(|found| found.size)
+    inactive.enter_mut().translate(Gpa(gpa)).unwrap().map(|found| found.size)
 }
 
 fn addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_them_goes<
@@ -54,7 +54,7 @@ fn addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_the
 >() {
     on_inactive::<H>((H::usual(), 40), |_, inactive, cache| {
         let owned = range(4 * K, 4 * K);
-        inactive.guard().set_owner(owned, None, ONE, cache).unwrap();
+        inactive.enter_mut().set_owner(owned, None, ONE, cache).unwrap();
         let parts = [range(0, 12 * K), range(0, 2 * M), range(0, 4 * M)];
         for (part, discards) in parts.iter().flat_map(|part| [(*part, false), (*part, true)]) {
             for at in [0, 8 * K] {
@@ -72,7 +72,7 @@ fn addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_the
             }
             let found = [0, 4 * K, 8 * K, 2 * M].map(|at| mapped::<H>(inactive, at));
             assert_eq!(found, [None; 4], "{part:?}, {discards}");
-            assert_eq!(inactive.guard().owner(Gpa(4 * K)), Ok(ONE), "{part:?}, {discards}");
+            assert_eq!(inactive.enter_mut().owner(Gpa(4 * K)), Ok(ONE), "{part:?}, {discards}");
         }
     });
 }

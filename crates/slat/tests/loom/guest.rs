@@ -118,16 +118,16 @@ impl<F: Walked> On<F> {
 
     /// Enters without a reader slot.
     pub fn inside(&self) -> In<'static, F> {
-        // SAFETY: models that reclaim while other threads run enter by `seated`; the others reclaim
+        // SAFETY: models that reclaim while other threads run enter by `enter`; the others reclaim
         // after all threads were joined.
-        In { on: *self, guard: unsafe { self.tables().enter_unseated() } }
+        In { on: *self, guard: unsafe { self.tables().enter_unchecked() } }
     }
 
     pub fn reader(&self) -> Reader<'static, World> {
         Reader::register(self.world).expect("there are reader slots for all threads")
     }
 
-    pub fn seated<'m>(&self, reader: &'m mut Reader<'static, World>) -> In<'m, F> {
+    pub fn enter<'m>(&self, reader: &'m mut Reader<'static, World>) -> In<'m, F> {
         In { on: *self, guard: self.tables().enter(reader).expect("one platform") }
     }
 
@@ -514,7 +514,7 @@ impl<F: Walked> In<'_, F> {
     }
 }
 
-macro_rules! unseated {
+macro_rules! unregistered {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
         /// Single operations, without a reader slot.
         impl<F: Walked> On<F> {
@@ -524,7 +524,7 @@ macro_rules! unseated {
         }
     };
 }
-unseated! {
+unregistered! {
     fn map(at: Range<u64>, a: Attributes, size: u64, cache: &mut Cache<F>) -> Outcome<MapError>;
     fn fold(at: Range<u64>, a: Attributes, size: u64, cache: &mut Cache<F>) -> Outcome<MapError>;
     fn split(at: Range<u64>, to: u64, cache: &mut Cache<F>)

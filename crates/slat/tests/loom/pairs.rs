@@ -168,7 +168,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
         move |op: Op, cache: Option<Cache<F>>, reader: Option<Reader<'static, World>>| match reader
         {
             None => perform(op, &mut guest.inside(), cache, tree),
-            Some(mut reader) => perform(op, &mut guest.seated(&mut reader), cache, tree),
+            Some(mut reader) => perform(op, &mut guest.enter(&mut reader), cache, tree),
         };
     let [mine, others] = ops.map(cache);
     let [reader, other_reader] = [(); 2].map(|()| registered.then(|| guest.reader()));

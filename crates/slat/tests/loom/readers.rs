@@ -20,7 +20,7 @@ fn a_walker_that_refreshes_lets_go_of_what_it_saw_and_finds_nothing_freed() {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut reader = guest.reader();
         let walker = spawn(move || {
-            let mut inside = guest.seated(&mut reader);
+            let mut inside = guest.enter(&mut reader);
             inside.look(0);
             inside.guard.refresh();
             inside.look(0);
@@ -38,8 +38,8 @@ fn what_a_walker_keeps_is_freed_once_it_has_left() {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut reader = guest.reader();
         let walker = spawn(move || {
-            guest.seated(&mut reader).look(0);
-            guest.seated(&mut reader).look(0);
+            guest.enter(&mut reader).look(0);
+            guest.enter(&mut reader).look(0);
         });
         let mut freed = retire(guest);
         freed += guest.tables().reclaim();
@@ -55,8 +55,8 @@ fn a_walker_that_comes_from_another_guest_finds_no_table_that_was_given_back() {
         let another = guest.another();
         let mut reader = guest.reader();
         let walker = spawn(move || {
-            drop(another.seated(&mut reader));
-            guest.seated(&mut reader).look(0);
+            drop(another.enter(&mut reader));
+            guest.enter(&mut reader).look(0);
         });
         let mut freed = retire(guest);
         freed += guest.tables().reclaim();
@@ -72,7 +72,7 @@ fn a_walker_that_stays_keeps_the_table() {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut reader = guest.reader();
         // The walker has seen the table.
-        let mut inside = guest.seated(&mut reader);
+        let mut inside = guest.enter(&mut reader);
         assert!(inside.look(0).flatten().is_some());
         let other = spawn(move || retire(guest));
         inside.look(0);
@@ -93,7 +93,7 @@ fn a_thread_that_takes_over_a_seat_is_seen_as_its_last_owner_was() {
         let registers = spawn(move || {
             // All other reader slots are taken, so it has to be that one.
             if let Ok(mut reader) = Reader::register(guest.world) {
-                guest.seated(&mut reader).look(0);
+                guest.enter(&mut reader).look(0);
             }
         });
         let freed = retire(guest);
@@ -113,7 +113,7 @@ fn two_threads_that_reclaim_free_each_table_once() {
         let mut enter = move || readers.next().unwrap();
         let (mut here, mut there) = (enter(), enter());
         let work = move |reader: &mut Reader<'static, World>, start: u64| {
-            let mut inside = guest.seated(reader);
+            let mut inside = guest.enter(reader);
             let (removed, rest) = inside.unmap(start..start + BLOCK);
             assert!(rest.is_none() && bytes(&removed) == PAGE);
             drop(inside);
@@ -132,7 +132,7 @@ fn a_table_that_is_reused_at_once_is_not_taken_for_the_old_one() {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut reader = guest.reader();
         let walker = spawn(move || {
-            let mut inside = guest.seated(&mut reader);
+            let mut inside = guest.enter(&mut reader);
             for saw in [inside.look(0), inside.look(PAGE)] {
                 assert!(saw.flatten().is_none_or(|hpa| hpa.0 & !(PAGE - 1) >= MEMORY));
             }
@@ -152,7 +152,7 @@ fn a_table_that_is_unlinked_while_others_are_reclaimed_waits_for_the_threads_tha
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
         guest.unmap(0..BLOCK);
         let mut reader = guest.reader();
-        let walker = spawn(move || guest.seated(&mut reader).look(BLOCK));
+        let walker = spawn(move || guest.enter(&mut reader).look(BLOCK));
         let reclaims = spawn(move || guest.tables().reclaim());
         let (removed, rest) = guest.unmap(BLOCK..BIG);
         walker.join().unwrap();

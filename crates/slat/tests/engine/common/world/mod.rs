@@ -368,7 +368,7 @@ impl<'p, H: Hardware> World<'p, H> {
     fn settle(&mut self, tree: &Tree) {
         assert_eq!(Flat::of(tree), self.flat.borrow().merged());
         check_sizes::<H>(tree, self.sizes);
-        let guard = self.tables.exclusive();
+        let guard = self.tables.enter_mut();
         for run in tree.runs.iter().take(64) {
             for gpa in [run.start, run.end - 1] {
                 let found = guard.translate(Gpa(gpa)).unwrap().unwrap();
