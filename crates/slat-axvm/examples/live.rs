@@ -183,7 +183,7 @@ fn split_and_collapse(
     let mut guard = shared.page_table().enter();
     guard.split(all, PageSize::SIZE_4K, cache)?;
     guard.collapse(all, PageSize::SIZE_2M)?;
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     drop(shared);
     if reclaims {
@@ -305,7 +305,7 @@ pub fn log_by_faults() -> Result<Rounds, Box<dyn Error>> {
     let mut guard = space.page_table().enter();
     guard.split(all, PageSize::SIZE_4K, &mut cache)?;
     guard.write_protect(all)?;
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     let mut rounds = Vec::new();
     for pages in WRITTEN {
@@ -314,7 +314,7 @@ pub fn log_by_faults() -> Result<Rounds, Box<dyn Error>> {
         // A round: it protects the pages that it sends first, and copies them after that.
         let mut guard = space.page_table().enter();
         guard.write_protect_pages(&Pages { start: Gpa(RAM), bits: &log })?;
-        guard.complete();
+        guard.invalidate();
         rounds.push((named(&log), faults));
     }
     Ok(rounds)

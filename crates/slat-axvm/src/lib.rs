@@ -177,7 +177,7 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
             let run = GpaRange::new(gpa, bytes).map_err(|_| AddrSpaceError::InvalidMapping)?;
             let mut guard = self.space.enter();
             guard.replace(run, hpa, hpa, attributes).map_err(|_| AddrSpaceError::InvalidMapping)?;
-            guard.complete();
+            guard.invalidate();
         }
         Ok(())
     }

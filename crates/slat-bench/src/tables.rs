@@ -96,7 +96,7 @@ fn age_once<F: Format>(
     let mut guard = tables.enter(&mut reader)?;
     let aged = guard.age(fixture.range(), &mut ages, Ageing { clear: true, skip, fresh: false })?;
     let counts = guard.counts();
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     let seconds = watch.seconds();
     let invalidations = arena.invalidations() - before;
@@ -187,7 +187,7 @@ fn round<F: Format>(
         guard.write_protect(fixture.range())?;
     }
     counts += guard.counts();
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     let mut changed = 0;
     let seconds = match least {
@@ -225,7 +225,7 @@ fn faults<'p, F: Format>(
         let mut guard = tables.enter(reader)?;
         changed += guard.relax(fixture.page(page), Access::Write).map(slat::Granted::elsewhere)?;
         *counts += guard.counts();
-        guard.complete();
+        guard.invalidate();
     }
     Ok(changed)
 }

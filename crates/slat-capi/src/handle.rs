@@ -292,7 +292,7 @@ impl Entered {
         let mut guard = space.enter();
         let result = slat_result::of(operation(&mut guard));
         let mut owed = slat_shootdown::NOTHING;
-        if guard.owed().is_some() {
+        if guard.pending_invalidation().is_some() {
             F::keep(self.owed(), guard.shootdown());
             let name = self.name();
             let (issued, _) = self.tickets();

@@ -334,8 +334,10 @@ fn age_ends<F: Format, H: Host>(
             }
         }
         if fresh {
-            guard.owe(leaf).map_err(|why| Halted { at, why: ChangeError::Range(why) })?;
-            guard.complete();
+            guard
+                .defer_invalidation(leaf)
+                .map_err(|why| Halted { at, why: ChangeError::Range(why) })?;
+            guard.invalidate();
         }
         match side {
             0 => start = leaf.end().0.clamp(start, end),

@@ -123,7 +123,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 true => guard.allow_write(range, MAY_WRITE).map(Granted::elsewhere),
                 false => guard.write_protect(range),
             };
-            guard.complete();
+            guard.invalidate();
             match result {
                 // Pages that another thread held may still differ: the table is tried again later.
                 Ok(_) | Err(Halted { why: ChangeError::Contended, .. }) => {}

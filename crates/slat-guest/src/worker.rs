@@ -266,8 +266,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     }
                 });
                 if takes {
-                    guard.owe(piece).expect("a slot's pages");
-                    guard.complete();
+                    guard.defer_invalidation(piece).expect("a slot's pages");
+                    guard.invalidate();
                 }
             });
             self.guest.piece_done(piece);

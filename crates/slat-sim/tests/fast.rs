@@ -182,7 +182,7 @@ fn what_hardware_leaves_to_software_faults() {
     guard.relax(page, slat::Access::Read).map(slat::Granted::elsewhere).unwrap();
     assert_eq!(cpu.read(GUEST), Ok(0));
     guard.write_protect(page).unwrap();
-    guard.complete();
+    guard.invalidate();
     assert_eq!(fault(cpu.write(GUEST, 1)), Some(Fault::Permission));
     guard.relax(page, slat::Access::Write).map(slat::Granted::elsewhere).unwrap();
     assert_eq!(cpu.write(GUEST, 1), Ok(()));

@@ -85,7 +85,7 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
     }
 
     /// Removes a kept table from its place.
-    pub(crate) fn let_go(&mut self, number: usize) -> Option<Frame> {
+    pub(crate) fn release(&mut self, number: usize) -> Option<Frame> {
         let place = self.storage.len() - 1 - number;
         self.storage[place].take()
     }

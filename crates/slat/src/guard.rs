@@ -3,7 +3,7 @@
 use crate::addr::{Gpa, GpaRange, RangeError};
 use crate::counts::Counts;
 use crate::format::{Format, Geometry};
-use crate::invalidation::{Invalidation, Owed, Vmid};
+use crate::invalidation::{Invalidation, PendingFlush, Vmid};
 use crate::platform::Platform;
 use crate::reader::Reader;
 use crate::readers::Inside;
@@ -18,10 +18,10 @@ use core::fmt;
 /// While the guard lives, no table that the thread may meet is given back. Operations are methods
 /// of the guard, and any number of threads work on one guest at once, each through its own guard.
 /// The guard gathers the invalidation that its operations owe, as one range that covers all of it,
-/// until [`Guard::complete`] executes it, or [`Tables::shootdown`] takes it to merge it with other
-/// threads'. A guard that owes the invalidation of rights or dirty state that it took completes it
-/// when it is dropped. A guard that has only split hands what it owes to the guest, and the next
-/// thread that completes covers it, as splits alone change no translation.
+/// until [`Guard::invalidate`] executes it, or [`Tables::shootdown`] takes it to merge it with
+/// other threads'. A guard that owes the invalidation of rights or dirty state that it took
+/// completes it when it is dropped. A guard that has only split hands what it owes to the guest,
+/// and the next thread that completes covers it, as splits alone change no translation.
 ///
 /// Where a CPU invalidates address by address (Arm without FEAT_TLBIRANGE, Power), a range around
 /// distant pages costs an invalidation of the whole guest: complete between such pages.
@@ -44,7 +44,7 @@ use core::fmt;
 /// ) -> Result<(), Halted<ChangeError>> {
 ///     let mut guard = tables.enter(reader).expect("a reader of the same platform");
 ///     guard.write_protect(ram)?;
-///     guard.complete();
+///     guard.invalidate();
 ///     Ok(())
 /// }
 ///
@@ -78,7 +78,7 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
 pub(crate) struct Sums {
     pub counts: Counts,
     pub sizes: Sizes,
-    pub owed: Owed,
+    pub owed: PendingFlush,
 }
 
 impl Sums {
@@ -91,7 +91,7 @@ impl Sums {
             self.counts.bytes_changed += tally.changed << F::shift(level);
             if stale {
                 self.owed.leaves(tally.start, tally.end, F::size(level));
-                self.owed.take();
+                self.owed.set_revoked();
             }
         }
     }
@@ -139,7 +139,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         if !core::ptr::eq(guard.tables, self) {
             return Err(WrongTables);
         }
-        Ok(Shootdown::new(self, core::mem::replace(&mut guard.sums.owed, Owed::NOTHING)))
+        Ok(Shootdown::new(self, core::mem::replace(&mut guard.sums.owed, PendingFlush::NOTHING)))
     }
 }
 
@@ -150,7 +150,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         inside: Option<Inside<'t>>,
         live: bool,
     ) -> Self {
-        let sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: Owed::NOTHING };
+        let sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: PendingFlush::NOTHING };
         Self { tables, start: tables.start(), inside, live, limit: u64::MAX, sums }
     }
 
@@ -248,7 +248,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Returns the invalidation that the guard's operations owe; `None` if they left nothing stale.
-    pub fn owed(&self) -> Option<Invalidation> {
+    pub fn pending_invalidation(&self) -> Option<Invalidation> {
         if self.live { self.tables.invalidation(&self.sums.owed) } else { None }
     }
 
@@ -258,18 +258,18 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     ///
     /// # Errors
     /// [`RangeError`]; nothing is owed.
-    pub fn owe(&mut self, range: GpaRange) -> Result<(), RangeError> {
+    pub fn defer_invalidation(&mut self, range: GpaRange) -> Result<(), RangeError> {
         self.tables.check(&range)?;
         self.sums.owed.any(range.start().0, range.end().0);
-        self.sums.owed.take();
+        self.sums.owed.set_revoked();
         Ok(())
     }
 
     /// Executes the invalidation that is owed, and those that dropped values left behind; returns
     /// once they have completed on all CPUs.
     #[inline]
-    pub fn complete(&mut self) {
-        let owed = core::mem::replace(&mut self.sums.owed, Owed::NOTHING);
+    pub fn invalidate(&mut self) {
+        let owed = core::mem::replace(&mut self.sums.owed, PendingFlush::NOTHING);
         if self.live {
             self.tables.complete(owed);
         }
@@ -278,7 +278,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Takes the invalidation that is owed, to merge it with other threads' or to complete it
     /// later.
     pub fn shootdown(&mut self) -> Shootdown<'t, 'p, F, P> {
-        Shootdown::new(self.tables, core::mem::replace(&mut self.sums.owed, Owed::NOTHING))
+        Shootdown::new(self.tables, core::mem::replace(&mut self.sums.owed, PendingFlush::NOTHING))
     }
 
     /// Counts this guard before it clears dirty state. Until the invalidation of that has
@@ -303,7 +303,7 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     fn drop(&mut self) {
         let inside = self.inside.take();
         if self.live && !self.sums.owed.is_untouched() {
-            self.sums.owed.let_go(self.tables, inside);
+            self.sums.owed.release(self.tables, inside);
         } else if let Some(inside) = inside {
             inside.leave();
         }

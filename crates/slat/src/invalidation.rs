@@ -23,12 +23,12 @@ pub struct Vmid(pub u16);
 /// The stale translations of one guest, as one range that covers them all; (0, 0) if there are
 /// none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Owed {
+pub(crate) struct PendingFlush {
     pub start: u64,
     pub end: u64,
     /// Bit `n`: leaves of `2^n` bytes changed.
     pub sizes: u64,
-    /// [`TABLES`], [`TAKEN`], and a [`CLEAN`] for each guard that is counted as cleaning dirty
+    /// [`TABLES`], [`REVOKED`], and a [`CLEAN`] for each guard that is counted as cleaning dirty
     /// state. It is one word, as all the fields are: bytes that are written one by one and then
     /// read back as a word stall a short operation.
     pub state: u64,
@@ -37,10 +37,10 @@ pub(crate) struct Owed {
 /// A table was unlinked.
 const TABLES: u64 = 1;
 /// Rights or dirty state were taken: a guard that owes this completes it when it is dropped.
-const TAKEN: u64 = 2;
+const REVOKED: u64 = 2;
 const CLEAN: u64 = 4;
 
-impl Owed {
+impl PendingFlush {
     pub const NOTHING: Self = Self { start: 0, end: 0, sizes: 0, state: 0 };
 
     pub const fn is_nothing(&self) -> bool {
@@ -74,8 +74,8 @@ impl Owed {
 
     /// Notes that a right or dirty state was taken.
     #[inline]
-    pub const fn take(&mut self) {
-        self.state |= TAKEN;
+    pub const fn set_revoked(&mut self) {
+        self.state |= REVOKED;
     }
 
     const fn unlinks(&self) -> bool {
@@ -83,8 +83,8 @@ impl Owed {
     }
 
     /// Returns whether a CPU may still use a right that was taken.
-    pub const fn is_taken(&self) -> bool {
-        self.state & TAKEN != 0
+    pub const fn is_revoked(&self) -> bool {
+        self.state & REVOKED != 0
     }
 
     /// Counts it among the cleans that are under way.
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn merged_shootdowns_cover_both_and_hint_a_size_only_if_both_agree() {
         let page = |at| {
-            let mut owed = Owed::NOTHING;
+            let mut owed = PendingFlush::NOTHING;
             owed.leaves(at, at + 0x1000, PageSize::SIZE_4K);
             owed
         };
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(owed.range.unwrap(), GpaRange::from_bounds(0x1000, 0xa000));
         assert_eq!((owed.leaf, owed.tables), (Some(PageSize::SIZE_4K), false));
         assert_eq!(a.invalidation(Vmid(7), false).unwrap().leaf, None);
-        let mut table = Owed::NOTHING;
+        let mut table = PendingFlush::NOTHING;
         table.table(0, 0x20_0000);
         a.merge(table);
         let owed = a.invalidation(Vmid(7), true).unwrap();
@@ -183,15 +183,15 @@ mod tests {
     #[test]
     fn what_is_merged_with_leaves_of_any_size_names_none_and_with_nothing_its_own() {
         let page = || {
-            let mut owed = Owed::NOTHING;
+            let mut owed = PendingFlush::NOTHING;
             owed.leaves(0x1000, 0x2000, PageSize::SIZE_4K);
             owed
         };
-        let mut any = Owed::NOTHING;
+        let mut any = PendingFlush::NOTHING;
         any.any(0x1000, 0x2000);
         any.merge(page());
         assert_eq!(any.invalidation(Vmid(7), true).unwrap().leaf, None);
-        let mut none = Owed::NOTHING;
+        let mut none = PendingFlush::NOTHING;
         none.merge(page());
         assert_eq!(none.invalidation(Vmid(7), true).unwrap().leaf, Some(PageSize::SIZE_4K));
     }
@@ -199,9 +199,9 @@ mod tests {
     #[test]
     fn what_both_owe_is_owed_once_and_the_cleans_of_both_are_counted() {
         let owed = || {
-            let mut owed = Owed::NOTHING;
+            let mut owed = PendingFlush::NOTHING;
             owed.table(0, 0x20_0000);
-            owed.take();
+            owed.set_revoked();
             owed.clean();
             owed
         };
@@ -209,17 +209,17 @@ mod tests {
         for cleans in [2, 3] {
             both.merge(owed());
             assert_eq!(both.cleans(), cleans);
-            assert!(both.unlinks() && both.is_taken());
+            assert!(both.unlinks() && both.is_revoked());
         }
-        let mut one = Owed::NOTHING;
+        let mut one = PendingFlush::NOTHING;
         one.merge(both);
         assert_eq!(one, both);
     }
 
     #[test]
     fn merging_nothing_owes_nothing() {
-        let mut none = Owed::NOTHING;
-        none.merge(Owed::NOTHING);
+        let mut none = PendingFlush::NOTHING;
+        none.merge(PendingFlush::NOTHING);
         assert_eq!(none.invalidation(Vmid(1), true), None);
     }
 }

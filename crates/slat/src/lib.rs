@@ -47,7 +47,7 @@
 //! - A caller fills a [`TableCache`] before an operation, which takes its table pages from there.
 //!   If they run out, the operation returns the address where it stopped.
 //! - The guard gathers the TLB invalidation that its operations owe. The thread
-//!   [completes](Guard::complete) it, or hands it on as a [`Shootdown`].
+//!   [invalidates](Guard::invalidate) it, or hands it on as a [`Shootdown`].
 //! - An unmap hands out the memory of a leaf only after the guest cannot reach it any more
 //!   ([`Removals::complete`]). A harvest reports dirty pages only after no later write can go
 //!   unrecorded ([`Guard::harvest`]).

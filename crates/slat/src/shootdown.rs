@@ -1,17 +1,17 @@
 //! Invalidations that must be executed, or handed on.
 
 use crate::format::Format;
-use crate::invalidation::{Invalidation, Owed};
+use crate::invalidation::{Invalidation, PendingFlush};
 use crate::platform::Platform;
 use crate::readers::{Inside, Leaving};
 use crate::tables::Tables;
 
-impl Owed {
+impl PendingFlush {
     /// Hands this, the invalidation that a dropped guard owes, to the guest, then leaves. It is
     /// passed word by word: a pointer to it would keep every guard in memory, which costs a lookup
     /// a fifth of its time.
     #[inline(always)]
-    pub fn let_go<F: Format, P: Platform>(
+    pub fn release<F: Format, P: Platform>(
         &self,
         guest: &Tables<'_, F, P>,
         inside: Option<Inside<'_>>,
@@ -25,7 +25,7 @@ impl Owed {
             inside: Option<Inside<'_>>,
         ) {
             let _left = Leaving(inside);
-            guest.let_go(Owed { start, end, sizes, state });
+            guest.release(PendingFlush { start, end, sizes, state });
         }
         words(guest, (self.start, self.end), (self.sizes, self.state), inside);
     }
@@ -40,16 +40,16 @@ impl Owed {
 #[derive(Debug)]
 pub struct Shootdown<'t, 'p, F: Format, P: Platform> {
     tables: &'t Tables<'p, F, P>,
-    owed: Owed,
+    owed: PendingFlush,
 }
 
 impl<'t, 'p, F: Format, P: Platform> Shootdown<'t, 'p, F, P> {
-    pub(crate) const fn new(tables: &'t Tables<'p, F, P>, owed: Owed) -> Self {
+    pub(crate) const fn new(tables: &'t Tables<'p, F, P>, owed: PendingFlush) -> Self {
         Self { tables, owed }
     }
 
     /// Returns the invalidation that is owed; `None` if nothing stale was left behind.
-    pub fn owed(&self) -> Option<Invalidation> {
+    pub fn pending_invalidation(&self) -> Option<Invalidation> {
         self.tables.invalidation(&self.owed)
     }
 
@@ -57,7 +57,7 @@ impl<'t, 'p, F: Format, P: Platform> Shootdown<'t, 'p, F, P> {
     /// another guest, it is completed at once instead.
     pub fn merge(&mut self, mut other: Self) {
         if core::ptr::eq(self.tables, other.tables) {
-            self.owed.merge(core::mem::replace(&mut other.owed, Owed::NOTHING));
+            self.owed.merge(core::mem::replace(&mut other.owed, PendingFlush::NOTHING));
         } else {
             other.complete();
         }
@@ -66,12 +66,12 @@ impl<'t, 'p, F: Format, P: Platform> Shootdown<'t, 'p, F, P> {
     /// Executes the invalidation, and those that dropped values left behind; returns once they have
     /// completed on all CPUs.
     pub fn complete(mut self) {
-        self.tables.complete(core::mem::replace(&mut self.owed, Owed::NOTHING));
+        self.tables.complete(core::mem::replace(&mut self.owed, PendingFlush::NOTHING));
     }
 }
 
 impl<F: Format, P: Platform> Drop for Shootdown<'_, '_, F, P> {
     fn drop(&mut self) {
-        self.tables.pending.owe(self.owed);
+        self.tables.pending.defer(self.owed);
     }
 }

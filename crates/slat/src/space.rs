@@ -13,7 +13,7 @@ use self::fill::Fill;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
 use crate::format::{Attributes, Format, Geometry, GuestRoot, Rights, Software};
 use crate::guard::Guard;
-use crate::invalidation::{Owed, Vmid};
+use crate::invalidation::{PendingFlush, Vmid};
 use crate::ops::{
     ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Removed, Rule, UnmapError,
     maintenance,
@@ -178,7 +178,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
 
     /// Enters the tables: all operations of the engine are methods of the guard. Any number of
     /// threads have guards of their own at once, and none needs a reader slot. The caller
-    /// [completes](Guard::complete) what an operation leaves stale; if it took rights or dirty
+    /// [invalidates](Guard::invalidate) what an operation leaves stale; if it took rights or dirty
     /// state, dropping the guard completes it. Tables that an operation unlinks stay until
     /// [`AddressSpace::reclaim`].
     pub fn enter(&self) -> Guard<'_, 'p, F, P> {
@@ -284,7 +284,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         let tables = &self.tables;
         let refused = |why| SpaceError::Change(ChangeError::Range(why));
         let bounds = self.bounds(&range, refused)?;
-        let mut owed = Owed::NOTHING;
+        let mut owed = PendingFlush::NOTHING;
         let split = tables.cut(bounds, |raw| rule.change(raw) == raw, &mut owed);
         let mut rewrite = Rewrite { tables, rule, owed, changed: 0 };
         // From the root, as write protection of tables is pushed down on the way.
@@ -334,7 +334,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ) -> Result<u64, Halted<SpaceError>> {
         let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
         let Self { tables, cursor } = self;
-        let mut owed = Owed::NOTHING;
+        let mut owed = PendingFlush::NOTHING;
         let split = match cursor.covers::<F>(bounds) {
             true => Ok(()),
             false => tables.cut(bounds, |_| false, &mut owed),
@@ -363,7 +363,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// cannot be split: nothing is unmapped.
     pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
         let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
-        let mut owed = Owed::NOTHING;
+        let mut owed = PendingFlush::NOTHING;
         let split = self.tables.cut(bounds, |_| false, &mut owed);
         self.tables.complete_alone(&owed);
         split?;

@@ -10,7 +10,7 @@ mod tokens;
 use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
 use crate::format::{Attributes, Format, Geometry, GuestRoot, Kind};
-use crate::invalidation::{Invalidation, Owed, Vmid};
+use crate::invalidation::{Invalidation, PendingFlush, Vmid};
 use crate::platform::Platform;
 use crate::readers::GracePeriod;
 use crate::retired::Retired;
@@ -230,7 +230,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     #[inline]
-    pub(crate) fn invalidation(&self, owed: &Owed) -> Option<Invalidation> {
+    pub(crate) fn invalidation(&self, owed: &PendingFlush) -> Option<Invalidation> {
         if owed.is_nothing() {
             return None;
         }
@@ -250,7 +250,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// The dropped ones are counted as covered only after the invalidation, as another thread that
     /// finds them covered returns without invalidating.
     #[inline]
-    pub(crate) fn complete(&self, owed: Owed) {
+    pub(crate) fn complete(&self, owed: PendingFlush) {
         if !self.pending.is_covered() {
             self.complete_all();
         } else if let Some(what) = self.invalidation(&owed) {
@@ -262,7 +262,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// [`Tables::complete`] for a caller that excludes [`Tables::renew`], so that the VMID needs no
     /// fence. A clean is no work of such a caller.
     #[inline]
-    pub(crate) fn complete_alone(&self, owed: &Owed) {
+    pub(crate) fn complete_alone(&self, owed: &PendingFlush) {
         let breaks = self.platform.break_before_make().breaks_size_change();
         if !self.pending.is_covered() {
             self.complete_all();
@@ -277,10 +277,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     /// Completes or hands on `owed`, which a dropped guard left.
-    pub(crate) fn let_go(&self, owed: Owed) {
-        match owed.is_taken() {
+    pub(crate) fn release(&self, owed: PendingFlush) {
+        match owed.is_revoked() {
             true => self.complete(owed),
-            false => self.pending.owe(owed),
+            false => self.pending.defer(owed),
         }
     }
 

@@ -8,7 +8,7 @@
 //! 0, knows that the invalidation has completed. Dropped work stays counted until an invalidation
 //! of all of the guest, which began after the drop, has completed.
 
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The work that is left for later invalidations, on a cache line apart from what every walk reads.
@@ -35,8 +35,8 @@ impl Pending {
 
     /// Counts what was owed by a dropped value.
     #[inline]
-    pub fn owe(&self, owed: Owed) {
-        match owed.is_taken() {
+    pub fn defer(&self, owed: PendingFlush) {
+        match owed.is_revoked() {
             true => self.cleans.dropped.add(owed.cleans()),
             // No right or dirty state was taken, so nothing was cleaned.
             false => self.cleans.end(owed.cleans()),

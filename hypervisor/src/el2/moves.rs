@@ -158,11 +158,11 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
             // This job has no log, so nothing else takes away the right to write. Otherwise a leaf
             // could be write-protected again after a vCPU wrote during the copy, and the write
             // would be lost.
-            guard.owe(range).map_err(|error| error.to_string())?;
-            guard.complete();
+            guard.defer_invalidation(range).map_err(|error| error.to_string())?;
+            guard.invalidate();
             pages.copy(from, to);
             let replaced = guard.replace(range, Hpa(from + at), Hpa(to + at), held);
-            guard.complete();
+            guard.invalidate();
             let reached = match replaced {
                 Ok(_) => end,
                 Err(Halted {

@@ -231,7 +231,7 @@ impl<'p> Scene<'_, 'p> {
                     let mut guard = self.tables.enter(reader)?;
                     guard.age(step, ages, Ageing::LEAVES)?;
                     guard.relax(step, Access::Read).map(slat::Granted::elsewhere)?;
-                    guard.complete();
+                    guard.invalidate();
                     Ok(())
                 };
                 match self.beside {

@@ -34,7 +34,7 @@ pub fn map_each<'p>(
     for page in pages {
         let mut guard = tables.enter(reader)?;
         mapped += map_page(fixture, &mut guard, cache, page)?;
-        guard.complete();
+        guard.invalidate();
     }
     Ok(mapped)
 }
@@ -71,7 +71,7 @@ pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
                 for page in pages {
                     mapped += map_page(&fixture, &mut guard, &mut cache, page)?;
                 }
-                guard.complete();
+                guard.invalidate();
                 mapped
             } else {
                 map_each(&fixture, &tables, &mut reader, &mut cache, pages)?

@@ -87,7 +87,7 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
             let mut guard = tables.enter(&mut reader)?;
             let pages = done(&fixture, &mut guard, op, &mut bits)?;
             let counts = guard.counts();
-            guard.complete();
+            guard.invalidate();
             drop(guard);
             let seconds = watch.seconds();
             let expected = if again { 0 } else { fixture.pages() };
@@ -139,7 +139,7 @@ fn prepared<'a, F: Format>(
         let mut reader = Reader::register(arena)?;
         let mut guard = tables.enter(&mut reader)?;
         done(fixture, &mut guard, op, bits)?;
-        guard.complete();
+        guard.invalidate();
     }
     Ok(tables)
 }

@@ -115,7 +115,7 @@ fn split_range<'p>(
         let mut guard = tables.enter(reader)?;
         guard.split(chunk, PageSize::SIZE_4K, cache)?;
         counts += guard.counts();
-        guard.complete();
+        guard.invalidate();
     }
     Ok(counts)
 }

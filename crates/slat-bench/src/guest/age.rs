@@ -348,7 +348,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                 guard
                     .relax(self.fixture.range(first, pages), Access::Read)
                     .map(slat::Granted::elsewhere)?;
-                guard.complete();
+                guard.invalidate();
             }
         }
         ensure!(

@@ -499,7 +499,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
                     .map(slat::Granted::elsewhere)?;
             }
         }
-        guard.complete();
+        guard.invalidate();
         drop(guard);
         removals.complete().for_each(drop);
         Ok(young)

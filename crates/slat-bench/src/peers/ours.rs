@@ -110,7 +110,7 @@ impl<F: Format> Turns<F> {
             }
             _ => {}
         }
-        guard.complete();
+        guard.invalidate();
         Ok(())
     }
 
@@ -277,7 +277,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         let mut guard = self.tables.enter(reader)?;
         let done = call(&mut guard)?;
         self.counts += guard.counts();
-        guard.complete();
+        guard.invalidate();
         drop(guard);
         let seconds = watch.seconds();
         ensure!(done == expected, "{done} in place of {expected}");
@@ -298,7 +298,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
             let mut guard = self.tables.enter(reader)?;
             done += call(&mut guard, fixture.page(page))?;
             self.counts += guard.counts();
-            guard.complete();
+            guard.invalidate();
         }
         let seconds = watch.seconds();
         ensure!(done == expected, "{done} in place of {expected}");
@@ -325,7 +325,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         let mut guard = self.tables.enter(reader)?;
         let bytes = guard.unmap(self.turns.fixture.range(), &mut removals)?;
         self.counts += guard.counts();
-        guard.complete();
+        guard.invalidate();
         drop(guard);
         let removed: u64 = removals.complete().map(|removed| removed.bytes).sum();
         let seconds = watch.seconds();
@@ -345,13 +345,13 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
             let mut guard = self.tables.enter(reader)?;
             guard.write_protect(fixture.range())?;
             self.counts += guard.counts();
-            guard.complete();
+            guard.invalidate();
         }
         for chunk in steps(fixture.range(), CHUNK) {
             let mut guard = self.tables.enter(reader)?;
             split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
             self.counts += guard.counts();
-            guard.complete();
+            guard.invalidate();
         }
         Ok(watch.seconds())
     }
@@ -372,7 +372,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
             split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
             guard.write_protect_pages(&Pages { start: chunk.start(), bits })?;
             self.counts += guard.counts();
-            guard.complete();
+            guard.invalidate();
         }
         Ok(watch.seconds())
     }

@@ -111,7 +111,7 @@ impl<F: Format> Work<F> {
         let watch = Stopwatch::start();
         let mut guard = tables.enter(&mut reader)?;
         run(&mut guard, self.pte()?, self.target, case, &mut cache)?;
-        guard.complete();
+        guard.invalidate();
         let seconds = watch.seconds();
         let invalidations = arena.invalidations() - before;
         let counts = guard.counts();
@@ -182,7 +182,7 @@ fn run<F: Format, W: SplitWalk>(
         When::Enable => {
             if case.what == What::Call {
                 guard.write_protect(pte)?;
-                guard.complete();
+                guard.invalidate();
             }
             for chunk in steps(pte, CHUNK) {
                 split_range::<F, W>(guard, chunk, target, cache)?;

@@ -43,7 +43,7 @@ fn of<F: Format>(format: F, ops: &[Op]) -> anyhow::Result<Dump> {
     let mut work = Work { guard: tables.enter_mut(), cache: TableCache::new(&arena, &mut storage) };
     for op in ops {
         work.run(op)?;
-        work.guard.complete();
+        work.guard.invalidate();
     }
     let mut dump = Dump::new(format!("{}, {} pages", F::NAME, Size(page as u64)), page as u64);
     dump.operations = ops.iter().map(ToString::to_string).collect();

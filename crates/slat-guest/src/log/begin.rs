@@ -111,7 +111,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             words.fill(0);
             loop {
                 let result = self.inside(tables, |Inside { guard, .. }| {
-                    guard.owe(piece).expect("a slot's pages");
+                    guard.defer_invalidation(piece).expect("a slot's pages");
                     guard.harvest(piece, words)
                 });
                 match result {

@@ -124,7 +124,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                                 Some(all) => all.merge(owed),
                             }
                         }
-                        false => guard.complete(),
+                        false => guard.invalidate(),
                     }
                     Ok(result)
                 });
@@ -282,7 +282,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         let hull = hull.expect("a page at least");
         // A thread that protected one of these pages before may not have completed its
         // invalidation.
-        self.guard.owe(hull).expect("a slot's pages");
+        self.guard.defer_invalidation(hull).expect("a slot's pages");
         let mut patience = PATIENCE;
         loop {
             match self.attempt(clear, hull, &Pages { start, bits })? {

@@ -25,7 +25,7 @@ fn block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
     let mut reader = Reader::register(guest.tables().platform()).unwrap();
     let mut guard = guest.tables().enter(&mut reader).unwrap();
     guard.write_protect(range(BASE, M2)).unwrap();
-    guard.complete();
+    guard.invalidate();
     let bytes = guard.collapse(range(BASE, M2), PageSize::SIZE_2M).unwrap();
     assert_eq!(bytes, M2, "the pages of both continue each other");
 }

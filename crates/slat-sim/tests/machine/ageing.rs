@@ -82,7 +82,7 @@ fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip)
             return scan(guest, skip);
         }
     }
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     let removed = removals.complete().filter(|leaf| leaf.attributes.accessed);
     removed

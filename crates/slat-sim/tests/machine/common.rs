@@ -114,7 +114,7 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         let mut reader = Reader::register(self.machine).unwrap();
         let mut guard = self.tables.enter(&mut reader).unwrap();
         let result = operate(&mut guard, &mut cache);
-        guard.complete();
+        guard.invalidate();
         result
     }
 

@@ -99,7 +99,7 @@ fn the_engines_split_during_write_protection_loses_no_write_and_no_protection<C:
                 let mut reader = Reader::register(machine).unwrap();
                 let mut guard = guest.tables.enter(&mut reader).unwrap();
                 let done = guard.write_protect(range(BASE, 4 << 20));
-                guard.complete();
+                guard.invalidate();
                 if done.is_ok() {
                     machine.protect(VMID, range(BASE, 4 << 20));
                 }
@@ -137,7 +137,7 @@ fn the_engines_push_down_during_rounds_of_protection_loses_no_write<C: Case>() {
                             let _ = guard
                                 .relax(range(page, 0x1000), Access::Write)
                                 .map(slat::Granted::elsewhere);
-                            guard.complete();
+                            guard.invalidate();
                             machine.forget(cpu, VMID, range(page, 0x1000));
                             log.lock().unwrap().insert(page);
                         }
@@ -150,7 +150,7 @@ fn the_engines_push_down_during_rounds_of_protection_loses_no_write<C: Case>() {
                 let mut guard = guest.tables.enter(&mut reader).unwrap();
                 // Pages that cannot be protected now stay in the log.
                 let done = guard.write_protect_subtrees(all).is_ok();
-                guard.complete();
+                guard.invalidate();
                 let mut bitmap = [0u64; 8];
                 let harvested = guard.harvest(range(BASE, PAGES << 12), &mut bitmap).is_ok();
                 if done && harvested {

@@ -60,7 +60,7 @@ fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, ke
                 }
                 1 => _ = patiently(SplitError::Contended, || guard.collapse(share, M2)),
                 2 if guard.write_protect(page).is_ok() => {
-                    guard.complete();
+                    guard.invalidate();
                     machine.protect(VMID, page);
                     std::thread::yield_now();
                     machine.unprotect(VMID, page);
@@ -74,7 +74,7 @@ fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, ke
                 _ => std::thread::yield_now(),
             }
         }
-        guard.complete();
+        guard.invalidate();
         let mut storage = [slat::Place::EMPTY; 512];
         let mut removals = Removals::new(&guest.tables, &mut storage);
         patiently(UnmapError::Contended, || guard.unmap(share, &mut removals));

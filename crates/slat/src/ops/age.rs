@@ -30,7 +30,7 @@ use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::sync::agreed;
@@ -188,7 +188,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         let Scan { aged, sums, .. } = scan;
         if how.fresh && how.clear {
-            let mut stale = Owed::NOTHING;
+            let mut stale = PendingFlush::NOTHING;
             stale.leaves(range.start().0, range.end().0, F::size(0));
             stale.leaves(range.start().0, range.end().0, F::size(1));
             tables.complete(stale);
@@ -369,7 +369,7 @@ impl Scan<'_> {
         // Where this would wait, the scan looks at all leaves.
         let result = tables.walk_within(start, end, &mut note, &mut Budget::impatient());
         if note.noted {
-            let mut stale = Owed::NOTHING;
+            let mut stale = PendingFlush::NOTHING;
             stale.table(start, end);
             tables.complete(stale);
             self.sums.counts.invalidations += 1;

@@ -32,7 +32,7 @@
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
 use crate::guard::{Guard, Sums};
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::sync::relax;
@@ -396,7 +396,7 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
         };
         self.sums.counts.entries_read += read;
         let base = |place: usize| start + place as u64 * size;
-        let mut stale = Owed::NOTHING;
+        let mut stale = PendingFlush::NOTHING;
         for place in 0..=last {
             let Some(table) = self.noted(place) else { continue };
             if breaks {

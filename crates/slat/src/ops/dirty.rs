@@ -104,7 +104,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let paused = self.keep(budget);
         self.sums.counts.invalidations += u64::from(!self.sums.owed.is_nothing());
         // Completes earlier cleans as well: a page that is not reported must be clean.
-        self.complete();
+        self.invalidate();
         match result {
             Ok(()) => Ok(pages),
             Err(at) => Self::ended(at, paused, why),
@@ -114,7 +114,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Clears the dirty state of `range`, for a caller that has it already; returns the bytes that
     /// changed.
     ///
-    /// The pages are clean only after [`Guard::complete`]; copy them after it. A leaf that the
+    /// The pages are clean only after [`Guard::invalidate`]; copy them after it. A leaf that the
     /// guest may write without hardware marking it stays dirty.
     ///
     /// # Errors
@@ -138,8 +138,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// As [`Guard::clean`], for `consumer`: pages that others have not taken stay dirty for them.
-    /// The pages are clean for the consumer only after [`Guard::complete`], also those that others
-    /// had taken: their invalidation may be under way.
+    /// The pages are clean for the consumer only after [`Guard::invalidate`], also those that
+    /// others had taken: their invalidation may be under way.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::ForeignConsumer`]; otherwise those of [`Guard::clean`].

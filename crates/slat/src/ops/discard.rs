@@ -16,7 +16,7 @@
 use crate::addr::GpaRange;
 use crate::build::dismantle;
 use crate::format::{Format, Kind};
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{self, Frame, Pte};
 use crate::tables::Tables;
@@ -30,7 +30,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             return;
         }
         let (start, end) = (range.start().0, range.end().0);
-        let mut hull = Owed::NOTHING;
+        let mut hull = PendingFlush::NOTHING;
         let level = self.geometry().root_level;
         self.each_whole(self.root_entries(), level, (start, end), &mut |pte, level, base| {
             let link = |raw| (F::kind(raw, level) == Kind::Table).then(|| frozen::<F>(raw));

@@ -105,7 +105,7 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
                 if old & F::TABLE_WRITE != 0 {
                     self.sums.counts.bytes_changed += entry.end - entry.start;
                     self.sums.owed.table(entry.start, entry.end);
-                    self.sums.owed.take();
+                    self.sums.owed.set_revoked();
                 }
                 Some(Flow::Next)
             }

@@ -3,7 +3,7 @@
 use crate::addr::{Gpa, Hpa, PageSize};
 use crate::format::{Attributes, Format};
 use crate::guard::Guard;
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::tables::Tables;
@@ -70,7 +70,7 @@ pub struct Removals<'s, 't, F: Format, P: Platform> {
     len: usize,
     /// Whether earlier leaves are forgotten when there is no more room.
     forgets: bool,
-    pub(super) owed: Owed,
+    pub(super) owed: PendingFlush,
     /// Whether the guest counts these removals among those that are under way.
     pub(super) counted: bool,
     /// Tables that were unlinked: the invalidation that the removals owe covers them too.
@@ -80,7 +80,7 @@ pub struct Removals<'s, 't, F: Format, P: Platform> {
 impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
     /// Makes empty removals in the caller's storage, whose content is overwritten.
     pub fn new(tables: &'t Tables<'t, F, P>, storage: &'s mut [Place]) -> Self {
-        let (owed, unlinked) = (Owed::NOTHING, Chain::EMPTY);
+        let (owed, unlinked) = (PendingFlush::NOTHING, Chain::EMPTY);
         Self { tables, storage, len: 0, forgets: false, owed, counted: false, unlinked }
     }
 
@@ -101,7 +101,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
     /// Leaves that the caller does not take from the iterator are leaked.
     #[inline]
     pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
-        let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
+        let owed = core::mem::replace(&mut self.owed, PendingFlush::NOTHING);
         // Entries found empty here may have been emptied by other threads, which have not
         // invalidated yet.
         if self.tables.pending.removals.count() > u64::from(self.counted) {

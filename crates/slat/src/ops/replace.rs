@@ -26,7 +26,7 @@ use super::push_down::{Pushed, push_down};
 use crate::addr::{GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{AttributeError, Attributes, Format, Kind, Memory, RUN};
 use crate::guard::{Guard, Sums};
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded, pte};
 use crate::tables::{Halted, Tables};
@@ -119,15 +119,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// until an invalidation, executed inside, has completed, and that maintenance, of the leaf or
     /// of the up to eight neighbouring pages that share the invalidation: a guest that uses it
     /// meanwhile faults again. Other memory is the only one in use when this returns; rights that
-    /// were taken are gone after [`Guard::complete`].
+    /// were taken are gone after [`Guard::invalidate`].
     ///
-    /// To move a page that the guest may write: [`Guard::write_protect`], [`Guard::owe`] (another
-    /// thread may have protected it, and not completed), [`Guard::complete`], copy, replace. From
-    /// the first step to the last, no other thread may take rights from the page, as a round of a
-    /// log does, or unmap it: the page would look as if it had not been written in between. To
-    /// share it: the same, with memory that another guest maps as well; to end the sharing, in the
-    /// write fault: copy, replace with the right to write, and report the write after it, as
-    /// [`Guard::relax`] has it.
+    /// To move a page that the guest may write: [`Guard::write_protect`],
+    /// [`Guard::defer_invalidation`] (another thread may have protected it, and not completed),
+    /// [`Guard::invalidate`], copy, replace. From the first step to the last, no other thread may
+    /// take rights from the page, as a round of a log does, or unmap it: the page would look as if
+    /// it had not been written in between. To share it: the same, with memory that another guest
+    /// maps as well; to end the sharing, in the write fault: copy, replace with the right to write,
+    /// and report the write after it, as [`Guard::relax`] has it.
     ///
     /// # Errors
     /// Nothing is done on [`ReplaceError::Range`], [`ReplaceError::HostAddress`],
@@ -223,7 +223,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Invalidates leaves of one size in a range, if CPUs may have them.
     #[inline(always)]
     fn invalidate_leaves(&self, start: u64, end: u64, size: PageSize) -> bool {
-        let mut stale = Owed::NOTHING;
+        let mut stale = PendingFlush::NOTHING;
         stale.leaves(start, end, size);
         let what = self.invalidation(&stale);
         what.as_ref().inspect(|what| self.platform.invalidate(what)).is_some()

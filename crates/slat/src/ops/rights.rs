@@ -31,7 +31,7 @@ use rewrite::Rewrite;
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Takes the right to write from every leaf in `range`; returns the bytes that had it.
     ///
-    /// A leaf that was written keeps its dirty state. Until [`Guard::complete`], a vCPU may go on
+    /// A leaf that was written keeps its dirty state. Until [`Guard::invalidate`], a vCPU may go on
     /// writing through an entry that its TLB holds: only then is every later write a fault. A
     /// leaf that another thread protected at the same time is owed by that thread, not by this one.
     ///
@@ -74,7 +74,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     ///
     /// Accessed and dirty state, memory type and software bits stay; but a leaf that becomes
     /// writable is dirty from then on where hardware does not mark writes. Memory that becomes
-    /// executable is made coherent first ([`Platform::maintain`]). Until [`Guard::complete`], a
+    /// executable is made coherent first ([`Platform::maintain`]). Until [`Guard::invalidate`], a
     /// vCPU may go on with the rights that it had, be they more or fewer.
     ///
     /// # Errors
@@ -345,7 +345,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.sums.counts.bytes_changed += page;
         if R::STALE {
             self.sums.owed.leaves(gpa, gpa + page, F::size(0));
-            self.sums.owed.take();
+            self.sums.owed.set_revoked();
         } else if R::SEEN {
             // Published, so that the vCPU that faulted finds the new leaf.
             tables.platform.publish();

@@ -24,7 +24,7 @@ use crate::cache::TableCache;
 use crate::format::{Access, Format, Kind, Software};
 use crate::granted::Granted;
 use crate::guard::{Guard, Sums};
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Frame, Pte, folded, pte};
 use crate::tables::{Halted, Tables};
@@ -438,7 +438,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.lost = base.min(self.lost);
             return give_back(tables, self.cache, self.sums, table, level);
         }
-        let mut broken = Owed::NOTHING;
+        let mut broken = PendingFlush::NOTHING;
         broken.leaves(base, base + size.bytes(), size);
         count_broken(self.sums, size);
         if let Some(what) = tables.invalidation(&broken) {
@@ -495,7 +495,7 @@ fn link<F: Format, P: Platform>(
         let (ptes, at) = tables.descend(start, level, |_, _| {});
         if at == level { ptes } else { &[] }
     };
-    let mut broken = Owed::NOTHING;
+    let mut broken = PendingFlush::NOTHING;
     // A bit for each place.
     let mut frozen = 0u32;
     let size = F::size(level);
@@ -533,7 +533,7 @@ fn link<F: Format, P: Platform>(
     }
     if frozen != places {
         for number in (0..count).rev() {
-            if let Some(table) = cache.let_go(number) {
+            if let Some(table) = cache.release(number) {
                 give_back(tables, cache, sums, table, level);
             }
         }

@@ -32,7 +32,7 @@ use crate::addr::{GpaRange, Hpa, Levels};
 use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::guard::{Guard, Sums};
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded};
 use crate::tables::{Halted, Tables};
@@ -201,7 +201,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         let frozen = F::frozen(Hpa(0));
         let interim = |raw: u64| if breaks { frozen } else { raw & !F::CONTIGUOUS | F::MARK };
         let first = group.hold(interim)?;
-        let mut stale = Owed::NOTHING;
+        let mut stale = PendingFlush::NOTHING;
         stale.leaves(group.start, group.end, F::size(level));
         if let Some(what) = self.invalidation(&stale) {
             self.platform.invalidate(&what);

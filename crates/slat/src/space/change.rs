@@ -4,7 +4,7 @@ use super::SpaceError;
 use super::walk::{Step, Visit};
 use crate::addr::Gpa;
 use crate::format::{Format, Kind};
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::ops::Rule;
 use crate::platform::Platform;
 use crate::table::{Pte, folded};
@@ -15,7 +15,7 @@ use crate::walk::Entry;
 pub(super) struct Rewrite<'t, 'p, F: Format, P: Platform, R> {
     pub tables: &'t Tables<'p, F, P>,
     pub rule: R,
-    pub owed: Owed,
+    pub owed: PendingFlush,
     /// Bytes that changed.
     pub changed: u64,
 }

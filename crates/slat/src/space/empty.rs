@@ -4,7 +4,7 @@ use super::SpaceError;
 use super::walk::{Step, Visit};
 use crate::addr::{Gpa, Hpa};
 use crate::format::{Format, Kind};
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::ops::Removed;
 use crate::platform::Platform;
 use crate::retired::Chain;
@@ -24,7 +24,7 @@ pub(super) struct Empty<'a, 't, 'p, F: Format, P: Platform> {
     /// Is given the runs. Without it nothing is kept.
     pub removed: Option<&'a mut dyn FnMut(Removed)>,
     pub unlinked: Chain<F>,
-    pub owed: Owed,
+    pub owed: PendingFlush,
     /// Whether a clean that was dropped may have taken the dirty state of what CPUs still write.
     pub written: bool,
     /// Bytes that were mapped.
@@ -121,7 +121,7 @@ impl<'t, F: Format, P: Platform> Empty<'_, 't, '_, F, P> {
 
     /// Invalidates, and hands out what was taken out before.
     pub fn hand_out(&mut self) {
-        let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
+        let owed = core::mem::replace(&mut self.owed, PendingFlush::NOTHING);
         // Entries found empty may have been emptied by removals that were forgotten.
         if self.tables.pending.removals.count() == 0 {
             self.tables.complete_alone(&owed);

@@ -15,7 +15,7 @@ use crate::addr::Gpa;
 use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::guard::Sums;
-use crate::invalidation::Owed;
+use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::sizes::Sizes;
 use crate::table::{self, Frame, Pte, folded, pte};
@@ -148,7 +148,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         &self,
         (start, end): (u64, u64),
         stays: impl Fn(u64) -> bool,
-        owed: &mut Owed,
+        owed: &mut PendingFlush,
     ) -> Result<(), Halted<SpaceError>> {
         self.cut_at(start, &stays, owed)?;
         self.cut_at(end, &stays, owed)
@@ -159,7 +159,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         &self,
         at: u64,
         stays: &impl Fn(u64) -> bool,
-        owed: &mut Owed,
+        owed: &mut PendingFlush,
     ) -> Result<(), Halted<SpaceError>> {
         while at >> self.geometry().address_bits == 0 {
             let (mut ptes, mut level) = (self.root_entries(), self.geometry().root_level);
@@ -190,7 +190,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// for it. Where the CPU demands a break, nothing is called between the marker and the link but
     /// the invalidation.
     #[cold]
-    fn split_leaf(&self, pte: &Pte, level: u8, base: u64, owed: &mut Owed) -> Option<()> {
+    fn split_leaf(&self, pte: &Pte, level: u8, base: u64, owed: &mut PendingFlush) -> Option<()> {
         let mut frame = self.platform.allocate(F::TABLE_BYTES)?;
         let fill = |frame: &mut Frame, raw: u64| {
             let (bits, mut hpa) = (F::attribute_bits(raw, level), F::leaf_address(raw, level));
@@ -200,7 +200,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             }
         };
         let link = F::table(frame.hpa(), level);
-        let mut stale = Owed::NOTHING;
+        let mut stale = PendingFlush::NOTHING;
         stale.leaves(base, base + (1 << F::shift(level)), F::size(level));
         if self.platform.break_before_make().breaks_size_change() {
             let frozen = F::frozen(frame.hpa());
@@ -230,7 +230,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Unfolds the group of the leaf at `gpa`.
     #[cold]
     pub(super) fn unfold_at(&self, gpa: u64, level: u8) -> Result<(), Halted<SpaceError>> {
-        let mut sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: Owed::NOTHING };
+        let mut sums =
+            Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: PendingFlush::NOTHING };
         match self.unfold(gpa, level, &mut sums) {
             Flow::Again => Ok(()),
             _ => Err(Halted { at: Gpa(gpa), why: SpaceError::Contended }),

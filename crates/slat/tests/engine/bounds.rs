@@ -164,7 +164,7 @@ fn waits<H: Hardware>(format: H::Format) {
                 guard.map(four, Hpa(0), RAM, size, cache).unwrap();
                 if way.protected {
                     guard.write_protect_subtrees(range(0, 2 * G)).unwrap();
-                    guard.complete();
+                    guard.invalidate();
                 }
                 let hardware = H::of(tables);
                 let from = 512 - way.count.max(if way.protected { 0 } else { 512 });
@@ -312,7 +312,7 @@ fn a_limit_counts_tables_whose_protection_is_pushed_down() {
         ];
         for call in calls {
             guard.write_protect_subtrees(range(0, G)).unwrap();
-            guard.complete();
+            guard.invalidate();
             let (mut left, mut calls) = (of, 0);
             loop {
                 let mut at = None;
@@ -327,7 +327,7 @@ fn a_limit_counts_tables_whose_protection_is_pushed_down() {
         }
         // A page is not half done.
         guard.write_protect_subtrees(range(0, G)).unwrap();
-        guard.complete();
+        guard.invalidate();
         guard.limit(0);
         let page = guard.relax(range(0, 4 * K), Access::Write).map(Granted::elsewhere);
         assert_eq!(page, Ok(4 * K));
@@ -369,7 +369,7 @@ fn a_limit_counts_the_tables_of_an_owner_and_of_a_map_and_of_a_split() {
         assert_eq!(guard.owner(Gpa(8 * M)), Ok(Owner::new(7)));
         guard.set_owner(cut, Owner::new(7), None, cache).unwrap();
         guard.prune(all).unwrap();
-        guard.complete();
+        guard.invalidate();
         tables.reclaim();
         guard.refresh();
         tables.reclaim();

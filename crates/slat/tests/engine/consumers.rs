@@ -90,7 +90,7 @@ impl<H: Hardware> Fixture<'_, '_, '_, H> {
         let named =
             (0..range.size() / page).filter(|n| bitmap[*n as usize / 64] >> (n % 64) & 1 == 1);
         let named: BTreeSet<_> = named.map(|n| range.start().0 + n * page).collect();
-        assert_eq!(self.guard.owed(), None, "completed inside");
+        assert_eq!(self.guard.pending_invalidation(), None, "completed inside");
         match result {
             Ok(count) => {
                 assert_eq!(count, named.len() as u64);
@@ -134,7 +134,7 @@ fn what_one_consumer_has_taken_is_dirty_for_the_other_once<H: Hardware>() {
         assert!((0..4).all(|n| fixture.write(n * page)));
         let pages = Pages { start: Gpa(0), bits: &[0b0101] };
         assert_eq!(fixture.guard.clean_pages_for(log, &pages), Ok(2 * page));
-        fixture.guard.complete();
+        fixture.guard.invalidate();
         assert_eq!(fixture.harvest(Some(log), all), Ok([page, 3 * page].into()));
         assert_eq!(fixture.harvest(Some(pager), all), Ok((0..4).map(|n| n * page).collect()));
     });
@@ -153,7 +153,7 @@ fn what_is_taken_for_no_consumer_is_dirty_for_all_consumers<H: Hardware>() {
         assert_eq!(fixture.harvest(None, all), Ok([0].into()));
         assert!(fixture.write(page));
         assert_eq!(fixture.guard.clean(all), Ok(page));
-        fixture.guard.complete();
+        fixture.guard.invalidate();
         for consumer in [log, pager] {
             let before = fixture.guard.counts().invalidations;
             assert_eq!(fixture.harvest(Some(consumer), all), Ok([0, page].into()));
@@ -208,7 +208,7 @@ fn a_mark_goes_to_all_pages_of_a_block_and_comes_back_to_it<H: Hardware>() {
         fixture.guard.write_protect(range(0, 2 * page)).unwrap();
         assert!(!fixture.write(page));
         fixture.guard.relax(range(0, 2 * page), Access::Read).unwrap().elsewhere();
-        fixture.guard.complete();
+        fixture.guard.invalidate();
         assert_eq!(fixture.guard.collapse(all, large), Ok(0), "they differ in rights");
         fixture.guard.allow_write(range(0, 2 * page), Software::NONE).unwrap().elsewhere();
         let plain = |attributes: &Attributes| attributes.software == Software::NONE;
@@ -241,8 +241,12 @@ fn a_consumer_that_takes_a_mark_alone_owes_an_invalidation<H: Hardware>() {
         // The removals of another thread, which completes later.
         let late = fixture.guard.shootdown();
         assert_eq!(fixture.guard.clean_for(pager, all), Ok(page));
-        assert_eq!(fixture.guard.owed().unwrap().range, Some(all), "of the mark alone");
-        fixture.guard.complete();
+        assert_eq!(
+            fixture.guard.pending_invalidation().unwrap().range,
+            Some(all),
+            "of the mark alone"
+        );
+        fixture.guard.invalidate();
         // The log has not completed: an unmapped page may have been written.
         let mut storage = [const { Place::EMPTY }; 1];
         let mut removals = Removals::new(fixture.tables, &mut storage);

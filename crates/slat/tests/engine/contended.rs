@@ -67,7 +67,7 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         let mut bits = [0];
         refused(guard.harvest(pages, &mut bits), HELD, why);
         assert_eq!(bits, [0b111], "what was harvested is in the bitmap");
-        let owed = guard.owed();
+        let owed = guard.pending_invalidation();
         assert!(owed.is_none(), "the harvest completed what was owed");
         guard
             .relax(range(HELD + 4 * K, 4 * K), Access::Read)

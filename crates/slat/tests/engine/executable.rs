@@ -71,7 +71,7 @@ fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Softwa
         let (start, end) = new.first().copied().unwrap_or((AT, AT));
         assert!(new.len() <= 1);
         found.push((start - AT, end - AT));
-        guard.complete();
+        guard.invalidate();
         drop((guard, cache));
         destroy(tables);
     }
@@ -208,7 +208,7 @@ fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() 
         let events = platform.take_events();
         assert_eq!(maintained(&events, Some(&Maintenance::Instructions)), memory, "{way}");
         assert_eq!((changed, executable(hardware, &platform)), (128 * K, vec![(AT, AT + 128 * K)]));
-        guard.complete();
+        guard.invalidate();
         drop((guard, cache));
         destroy(tables);
     }

@@ -159,7 +159,7 @@ fn a_fault_in_an_old_block_that_allows_the_access_is_answered<H: Hardware>() {
         // A part of a block gets no right that the block lacks, nor does it become dirty alone.
         guard.clean(all).unwrap();
         guard.write_protect(all).unwrap();
-        guard.complete();
+        guard.invalidate();
         let part = range(2 * M + 12 * page, page);
         let why = slat::ChangeError::CutsBlock { size: PageSize::SIZE_2M };
         let result = guard.relax(part, Access::Write).map(slat::Granted::elsewhere);

@@ -127,7 +127,7 @@ fn each<H: Hardware>(
                 guard.platform().take_events();
                 (way.give)(guard, cache, way.at);
                 let events = guard.platform().take_events();
-                guard.complete();
+                guard.invalidate();
                 check(hardware, guard, &way, &events);
             });
         }

@@ -330,7 +330,7 @@ pub fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
         assert_eq!((before.af, before.s2ap & 2 != 0), (write.is_some(), write == Some(true)));
         let page = range(large, 1 << G);
         assert_eq!(guard.split_by::<W>(page, size(1 << G), &mut cache, 1), Ok(large));
-        guard.complete();
+        guard.invalidate();
         drop(guard);
         let tree = regime.tree(&platform);
         let mut covered = large;

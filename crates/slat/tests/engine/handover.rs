@@ -168,7 +168,7 @@ impl<F: Format> World<'_, '_, F> {
                         }
                     }
                 }
-                guard.complete();
+                guard.invalidate();
             }
             Op::Move { at, units, attributes } => {
                 self.replace((at, bytes(units)), FAR, attributes, guard);
@@ -318,7 +318,7 @@ impl<F: Format> World<'_, '_, F> {
         assert!(done.is_err() || done == Ok(sum), "{done:?}, not {sum:#x}");
         // No TLB has the old leaves when the caller goes on: invalidated inside, or when it
         // completes.
-        guard.complete();
+        guard.invalidate();
         let events = self.platform.take_events();
         for gpa in changed {
             let covers = |event: &Event| match event {
@@ -437,8 +437,12 @@ fn every_invalidation_names_the_vmid_that_cpus_know_the_guest_by() {
             platform.take_events().into_iter().filter_map(vmid).collect()
         };
         told();
-        assert_eq!(guard.owed().unwrap().vmid, Vmid(9), "also of what was changed before");
-        guard.complete();
+        assert_eq!(
+            guard.pending_invalidation().unwrap().vmid,
+            Vmid(9),
+            "also of what was changed before"
+        );
+        guard.invalidate();
         assert_eq!(told(), [Vmid(9)]);
         // The invalidation of a fill of an emptied entry, before the unmap has completed; then that
         // of the whole guest.
@@ -448,7 +452,7 @@ fn every_invalidation_names_the_vmid_that_cpus_know_the_guest_by() {
         guard.map(page, Hpa(PAGE_4K), RAM, PAGE, cache).unwrap();
         assert_eq!(told(), [Vmid(9)]);
         drop(removals);
-        guard.complete();
+        guard.invalidate();
         assert_eq!(told(), [Vmid(9)]);
     });
 }

@@ -53,7 +53,7 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
             assert_eq!(done.map_err(|halted| halted.at), expected.map_err(|halted| halted.at));
             assert_eq!(taken, removals.complete().collect::<Vec<_>>());
             drop(removals);
-            guard.complete();
+            guard.invalidate();
         } else if step.kind == 6 {
             let done = inactive.discard(at).map_err(|halted| halted.at);
             let mut places = [slat::Place::EMPTY];
@@ -62,12 +62,12 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
             assert_eq!(done, expected.map_err(|halted| halted.at));
             removals.complete().for_each(drop);
             drop(removals);
-            guard.complete();
+            guard.invalidate();
         } else {
             assert_eq!(inactive.write_protect(at), guard.write_protect(at));
-            guard.complete();
+            guard.invalidate();
             // No CPU can hold stale entries.
-            assert_eq!((inactive.enter_mut().owed(), one.len()), (None, two.len()));
+            assert_eq!((inactive.enter_mut().pending_invalidation(), one.len()), (None, two.len()));
         }
         assert_eq!(one.len(), two.len(), "frames taken");
         drop(guard);
@@ -135,7 +135,7 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart<H: Hardwar
             (expected.clone(), expected.iter().map(|r| r.1).sum::<u64>() * page)
         );
     }
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     crate::common::destroy(live);
     inactive.destroy();
@@ -201,7 +201,7 @@ fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the
                     assert_eq!(at, unmapped.end().0);
                 }
             }
-            live.enter_mut().complete();
+            live.enter_mut().invalidate();
             crate::common::destroy(live);
             inactive.destroy();
         }
@@ -234,7 +234,7 @@ fn tables_that_become_inactive_are_changed_and_loaded_again<H: Hardware>() {
     );
     assert_eq!(crate::common::unmap(&mut guard, range(2 * M, 2 * M)).len(), 1);
     assert_eq!(guard.write_protect(range(0, 2 * M)), Ok(4 * K));
-    assert_eq!(guard.owed(), None);
+    assert_eq!(guard.pending_invalidation(), None);
     drop(guard);
     let moved = range(2 * M, 2 * M);
     let done = inactive.map(moved, Hpa(8 * G), RAM, PageSize::SIZE_2M, &mut frames);

@@ -47,7 +47,7 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
         );
         guard.write_protect(all).unwrap();
         guard.clean(all).unwrap();
-        guard.complete();
+        guard.invalidate();
         assert_eq!(guard.allow_write(all, A.union(B)).map(slat::Granted::elsewhere), Ok(4 * K));
         let last = attributes::<H>(guard, 12 * K);
         // A leaf whose writes hardware does not mark counts as written.
@@ -68,14 +68,14 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
             Ok(4 * K)
         );
         assert_eq!(guard.write_protect(range(M, 4 * K)), Ok(4 * K));
-        guard.complete();
+        guard.invalidate();
         assert_eq!(guard.allow_write(range(M, 4 * K), A).map(slat::Granted::elsewhere), Ok(4 * K));
         let given = attributes::<H>(guard, M);
         assert_eq!((given.write, given.accessed, given.dirty), (true, true, true));
         let executable = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K));
         assert_eq!(executable.map(|a| a.execute == Execute::All), [false, false, true, true]);
         assert!(!executable[2].accessed, "nobody has used it");
-        assert_eq!(guard.owed(), None, "who gives rights owes nothing");
+        assert_eq!(guard.pending_invalidation(), None, "who gives rights owes nothing");
     });
 }
 
@@ -118,7 +118,7 @@ fn granted<H: Hardware>(format: H::Format) {
             Ok(false),
             "it has it"
         );
-        assert_eq!(guard.owed(), None, "who gives rights owes nothing");
+        assert_eq!(guard.pending_invalidation(), None, "who gives rights owes nothing");
     });
 }
 
@@ -157,12 +157,12 @@ on!(blocks_do_not_become_executable_with_pages_and_keep_their_bits);
 #[test]
 fn what_another_may_owe_can_be_owed_as_well() {
     on_stage::<Ept<true>>((Default::default(), 40, 4), |_, guard, _| {
-        assert!(guard.owe(range(0, 4 * K + 1)).is_err());
-        assert_eq!(guard.owed(), None);
-        guard.owe(range(8 * K, 12 * K)).unwrap();
-        let owed = guard.owed().unwrap();
+        assert!(guard.defer_invalidation(range(0, 4 * K + 1)).is_err());
+        assert_eq!(guard.pending_invalidation(), None);
+        guard.defer_invalidation(range(8 * K, 12 * K)).unwrap();
+        let owed = guard.pending_invalidation().unwrap();
         assert_eq!((owed.range, owed.leaf), (Some(range(8 * K, 12 * K)), None));
-        guard.complete();
-        assert_eq!(guard.owed(), None);
+        guard.invalidate();
+        assert_eq!(guard.pending_invalidation(), None);
     });
 }

@@ -257,13 +257,13 @@ fn a_thread_that_completes_does_not_rely_on_an_invalidation_that_another_has_onl
         |call| call == Call::Invalidate,
         move || {
             let mut reader = Reader::register(platform).unwrap();
-            guest.enter(&mut reader).unwrap().complete();
+            guest.enter(&mut reader).unwrap().invalidate();
             seen.store(platform.invalidations(), SeqCst);
         },
     ));
-    guest.enter(&mut reader).unwrap().complete();
+    guest.enter(&mut reader).unwrap().invalidate();
     assert_eq!(covered.load(SeqCst), 2, "it invalidated by itself");
-    guest.enter(&mut reader).unwrap().complete();
+    guest.enter(&mut reader).unwrap().invalidate();
     assert_eq!(platform.invalidations(), 2, "nothing is owed any more");
 }
 

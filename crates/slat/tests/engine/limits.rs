@@ -123,7 +123,7 @@ fn a_limited_operation_stops_at_an_address_and_goes_on_from_there_to_the_same_en
         until_done::<H, _, _>(guard, change, |g, of| {
             g.prune(of).inspect(|tables| pruned += tables)
         });
-        guard.complete();
+        guard.invalidate();
         tables.reclaim();
         guard.refresh();
         tables.reclaim();
@@ -204,7 +204,7 @@ fn one_page_is_never_paused_and_what_is_in_the_way_is_found_when_it_is_reached()
         guard.limit(0);
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
         guard.write_protect(page).unwrap();
-        guard.complete();
+        guard.invalidate();
         // A conflict in the third table, which a limit keeps from being seen in the first call.
         guard.map(range(4 * M, 4 * K), Hpa(1 << 31), RAM, PAGE, cache).unwrap();
         guard.map(range(2 * M, 4 * K), Hpa(2 * M), RAM, PAGE, cache).unwrap();

@@ -119,7 +119,7 @@ fn no_operation_on_a_group_loses_a_write_that_any_member_has() {
             write(H::of(tables), tables.platform(), member);
             inside::<H, _>(tables, |guard, cache| {
                 let reported = op(guard, cache);
-                guard.complete();
+                guard.invalidate();
                 assert_eq!(reported | written(guard), 0xffff, "{name}, member {member}, {bbm:?}");
             });
         }
@@ -150,7 +150,7 @@ fn a_write_by_way_of_any_member_while_a_group_is_unfolded_is_a_write_to_all_of_i
                 guard.platform().meanwhile(None);
                 unfolds |= seen.get();
                 let state = reported | written(guard);
-                guard.complete();
+                guard.invalidate();
                 assert!(!unfolds || state == 0xffff, "{name}, member {member}: {state:#x}");
             });
         }

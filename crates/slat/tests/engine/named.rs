@@ -168,7 +168,7 @@ fn pages_of_a_group_that_are_named_are_protected_and_no_other_of_its_members() {
             assert_eq!(found.attributes.write, ![0, 2, 5].contains(&number), "page {number}");
         }
         assert_eq!((size(guard, 0), size(guard, 16)), (4 * K, 64 * K));
-        guard.complete();
+        guard.invalidate();
     });
 }
 

@@ -43,20 +43,23 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did<H: Hardware>() {
         let hint = |size| (bbm == BreakBeforeMake::Always).then_some(size);
         assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
         let small = one(VMID, 2 * M, 2 * M, hint(PageSize::SIZE_2M));
-        assert_eq!(guard.owed(), Some(small));
+        assert_eq!(guard.pending_invalidation(), Some(small));
         // A call that changes nothing owes nothing more.
         assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(2 * M));
         assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(0));
-        assert_eq!(guard.owed(), Some(one(VMID, 0, 4 * M, hint(PageSize::SIZE_2M))));
+        assert_eq!(
+            guard.pending_invalidation(),
+            Some(one(VMID, 0, 4 * M, hint(PageSize::SIZE_2M)))
+        );
         // A page in addition to blocks: there is no hint, and the range covers all.
         let page = range(16 * M + 4 * K, 4 * K);
         assert_eq!(guard.execute_protect(page), Ok(4 * K));
         let all = one(VMID, 0, 16 * M + 8 * K, None);
-        assert_eq!(guard.owed(), Some(all));
+        assert_eq!(guard.pending_invalidation(), Some(all));
         let counts = guard.counts();
         assert_eq!(guard.relax(page, Access::Execute).map(slat::Granted::elsewhere), Ok(4 * K));
-        assert_eq!(guard.owed(), Some(all), "who gives rights owes nothing");
-        guard.complete();
+        assert_eq!(guard.pending_invalidation(), Some(all), "who gives rights owes nothing");
+        guard.invalidate();
         let events = platform.take_events();
         assert_eq!(events.last(), Some(&Event::Invalidate(all)));
         // The page became executable, so it was made coherent before.
@@ -65,7 +68,7 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did<H: Hardware>() {
         let others = events.iter().filter(|event| **event != Event::Publish);
         assert_eq!(others.count(), 2, "{events:?}");
         assert_eq!(guard.counts().entries_written, counts.entries_written + 1);
-        guard.complete();
+        guard.invalidate();
         drop(guard);
         assert_eq!((tables.reclaim(), platform.take_events()), (0, vec![]));
         destroy(tables);
@@ -84,8 +87,8 @@ fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes<H: Hardwa
     assert_eq!(platform.take_events(), []);
     // A thread that owes nothing covers it, once.
     let mut guard = tables.enter(&mut second).unwrap();
-    guard.complete();
-    guard.complete();
+    guard.invalidate();
+    guard.invalidate();
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     // A thread that owes something executes one invalidation, not two.
     let mut dropped = tables.enter(&mut first).unwrap();
@@ -93,11 +96,11 @@ fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes<H: Hardwa
     drop(tables.shootdown(&mut dropped).unwrap());
     drop(dropped);
     assert_eq!(guard.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
-    guard.complete();
+    guard.invalidate();
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     // A guard that has completed, or changed nothing, leaves nothing behind.
     drop(guard);
-    tables.enter(&mut first).unwrap().complete();
+    tables.enter(&mut first).unwrap().invalidate();
     assert_eq!(platform.take_events(), []);
     // A harvest covers what was dropped as well, as it says which pages are clean.
     let mut dropped = tables.enter(&mut first).unwrap();
@@ -120,11 +123,11 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>
     let mut storage = [const { Place::EMPTY }; 2];
     let mut removals = guard.removals(&mut storage);
     assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
-    assert_eq!(guard.owed(), None, "what is owed is in the removals");
-    guard.complete();
+    assert_eq!(guard.pending_invalidation(), None, "what is owed is in the removals");
+    guard.invalidate();
     assert_eq!(platform.take_events(), []);
     drop(removals);
-    guard.complete();
+    guard.invalidate();
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     // Removals also cover what others dropped, before they hand anything out.
     let mut other = platform.register();
@@ -139,7 +142,7 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>
     let mut removals = guard.removals(&mut storage);
     assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(0));
     drop(removals);
-    guard.complete();
+    guard.invalidate();
     assert_eq!(platform.take_events(), []);
     drop(guard);
     destroy(tables);
@@ -315,8 +318,8 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>()
     // Operations on inactive tables owe nothing.
     let mut guard = inactive.enter_mut();
     assert_eq!(guard.write_protect(range(10 * M, 2 * M)), Ok(2 * M));
-    assert_eq!(guard.owed(), None);
-    guard.complete();
+    assert_eq!(guard.pending_invalidation(), None);
+    guard.invalidate();
     assert_eq!(guard.write_protect(range(12 * M, 2 * M)), Ok(2 * M));
     drop(guard);
     assert_eq!(platform.take_events(), []);
@@ -324,7 +327,7 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>()
     assert_eq!(platform.take_events(), [Event::Publish]);
     let mut reader = platform.register();
     let mut guard = tables.enter(&mut reader).unwrap();
-    guard.complete();
+    guard.invalidate();
     assert_eq!(platform.take_events(), [], "it was covered");
     // Entries that were emptied before are filled without an invalidation.
     let mut frames = Vec::new();
@@ -343,7 +346,7 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>()
         assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
         let expected = if dropped {
             drop(removals);
-            guard.complete();
+            guard.invalidate();
             ALL
         } else {
             assert_eq!(removals.complete().count(), 1);
@@ -372,10 +375,10 @@ fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
         assert_eq!(guard.write_protect(range(at, 2 * M)), Ok(2 * M));
     }
     let mut merged = tables.shootdown(&mut first).unwrap();
-    assert_eq!(first.owed(), None);
+    assert_eq!(first.pending_invalidation(), None);
     merged.merge(tables.shootdown(&mut second).unwrap());
     let hull = one(VMID, 0, 14 * M, Some(PageSize::SIZE_2M));
-    assert_eq!(merged.owed(), Some(hull));
+    assert_eq!(merged.pending_invalidation(), Some(hull));
     assert_eq!(platform.take_events(), []);
     merged.merge(other.shootdown(&mut third).unwrap());
     let foreign = one(Vmid(9), 4 * M, 2 * M, Some(PageSize::SIZE_2M));
@@ -385,7 +388,7 @@ fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
     // A shootdown that is dropped joins what the guest owes.
     assert_eq!(first.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
     drop(tables.shootdown(&mut first).unwrap());
-    second.complete();
+    second.invalidate();
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     drop((first, second, third));
     destroy(tables);
@@ -403,10 +406,10 @@ fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
     // Both entries of the root; the second links no table.
     assert_eq!(guard.write_protect_subtrees(all), Ok(1 << 39));
     assert_eq!(guard.counts().entries_written, 1);
-    let owed = guard.owed().unwrap();
+    let owed = guard.pending_invalidation().unwrap();
     assert!(owed.tables && owed.range == Some(range(0, 1 << 39)));
     assert_eq!(guard.write_protect_subtrees(all), Ok(0));
-    guard.complete();
+    guard.invalidate();
     let writable = |at| {
         let mut other = platform.register();
         let guard = tables.enter(&mut other).unwrap();

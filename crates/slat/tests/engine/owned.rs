@@ -283,7 +283,7 @@ fn the_rest_of_the_engine_is_at_hand() {
     let pages = GpaRange::new(Gpa(0), 2 * M).unwrap();
     let mut guard = space.enter();
     assert_eq!(guard.write_protect(pages), Ok(2 * M));
-    guard.complete();
+    guard.invalidate();
     drop(guard);
     assert!(!space.query(Gpa(0)).unwrap().attributes.write);
     assert_eq!(space.geometry().address_bits, 40);

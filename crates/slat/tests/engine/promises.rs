@@ -159,7 +159,7 @@ fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
         // dirty.
         assert!(removals.complete().all(|run| run.attributes.dirty));
         drop(removals);
-        log.complete();
+        log.invalidate();
         assert!(!dirty(&mut pager, 8 * K), "the clean has completed");
         // A harvest that is refused cleans nothing, and one that returned has completed.
         assert!(log.harvest(range(1 << 41, 4 * K), &mut [0]).is_err());
@@ -188,7 +188,7 @@ fn a_run_of_clean_pages_becomes_dirty_as_a_whole_if_a_clean_begins_in_its_middle
             assert!(dirty >= 8 * K, "{runs:?}");
             assert_eq!(runs.iter().map(|run| run.bytes).sum::<u64>(), 12 * K);
             drop(removals);
-            log.complete();
+            log.invalidate();
             cache.fill(8).unwrap();
         }
     });
@@ -279,7 +279,7 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     assert_eq!(invalidated(), 1);
     enter!().execute_protect(block).unwrap();
     assert_eq!(invalidated(), 1);
-    enter!().owe(block).unwrap();
+    enter!().defer_invalidation(block).unwrap();
     assert_eq!(invalidated(), 1, "another thread may have taken it");
     // A split changes no translation: the next thread that completes covers what it owes.
     let format = Arm64K4::default();
@@ -293,7 +293,7 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
     relaxed.take_events();
     drop(guard);
     assert_eq!(relaxed.take_events(), []);
-    others.enter(&mut other).unwrap().complete();
+    others.enter(&mut other).unwrap().invalidate();
     assert_eq!(relaxed.take_events().len(), 1);
     drop((cache, reader, more, other));
     destroy(tables);

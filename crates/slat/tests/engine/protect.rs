@@ -35,10 +35,10 @@ fn to_and_fro<H: Hardware>(format: H::Format, all: &[Rights], marks: bool) {
                 dirty |= from.write && !marks;
                 let had = with(Attributes { dirty, ..how }, from);
                 assert_eq!(attributes::<H>(guard, 4 * K), had);
-                guard.complete();
+                guard.invalidate();
                 let changed = if from == to { 0 } else { 4 * K };
                 assert_eq!(guard.protect(page, to), Ok(changed), "{from:?} to {to:?}");
-                assert_eq!(guard.owed().is_some(), changed != 0);
+                assert_eq!(guard.pending_invalidation().is_some(), changed != 0);
                 dirty |= to.write && !marks;
                 assert_eq!(attributes::<H>(guard, 4 * K), with(Attributes { dirty, ..how }, to));
                 assert_eq!(host::<H>(guard, 4 * K), Some(Hpa(8 * K)));
@@ -93,7 +93,7 @@ fn rights_that_a_format_cannot_express_are_refused_and_nothing_is_done() {
     });
     on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
         guard.map(range(2 * M, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M, cache).unwrap();
-        guard.complete();
+        guard.invalidate();
         let cuts = ChangeError::CutsBlock { size: PageSize::SIZE_2M };
         refused(guard.protect(range(2 * M, 4 * K), Rights::READ), 2 * M, cuts);
         let counts = guard.counts();
@@ -109,7 +109,7 @@ fn a_right_to_write_that_tables_withhold_is_given() {
         let all = range(0, 4 * M);
         guard.map(all, Hpa(0), RAM, PAGE, cache).unwrap();
         guard.write_protect_subtrees(all).unwrap();
-        guard.complete();
+        guard.invalidate();
         let write =
             |guard: &GuardOf<'_, '_, Ept<true>>, at| attributes::<Ept<true>>(guard, at).write;
         assert!(!write(guard, 0) && !write(guard, 8 * K));

@@ -47,7 +47,7 @@ fn a_thread_that_drops_a_guard_that_owes_has_left_also_if_the_invalidation_panic
         let tables = TablesOf::<Arm<12>>::new(arm(), Vmid(1), 40, &platform).unwrap();
         let mut reader = platform.register();
         let mut guard = tables.enter(&mut reader).unwrap();
-        guard.owe(range(0, 4 * K)).unwrap();
+        guard.defer_invalidation(range(0, 4 * K)).unwrap();
         let period = platform.readers().begin_grace_period();
         if panics {
             platform.meanwhile(Some(Box::new(|_, _| panic!("the CPU does not answer"))));

@@ -185,10 +185,10 @@ fn a_right_to_write_that_tables_withhold_is_given_to_the_pages_that_are_replaced
         guard.replace(range(2 * M, PAGE_4K), Hpa(0), Hpa(0), write).unwrap();
         assert_eq!(writable(guard), [true, false, false]);
         // Also for a page whose memory moves, which breaks.
-        guard.complete();
+        guard.invalidate();
         let (next, from) = (range(2 * M + PAGE_4K, PAGE_4K), Hpa(PAGE_4K));
         assert_eq!(guard.write_protect_subtrees(block), Ok(2 * M));
-        guard.complete();
+        guard.invalidate();
         guard.replace(next, from, Hpa(16 * M), write).unwrap();
         assert_eq!(writable(guard), [false, true, false]);
     });

@@ -22,7 +22,7 @@ fn a_right_that_is_given_is_taken_from_tables_that_had_lost_theirs_before() {
         guard.map(range(0, 4 * M), Hpa(0), RAM, PAGE, cache).unwrap();
         assert_eq!(guard.write_protect_subtrees(range(0, 2 * M)), Ok(2 * M));
         assert_eq!(guard.write_protect_subtrees(range(0, G)), Ok(G));
-        guard.complete();
+        guard.invalidate();
         let given = guard.relax(range(0, 4 * K), Access::Write).map(slat::Granted::elsewhere);
         assert_eq!(given, Ok(4 * K));
         let writable =

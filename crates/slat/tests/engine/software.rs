@@ -92,7 +92,7 @@ fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardw
             let how = Attributes { software, accessed: false, ..RAM };
             guard.map(block, Hpa(large), how, size(large), cache).unwrap();
             assert_eq!(guard.split(block, size(page), cache), Ok(large));
-            guard.complete();
+            guard.invalidate();
             let hardware = H::of(tables);
             let tree = hardware.tree(tables.platform());
             assert_eq!(tree.leaves(), count);
@@ -103,7 +103,7 @@ fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardw
             let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
             guard.age(block, &mut ages, EXACT).unwrap();
             guard.write_protect_subtrees(block).unwrap();
-            guard.complete();
+            guard.invalidate();
             guard.relax(range(large, page), Access::Write).unwrap().elsewhere();
             assert_eq!(of::<H>(guard, large), software);
             // With one leaf that differs, and with none.
@@ -111,7 +111,7 @@ fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardw
             assert_eq!(guard.set_software(last, Software::NONE, software), Ok(page));
             guard.write_protect(block).unwrap();
             guard.clean(block).unwrap();
-            guard.complete();
+            guard.invalidate();
             assert_eq!(guard.collapse(block, size(large)), Ok(0), "their bits differ");
             assert_eq!(guard.set_software(last, software, Software::NONE), Ok(page));
             assert_eq!(guard.collapse(block, size(large)), Ok(large));
@@ -132,7 +132,7 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
         let how = Attributes { software: Software::A, ..CLEAN };
         let how = if format.encode(how).is_ok() { how } else { Attributes { dirty: true, ..how } };
         guard.map(all, Hpa(8 * page), how, size(page), cache).unwrap();
-        guard.complete();
+        guard.invalidate();
         let bits = |guard: &GuardOf<'_, '_, H>| [0, 1, 2, 3].map(|n| of::<H>(guard, n * page));
         let (a, changed) = (Software::A, last.union(Software::A));
         assert_eq!(guard.set_software(two, last, Software::NONE), Ok(2 * page));
@@ -141,7 +141,7 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
         assert_eq!(guard.set_software(all, Software::NONE, last), Ok(2 * page));
         assert_eq!(guard.set_software(all, last, a.union(last)), Ok(4 * page), "set, if both");
         assert_eq!(bits(guard), [last; 4]);
-        assert_eq!(guard.owed(), None, "hardware ignores them");
+        assert_eq!(guard.pending_invalidation(), None, "hardware ignores them");
         let now = guard.translate(Gpa(page)).unwrap().unwrap();
         assert_eq!(
             now.attributes,
@@ -162,7 +162,7 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
     on_stage::<H>((format, 40, 8), |_, guard, cache| {
         let block = range(large, large);
         guard.map(block, Hpa(0), RAM, size(large), cache).unwrap();
-        guard.complete();
+        guard.invalidate();
         let counts = guard.counts();
         for part in [range(large, page), range(large, 2 * page), range(large + page, large)] {
             let why = ChangeError::CutsBlock { size: size(large) };

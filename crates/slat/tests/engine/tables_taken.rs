@@ -73,7 +73,7 @@ fn takes<H: Hardware>(case: &Case, bits: u32) {
         guard.split(range, smallest, cache).unwrap();
         let taken = (MOST - cache.len()) as u64;
         assert!(taken <= split, "{taken} for {range} from {largest}, not {split}");
-        guard.complete();
+        guard.invalidate();
         unmap(guard, GpaRange::new(Gpa(0), 1 << geometry.address_bits).unwrap());
         guard.refresh();
         tables.reclaim();
@@ -128,7 +128,7 @@ fn a_split_of_the_largest_blocks_takes_as_many_table_pages_as_its_bound<H: Hardw
         cache.fill(MOST).unwrap();
         guard.split(part, page, cache).unwrap();
         assert_eq!((MOST - cache.len()) as u64, most);
-        guard.complete();
+        guard.invalidate();
         unmap(guard, all);
     });
 }

@@ -71,7 +71,7 @@ fn a_page_that_is_unmapped_during_the_invalidation_of_any_clean_counts_as_dirty<
         meanwhile(tables.platform(), unmaps, || {
             inside::<H, _>(tables, |guard, _| {
                 clean(guard, consumer);
-                guard.complete();
+                guard.invalidate();
             });
         });
         assert!(said.get(), "{name}: written through a TLB, and said to be clean");
@@ -182,7 +182,7 @@ fn late<H: Hardware>(tables: Guest<H>, late: impl FnOnce() + 'static) {
         guard.write_protect(range(0, 4 * K)).unwrap();
         drop(tables.shootdown(guard).unwrap());
     });
-    meanwhile(tables.platform(), late, || inside::<H, _>(tables, |guard, _| guard.complete()));
+    meanwhile(tables.platform(), late, || inside::<H, _>(tables, |guard, _| guard.invalidate()));
     tables.platform().take_events();
 }
 
@@ -204,9 +204,9 @@ fn what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it<H: Hardwar
                 drop(tables.shootdown(guard).unwrap());
             });
         });
-        inside::<H, _>(tables, |guard, _| guard.complete());
+        inside::<H, _>(tables, |guard, _| guard.invalidate());
         assert_eq!(executed(tables), [ALL], "what the other thread dropped");
-        inside::<H, _>(tables, |guard, _| guard.complete());
+        inside::<H, _>(tables, |guard, _| guard.invalidate());
         assert_eq!(executed(tables), [], "it is covered now");
         // Removals.
         let tables = new();

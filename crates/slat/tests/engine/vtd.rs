@@ -56,7 +56,7 @@ fn what_an_iommu_walks_has_snp_in_leaves_and_no_mark() {
         let before = guard.counts().entries_written;
         assert_eq!(guard.write_protect_subtrees(all), Ok(4 * M));
         assert_eq!(guard.counts().entries_written - before, 513);
-        guard.complete();
+        guard.invalidate();
         guard.relax(all, Access::Write).unwrap().flush_local();
         leaves();
         // Nothing is done.

@@ -45,7 +45,7 @@ fn a_table_gives_its_right_to_write_for_a_page_that_gets_it_and_for_no_other() {
                 guard.map(page(number), Hpa(number * 4 * K), how, PAGE, cache).unwrap();
             }
             guard.write_protect_subtrees(range(0, 2 * M)).unwrap();
-            guard.complete();
+            guard.invalidate();
             assert!(!writable::<Intel>(guard, 0) && !writable::<Intel>(guard, 1));
             let written = guard.counts().entries_written;
             assert_eq!(call(guard, 0), 0, "{name}");
@@ -61,7 +61,7 @@ fn a_page_whose_rights_are_set_gets_the_right_that_its_table_withholds() {
     on_stage::<Intel>((ept(), 40, 8), |_, guard, cache| {
         guard.map(range(0, 8 * K), Hpa(0), RAM, PAGE, cache).unwrap();
         guard.write_protect_subtrees(range(0, 2 * M)).unwrap();
-        guard.complete();
+        guard.invalidate();
         assert_eq!(guard.protect(page(1), Rights::ALL), Ok(4 * K));
         assert!(!writable::<Intel>(guard, 0) && writable::<Intel>(guard, 1));
     });
@@ -72,7 +72,7 @@ fn a_table_keeps_its_protection_if_the_page_is_in_a_block_that_is_refused() {
     on_stage::<Intel>((ept(), 40, 8), |_, guard, cache| {
         guard.map(range(0, 2 * M), Hpa(0), RAM, BLOCK, cache).unwrap();
         guard.write_protect_subtrees(range(0, G)).unwrap();
-        guard.complete();
+        guard.invalidate();
         let written = guard.counts().entries_written;
         let cuts = ChangeError::CutsBlock { size: BLOCK };
         let result = guard.relax(page(1), Access::Write).map(slat::Granted::elsewhere);

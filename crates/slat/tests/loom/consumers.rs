@@ -77,7 +77,7 @@ fn a_page_unmapped_while_two_consumers_clean_is_dirty_for_each_whose_copy_misses
         let cleaned = move |consumer| {
             let mut inside = guest.inside();
             _ = inside.guard.clean_for(consumer, range(&(0..PAGE)));
-            inside.guard.complete();
+            inside.guard.invalidate();
             guest.copied()
         };
         let logs = spawn(move || cleaned(log));

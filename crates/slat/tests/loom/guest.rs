@@ -335,13 +335,13 @@ impl<F: Walked> In<'_, F> {
     ) -> (Range<u64>, Outcome<SplitError>) {
         let to = PageSize::from_bytes(to).unwrap();
         let result = self.guard.split(range(&at), to, cache.pages());
-        self.guard.complete();
+        self.guard.invalidate();
         ended(&at, result)
     }
 
     pub fn collapse(&mut self, at: Range<u64>, to: u64) -> Outcome<SplitError> {
         let result = self.guard.collapse(range(&at), PageSize::from_bytes(to).unwrap());
-        self.guard.complete();
+        self.guard.invalidate();
         ended(&at, result).1
     }
 
@@ -372,7 +372,7 @@ impl<F: Walked> In<'_, F> {
         let world = self.on.world;
         let begin = world.tick_logged();
         let result = protect(&mut self.guard, range(&at));
-        self.guard.complete();
+        self.guard.invalidate();
         let (done, rest) = ended(&at, result);
         let grants = world.grants.borrow();
         let granted =
@@ -388,7 +388,7 @@ impl<F: Walked> In<'_, F> {
         let grant = write.then(|| self.grant(&at));
         let when = world.tick();
         let result = self.guard.relax(range(&at), access).map(slat::Granted::elsewhere);
-        self.guard.complete();
+        self.guard.invalidate();
         if result.is_ok_and(|bytes| bytes == at.end - at.start) {
             self.made_used(when, &at, write);
         }
@@ -406,7 +406,7 @@ impl<F: Walked> In<'_, F> {
         if rights.write {
             let grant = self.grant(&at);
             let result = self.guard.protect(range(&at), rights);
-            self.guard.complete();
+            self.guard.invalidate();
             self.granted(grant.1);
             return ended(&at, result).1;
         }
@@ -433,13 +433,13 @@ impl<F: Walked> In<'_, F> {
     /// Sets a software bit, which hardware and other operations leave alone.
     pub fn mark(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         let result = self.guard.set_software(range(&at), Software::B, Software::NONE);
-        assert_eq!(self.guard.owed(), None);
+        assert_eq!(self.guard.pending_invalidation(), None);
         ended(&at, result).1
     }
 
     pub fn execute_protect(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         let result = self.guard.execute_protect(range(&at));
-        self.guard.complete();
+        self.guard.invalidate();
         ended(&at, result).1
     }
 
@@ -503,7 +503,7 @@ impl<F: Walked> In<'_, F> {
     pub fn clean(&mut self, at: Range<u64>) -> usize {
         // If it was contended, it cleaned nothing, and nothing has to be copied.
         let _ = self.guard.clean(range(&at));
-        self.guard.complete();
+        self.guard.invalidate();
         let _bus = self.on.world.bus.lock().unwrap();
         self.on.world.tick()
     }

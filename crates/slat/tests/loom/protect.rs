@@ -30,7 +30,7 @@ fn a_write_that_hardware_marked_is_remembered_by_a_protection_of_named_pages() {
         let mut inside = guest.inside();
         let named = Pages { start: Gpa(0), bits: &[1] };
         let done = inside.guard.write_protect_pages(&named);
-        inside.guard.complete();
+        inside.guard.invalidate();
         drop(inside);
         let wrote = vcpu.join().unwrap();
         if done.is_ok() {
@@ -79,12 +79,15 @@ fn two_write_protects_leave_nothing_writable_and_forget_no_write() {
         // Either may have found the page protected already: both shootdowns are needed.
         let (other, mut others) = other.join().unwrap();
         for (result, guard) in [(&here, &guard), (&other, &others)] {
-            assert!(!result.is_ok_and(|bytes| bytes != 0) || guard.owed().is_some());
+            assert!(
+                !result.is_ok_and(|bytes| bytes != 0) || guard.pending_invalidation().is_some()
+            );
         }
         if here.is_ok() || other.is_ok() {
             let (_, state) = guest.leaf(0);
             assert_eq!((state.write, state.dirty), (false, wrote));
-            let owed = u64::from(guard.owed().is_some()) + u64::from(others.owed().is_some());
+            let owed = u64::from(guard.pending_invalidation().is_some())
+                + u64::from(others.pending_invalidation().is_some());
             assert_eq!(owed, 1, "one of them did it");
         }
         let mut both = guest.tables().shootdown(&mut guard).unwrap();

@@ -15,7 +15,7 @@ fn moves<F: crate::hardware::Walked>(guest: On<F>, to: u64) -> Result<bool, Repl
     let mut inside = guest.inside();
     let page = range(&(0..PAGE));
     let moved = inside.guard.replace(page, Hpa(MEMORY), Hpa(to), HELD);
-    inside.guard.complete();
+    inside.guard.invalidate();
     moved.map(|bytes| bytes == PAGE).map_err(|halted| halted.why)
 }
 

@@ -265,7 +265,7 @@ fn what_was_dropped_is_covered_when_the_next_to_complete_returns() {
         assert!(guest.inside().guard.unmap(range(&(0..PAGE)), &mut removals).is_ok());
         drop(removals);
         let complete = move || {
-            guest.inside().guard.complete();
+            guest.inside().guard.invalidate();
             // It was dropped before: either of the two may rely on it.
             assert!(guest.access(0, false, Use::Always).is_none());
         };

@@ -340,7 +340,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         // Another thread invalidates what it took and has not invalidated yet.
         let alone = self.ledger().protects_alone();
         if complete {
-            guard.complete();
+            guard.invalidate();
         }
         drop(guard);
         if complete && alone && end > at.start() {
@@ -362,7 +362,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         let result = guard.relax(at, access).map(slat::Granted::elsewhere);
         grant.into_iter().for_each(|grant| self.ledger().granted(grant));
         if complete {
-            guard.complete();
+            guard.invalidate();
         }
         change_end(&result)
     }
@@ -381,7 +381,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         let mut guard = self.tables.enter(reader).unwrap();
         let result = guard.split(at, size(to), &mut cache);
         if complete {
-            guard.complete();
+            guard.invalidate();
         }
         split_end(result)
     }
@@ -417,7 +417,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         let new = Attributes { write: false, memory, ..CLEAN };
         let result = guard.replace(at, found.hpa, to, new);
         let alone = self.ledger().protects_alone();
-        guard.complete();
+        guard.invalidate();
         drop(guard);
         if let Some(region) = region {
             self.ledger().mapped(region);

@@ -68,7 +68,7 @@ impl Bench {
         let mut guard = tables.enter(reader).expect("the reader slot is of this machine");
         announce(self.format, operation, units)?;
         black_box(measured(|| work(&mut guard, &mut cache)));
-        guard.complete();
+        guard.invalidate();
         Ok(())
     }
 

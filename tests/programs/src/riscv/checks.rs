@@ -140,7 +140,7 @@ impl Checks {
         let at = guest.code + 8 * K4;
         let page = range(at, K4);
         guard.write_protect(page).expect("a page");
-        guard.complete();
+        guard.invalidate();
         self.is("a protected page is read", guest.load(at + 8), Ok(0x1234));
         self.is("and not written", guest.store(at, 1), fault(Access::Write, at));
         guard.relax(page, Access::Write).expect("a page").flush_local();
@@ -154,7 +154,7 @@ impl Checks {
         self.is("a block may be executed and not read", guest.jump(call), Ok(0));
         self.is("read, it faults", guest.load(call), fault(Access::Read, call));
         guard.execute_protect(block).expect("a block");
-        guard.complete();
+        guard.invalidate();
         let found = [guest.load(call), guest.store(call, 1), guest.jump(call)];
         let all = [Access::Read, Access::Write, Access::Execute].map(|access| fault(access, call));
         self.is("a block without rights is for nothing", found, all);
@@ -195,7 +195,7 @@ impl Checks {
         let found = used(guard, Access::Write, &store);
         self.is("the next write is not lost", found, (true, (true, true)));
         guard.write_protect(page).expect("a page");
-        guard.complete();
+        guard.invalidate();
         self.is("a protected page stays dirty", state(guard), (true, true));
         let by = ["the hart", "its faults (Svade)"];
         say!("{:?}: marked by {}", self.mode, by.get(faults / 3).unwrap_or(&"both"));
@@ -212,7 +212,7 @@ impl Checks {
         self.is("a block is one leaf", size(guard), Some(PageSize::SIZE_2M));
         self.is("all of it is read where it was mapped", pages(), 512);
         guard.split(block, PageSize::SIZE_4K, cache).expect("tables at hand");
-        guard.complete();
+        guard.invalidate();
         self.is("split, it is pages", size(guard), Some(PageSize::SIZE_4K));
         self.is("and reads the same", pages(), 512);
         let hole = range(at + 5 * K4, K4);

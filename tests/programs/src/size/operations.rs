@@ -174,7 +174,7 @@ operations! {
         guard.flush(at)
     }
     op_complete(guard: &mut On<'_>) -> () {
-        guard.complete()
+        guard.invalidate()
     }
     op_reclaim(tables: &Tables<'static, F, Machine>) -> usize {
         tables.reclaim()

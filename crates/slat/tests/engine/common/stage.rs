@@ -75,7 +75,7 @@ pub fn refused<R, E: Debug + PartialEq + Display>(
 pub fn idle<H: Hardware>(guard: &GuardOf<'_, '_, H>) {
     let entries_read = guard.counts().entries_read;
     assert_eq!(guard.counts(), Counts { entries_read, ..Counts::NONE });
-    assert_eq!(guard.owed(), None);
+    assert_eq!(guard.pending_invalidation(), None);
 }
 
 #[track_caller]

@@ -114,7 +114,7 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
                     Some(consumer) => self.fixture.guard.clean_for(*consumer, range),
                     None => self.fixture.guard.clean(range),
                 };
-                self.fixture.guard.complete();
+                self.fixture.guard.invalidate();
                 let (start, end) = (range.start().0, range.end().0);
                 let Ok(bytes) = done else { return };
                 assert_eq!(bytes, self.dirty[whom].range(start..end).count() as u64 * page);
@@ -122,7 +122,7 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
             }
             Op::Protect(span) => {
                 _ = self.fixture.guard.write_protect(self.range(span));
-                self.fixture.guard.complete();
+                self.fixture.guard.invalidate();
             }
             Op::Relax(span) => {
                 let range = self.range(span);
@@ -135,7 +135,7 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
             Op::Split(span) => {
                 let range = self.range(span);
                 self.fixture.guard.split(range, small, &mut self.fixture.cache).unwrap();
-                self.fixture.guard.complete();
+                self.fixture.guard.invalidate();
             }
             Op::Collapse => {
                 self.fixture.guard.collapse(whole, large).unwrap();
@@ -187,7 +187,7 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
                 let (host, attributes) =
                     (Hpa(HOST + range.start().0), Attributes { write, ..CLEAN });
                 _ = self.fixture.guard.replace(range, host, host, attributes);
-                self.fixture.guard.complete();
+                self.fixture.guard.invalidate();
             }
         }
         for (leaf, attributes) in self.leaves(whole) {

@@ -132,8 +132,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
         if self.drops {
             drop(guard);
         } else {
-            let owed = guard.owed();
-            guard.complete();
+            let owed = guard.pending_invalidation();
+            guard.invalidate();
             let expected = if self.pending && was_pending { Some(ALL) } else { owed };
             let found = invalidations(&self.platform.take_events());
             // An invalidation that completed inside may have covered what was dropped.

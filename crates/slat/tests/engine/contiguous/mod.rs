@@ -289,7 +289,7 @@ fn software_bits_of_a_whole_group_are_set_in_place() {
             assert!(found.attributes.software.contains(bit) && found.size.bytes() == size);
         }
         assert_eq!(guard.set_software(group, Software::NONE, Software::A), Ok(64 * K));
-        assert!(!invalidates(guard.platform()) && guard.owed().is_none());
+        assert!(!invalidates(guard.platform()) && guard.pending_invalidation().is_none());
         for member in 0..16 {
             let found = guard.translate(Gpa(2 * M + member * 4 * K)).unwrap().unwrap();
             assert_eq!(found.attributes, Attributes { software: Software::B, ..RAM });

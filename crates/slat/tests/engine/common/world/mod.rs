@@ -320,10 +320,10 @@ impl<'p, H: Hardware> World<'p, H> {
         let refill_breaks = self.refill_breaks();
         let platform = self.platform;
         let mut guard = self.tables.enter(&mut self.reader).unwrap();
-        assert_eq!((guard.counts(), guard.owed()), (Counts::NONE, None));
+        assert_eq!((guard.counts(), guard.pending_invalidation()), (Counts::NONE, None));
         let result = op(&self.tables, &mut guard, &dropped);
         let hook = platform.meanwhile(None);
-        let (counts, owed) = (guard.counts(), guard.owed());
+        let (counts, owed) = (guard.counts(), guard.pending_invalidation());
         self.sizes += *guard.sizes();
         let events = platform.take_events();
         let tree = self.hardware.tree(platform);
@@ -350,8 +350,8 @@ impl<'p, H: Hardware> World<'p, H> {
             assert_eq!(invalidations(&platform.take_events()), Vec::from_iter(expected));
             self.pending = false;
         } else {
-            guard.complete();
-            assert_eq!((guard.owed(), guard.counts()), (None, counts));
+            guard.invalidate();
+            assert_eq!((guard.pending_invalidation(), guard.counts()), (None, counts));
             let expected = if self.pending { Some(ALL) } else { owed };
             assert_eq!(invalidations(&platform.take_events()), Vec::from_iter(expected));
             self.pending = false;
