@@ -14,7 +14,7 @@ pub struct Granules<B> {
 
 /// Counts of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Granted {
+pub struct LocalFlush {
     /// Pages that were given.
     pub given: u64,
     /// Pages that were taken.
@@ -66,9 +66,9 @@ impl<B: Deref<Target = [AtomicU64]>> Granules<B> {
     }
 
     /// Returns the counts so far.
-    pub fn counts(&self) -> Granted {
+    pub fn counts(&self) -> LocalFlush {
         let [given, taken, wrong] = self.counts.each_ref().map(|all| all.load(Ordering::Relaxed));
-        Granted { given, taken, wrong }
+        LocalFlush { given, taken, wrong }
     }
 }
 
@@ -89,7 +89,7 @@ mod tests {
         pages.take(62, 4);
         pages.give(62, 1);
         assert_eq!(pages.held(), 5);
-        assert_eq!(pages.counts(), Granted { given: 9, taken: 4, wrong: 0 });
+        assert_eq!(pages.counts(), LocalFlush { given: 9, taken: 4, wrong: 0 });
     }
 
     #[test]
@@ -97,11 +97,11 @@ mod tests {
         let pages = pages();
         pages.give(0, 2);
         pages.give(1, 2);
-        assert_eq!(pages.counts(), Granted { given: 3, taken: 0, wrong: 1 });
+        assert_eq!(pages.counts(), LocalFlush { given: 3, taken: 0, wrong: 1 });
         pages.take(2, 2);
-        assert_eq!(pages.counts(), Granted { given: 3, taken: 1, wrong: 2 });
+        assert_eq!(pages.counts(), LocalFlush { given: 3, taken: 1, wrong: 2 });
         pages.give(127, 2);
-        assert_eq!(pages.counts(), Granted { given: 4, taken: 1, wrong: 3 });
+        assert_eq!(pages.counts(), LocalFlush { given: 4, taken: 1, wrong: 3 });
         pages.is_wrong();
         assert_eq!(pages.counts().wrong, 4);
     }

@@ -223,7 +223,9 @@ fn faults<'p, F: Format>(
     let mut changed = 0;
     for &page in pages {
         let mut guard = tables.enter(reader)?;
-        changed += guard.relax(fixture.page(page), Access::Write).map(slat::Granted::elsewhere)?;
+        changed += guard
+            .relax(fixture.page(page), Access::Write)
+            .map(slat::LocalFlush::not_needed_here)?;
         *counts += guard.counts();
         guard.invalidate();
     }
@@ -298,7 +300,7 @@ mod tests {
                     let mut guard = tables.enter(&mut reader).unwrap();
                     guard
                         .relax(fixture.page(page), Access::Read)
-                        .map(slat::Granted::elsewhere)
+                        .map(slat::LocalFlush::not_needed_here)
                         .unwrap();
                 }
             }

@@ -161,7 +161,9 @@ pub unsafe extern "C" fn slat_relax(
     let entered = unsafe { Entered::new(space) };
     owing(entered.and_then(|entered| {
         let (range, access) = (range(gpa, bytes)?, access(how)?);
-        Ok(operation!(entered, |guard| guard.relax(range, access).map(slat::Granted::flush_local)))
+        Ok(operation!(entered, |guard| guard
+            .relax(range, access)
+            .map(slat::LocalFlush::flush_local)))
     }))
 }
 

@@ -19,7 +19,7 @@ use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
-    Access, ChangeError, Format, Gpa, GpaRange, Granted, Guard, Halted, PageSize, Removed,
+    Access, ChangeError, Format, Gpa, GpaRange, Guard, Halted, LocalFlush, PageSize, Removed,
     Software, SplitError, Translation,
 };
 
@@ -319,7 +319,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     }
                     // The rights of the page itself are checked below.
                     Ok(granted) => {
-                        granted.elsewhere();
+                        granted.not_needed_here();
                     }
                     Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
                     Err(Halted { why, .. }) => return Outcome::from(why).into(),
@@ -430,7 +430,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             }
             // Another page replaces it.
             Ok(granted) => {
-                granted.map(Granted::elsewhere);
+                granted.map(LocalFlush::not_needed_here);
                 None
             }
             Err(Halted { why, .. }) => Some(Outcome::from(why).into()),

@@ -11,7 +11,9 @@ use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::{self, Vec};
 use core::marker::PhantomData;
-use slat::{Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Granted, Guard, Halted, Leaf};
+use slat::{
+    Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, Leaf, LocalFlush,
+};
 
 /// The result of a turn of recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -120,7 +122,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let result = match guest.marks_writes {
                 // A vCPU that has the old rights in its TLB faults once.
-                true => guard.allow_write(range, MAY_WRITE).map(Granted::elsewhere),
+                true => guard.allow_write(range, MAY_WRITE).map(LocalFlush::not_needed_here),
                 false => guard.write_protect(range),
             };
             guard.invalidate();

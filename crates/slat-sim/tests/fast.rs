@@ -179,12 +179,12 @@ fn what_hardware_leaves_to_software_faults() {
     let old = Attributes { accessed: false, ..Attributes::RAM };
     map(&mut guard, &machine, page, hpa(&machine, 0), old);
     assert_eq!(fault(cpu.read(GUEST)), Some(Fault::Accessed));
-    guard.relax(page, slat::Access::Read).map(slat::Granted::elsewhere).unwrap();
+    guard.relax(page, slat::Access::Read).map(slat::LocalFlush::not_needed_here).unwrap();
     assert_eq!(cpu.read(GUEST), Ok(0));
     guard.write_protect(page).unwrap();
     guard.invalidate();
     assert_eq!(fault(cpu.write(GUEST, 1)), Some(Fault::Permission));
-    guard.relax(page, slat::Access::Write).map(slat::Granted::elsewhere).unwrap();
+    guard.relax(page, slat::Access::Write).map(slat::LocalFlush::not_needed_here).unwrap();
     assert_eq!(cpu.write(GUEST, 1), Ok(()));
 }
 

@@ -87,12 +87,12 @@ mod build;
 mod cache;
 mod counts;
 pub mod format;
-mod granted;
 mod guard;
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 mod heap;
 mod inactive;
 mod invalidation;
+mod local_flush;
 #[cfg(feature = "observed")]
 pub mod observe;
 #[cfg(not(feature = "observed"))]
@@ -128,12 +128,12 @@ pub use any::AnyAddressSpace;
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
 pub use format::{Access, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software};
-pub use granted::Granted;
 pub use guard::{Guard, WrongPlatform, WrongTables};
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 pub use heap::AllocPlatform;
 pub use inactive::Inactive;
 pub use invalidation::{BreakBeforeMake, Invalidation, Vmid};
+pub use local_flush::LocalFlush;
 pub use ops::{
     Aged, Ageing, Ages, ChangeError, Consumer, ConsumerError, Dump, Leaf, Leaves, MapError, Owner,
     OwnerError, Pages, Place, Removals, Removed, ReplaceError, Reservation, Skip, SplitError,

@@ -62,9 +62,10 @@ pub unsafe trait Platform {
     fn invalidate(&self, what: &Invalidation);
 
     /// Invalidates the translations that `what` names on the *calling* CPU only, and returns once
-    /// that has completed. [`Granted::flush_local`](crate::Granted::flush_local) calls it after a
-    /// fault of this CPU got a right, or found it given, and before the guest goes on. The walks
-    /// that follow see all earlier stores to tables that the caller knows of, also other threads'.
+    /// that has completed. [`LocalFlush::flush_local`](crate::LocalFlush::flush_local) calls it
+    /// after a fault of this CPU got a right, or found it given, and before the guest goes on. The
+    /// walks that follow see all earlier stores to tables that the caller knows of, also other
+    /// threads'.
     ///
     /// It is called only where [`Format::KEEPS_FAULTING`](crate::Format::KEEPS_FAULTING), and never
     /// for unlinked tables. The default is [`Platform::invalidate`], which is right everywhere, but

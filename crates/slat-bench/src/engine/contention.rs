@@ -230,7 +230,7 @@ impl<'p> Scene<'_, 'p> {
                 let mut turn = || -> anyhow::Result<()> {
                     let mut guard = self.tables.enter(reader)?;
                     guard.age(step, ages, Ageing::LEAVES)?;
-                    guard.relax(step, Access::Read).map(slat::Granted::elsewhere)?;
+                    guard.relax(step, Access::Read).map(slat::LocalFlush::not_needed_here)?;
                     guard.invalidate();
                     Ok(())
                 };

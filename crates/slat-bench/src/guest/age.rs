@@ -347,7 +347,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                 let mut guard = self.guest.tables().enter(&mut reader)?;
                 guard
                     .relax(self.fixture.range(first, pages), Access::Read)
-                    .map(slat::Granted::elsewhere)?;
+                    .map(slat::LocalFlush::not_needed_here)?;
                 guard.invalidate();
             }
         }

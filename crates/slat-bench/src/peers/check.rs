@@ -496,7 +496,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
                 let access = if write { Access::Write } else { Access::Read };
                 guard
                     .relax(range(gpa & !(leaf - 1), leaf)?, access)
-                    .map(slat::Granted::elsewhere)?;
+                    .map(slat::LocalFlush::not_needed_here)?;
             }
         }
         guard.invalidate();

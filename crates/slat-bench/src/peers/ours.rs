@@ -251,7 +251,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
                 Ok(guard.age(page, &mut ages, Ageing::LEAVES)?.young)
             }),
             Op::Relax => self.each(reader, work.memory, |guard, page| {
-                Ok(guard.relax(page, Access::Write).map(slat::Granted::elsewhere)?)
+                Ok(guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here)?)
             }),
             Op::Flush => self.whole(reader, work.memory, |guard| Ok(guard.flush(range)?)),
             Op::Lookup => {

@@ -206,7 +206,7 @@ impl<F: Format> Work<'_, '_, '_, F> {
             .collect::<anyhow::Result<_>>()?;
         anyhow::ensure!(!leaves.is_empty(), "nothing is mapped there");
         for leaf in leaves {
-            self.guard.relax(leaf, access)?.elsewhere();
+            self.guard.relax(leaf, access)?.not_needed_here();
         }
         Ok(())
     }

@@ -52,7 +52,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 Err(step) => return step,
                 // Nothing was split: the leaf is given the right below.
                 Ok(granted) if !granted.is_changed() => {
-                    granted.elsewhere();
+                    granted.not_needed_here();
                 }
                 Ok(granted) => {
                     self.note_table(fault);
@@ -74,7 +74,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 match self.guard.allow_execute(around, fetch, MAY_EXECUTE) {
                     Ok(granted) if granted.is_changed() => granted.flush_local(),
                     // The rights of the page itself are checked below.
-                    Ok(granted) => granted.elsewhere(),
+                    Ok(granted) => granted.not_needed_here(),
                     Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
                     Err(Halted { why, .. }) => return Outcome::from(why).into(),
                 }

@@ -9,7 +9,7 @@ use crate::outcome::SplitReport;
 use crate::ranges::pieces;
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
-use slat::{ChangeError, Format, GpaRange, Granted, Guard, Halted, PageSize, Pages, Tables};
+use slat::{ChangeError, Format, GpaRange, Guard, Halted, LocalFlush, PageSize, Pages, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Allocates room for hardware's marks in one piece of the memslot, if hardware logs.
@@ -153,7 +153,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         if guest.marks_writes {
             let change = |guard: &mut Guard<'_, 'w, F, H>, rest| {
-                guard.allow_write(rest, MAY_WRITE).map(Granted::elsewhere)
+                guard.allow_write(rest, MAY_WRITE).map(LocalFlush::not_needed_here)
             };
             self.until_given(&guest.tables, range, change);
         } else {

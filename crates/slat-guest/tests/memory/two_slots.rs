@@ -35,7 +35,7 @@ fn written_block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
     block_over_both::<C>(guest);
     let mut reader = Reader::register(guest.tables().platform()).unwrap();
     let mut guard = guest.tables().enter(&mut reader).unwrap();
-    guard.relax(range(BASE, M2), Access::Write).map(slat::Granted::elsewhere).unwrap();
+    guard.relax(range(BASE, M2), Access::Write).map(slat::LocalFlush::not_needed_here).unwrap();
 }
 
 fn two_slots<C: Case>(

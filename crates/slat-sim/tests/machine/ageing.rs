@@ -65,7 +65,7 @@ fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip)
         Other::Fault => {
             let _ = guard
                 .relax(range(table + 0x5000, 0x1000), Access::Read)
-                .map(slat::Granted::elsewhere);
+                .map(slat::LocalFlush::not_needed_here);
             let page = range(table + MAPPED, 0x1000);
             let hpa = Hpa(RAM + (2 << 20) + MAPPED);
             let _ = guard.map(page, hpa, Attributes::RAM, K4, &mut cache);

@@ -158,7 +158,7 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
     pub fn relax(&self, gpa: u64, bytes: u64, access: Access) {
         self.machine.unprotect(VMID, range(gpa, bytes));
         self.with(|guard, _| {
-            guard.relax(range(gpa, bytes), access).map(slat::Granted::elsewhere).unwrap()
+            guard.relax(range(gpa, bytes), access).map(slat::LocalFlush::not_needed_here).unwrap()
         });
         self.forget_rights(gpa, bytes);
     }
@@ -249,7 +249,7 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
                     self.with(|guard, _| {
                         guard
                             .relax(range(start, leaf.size.bytes()), access)
-                            .map(slat::Granted::elsewhere)
+                            .map(slat::LocalFlush::not_needed_here)
                     })
                     .unwrap();
                 }

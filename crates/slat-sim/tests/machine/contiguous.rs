@@ -76,7 +76,7 @@ fn a_group_is_harvested_split_off_and_aged_while_cpus_have_it_in_their_tlbs() {
         let page = range(BASE + 5 * PAGE, PAGE);
         guest.with(|guard, _| guard.execute_protect(page).unwrap());
         guest.with(|guard, _| {
-            guard.relax(page, Access::Write).map(slat::Granted::elsewhere).unwrap()
+            guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here).unwrap()
         });
     });
 }

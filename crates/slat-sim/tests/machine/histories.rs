@@ -199,9 +199,9 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         if access == Access::Write {
             self.guest.machine.unprotect(VMID, some);
         }
-        let done = self
-            .guest
-            .with(|guard, _| guard.relax(some, access).map(slat::Granted::elsewhere).is_ok());
+        let done = self.guest.with(|guard, _| {
+            guard.relax(some, access).map(slat::LocalFlush::not_needed_here).is_ok()
+        });
         if access == Access::Write {
             for (_, page) in self.model.range_mut(start..end) {
                 page.protected &= !done;

@@ -234,7 +234,10 @@ fn a_right_given_back_needs_it_with_svvptc_too() {
     let give = |guest: &Guest<'_, GStage, RiscV>| {
         guest.machine.unprotect(VMID, range(BASE, 0x1000));
         guest.with(|guard, _| {
-            guard.relax(range(BASE, 0x1000), Access::Write).map(slat::Granted::elsewhere).unwrap()
+            guard
+                .relax(range(BASE, 0x1000), Access::Write)
+                .map(slat::LocalFlush::not_needed_here)
+                .unwrap()
         });
     };
     for svvptc in [false, true] {
@@ -252,7 +255,10 @@ fn a_leaf_that_software_marked_needs_it_too() {
     };
     let mark = |guest: &Guest<'_, GStage, RiscV>| {
         guest.with(|guard, _| {
-            guard.relax(range(BASE, 0x1000), Access::Write).map(slat::Granted::elsewhere).unwrap()
+            guard
+                .relax(range(BASE, 0x1000), Access::Write)
+                .map(slat::LocalFlush::not_needed_here)
+                .unwrap()
         });
     };
     let hart = RiscV { hardware_marks: false, svvptc: true, ..RiscV::default() };

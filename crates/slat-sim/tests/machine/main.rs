@@ -12,13 +12,13 @@ mod caches;
 mod common;
 mod contiguous;
 mod dirty;
-mod granted;
 mod histories;
 mod invalidation_arm;
 mod invalidation_ept;
 mod invalidation_riscv;
 mod laziness;
 mod left_out;
+mod local_flush;
 mod order;
 #[cfg(feature = "every-format")]
 mod power;

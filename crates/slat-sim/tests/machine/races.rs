@@ -136,7 +136,7 @@ fn the_engines_push_down_during_rounds_of_protection_loses_no_write<C: Case>() {
                             let mut guard = guest.tables.enter(&mut reader).unwrap();
                             let _ = guard
                                 .relax(range(page, 0x1000), Access::Write)
-                                .map(slat::Granted::elsewhere);
+                                .map(slat::LocalFlush::not_needed_here);
                             guard.invalidate();
                             machine.forget(cpu, VMID, range(page, 0x1000));
                             log.lock().unwrap().insert(page);

@@ -65,7 +65,7 @@ fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, ke
                     std::thread::yield_now();
                     machine.unprotect(VMID, page);
                     patiently(ChangeError::Contended, || {
-                        guard.relax(page, Access::Write).map(slat::Granted::elsewhere)
+                        guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here)
                     });
                 }
                 3 => {

@@ -109,7 +109,7 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const REFILL_BREAKS: bool;
     /// Whether a CPU may keep an entry in its TLB after it faulted there for lack of a right. If
     /// so, that CPU invalidates the entry once the right was given, before it runs the guest again
-    /// ([`Granted`](crate::Granted)). It is true on Arm, where a permission fault invalidates
+    /// ([`LocalFlush`](crate::LocalFlush)). It is true on Arm, where a permission fault invalidates
     /// nothing (DDI 0487, "TLB maintenance requirements"), and on RISC-V, where a fault orders
     /// nothing. It is false on x86, where the fault invalidates what translated the address (SDM
     /// 3C, "Operations that Invalidate Cached Mappings"; APM 2, 5.5), and on Power, where the CPU

@@ -18,8 +18,8 @@ use super::rules::{
 use super::{ChangeError, Pages};
 use crate::addr::{Gpa, GpaRange, Hpa};
 use crate::format::{Access, Attributes, Execute, Format, Kind, Rights, Software};
-use crate::granted::Granted;
 use crate::guard::Guard;
+use crate::local_flush::LocalFlush;
 use crate::platform::Platform;
 use crate::pte::{Atomically, Change};
 use crate::table::{folded, pte};
@@ -100,7 +100,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     ///
     /// Memory that becomes executable is made coherent first ([`Platform::maintain`]). The change
     /// is published to walkers, and nothing is owed to other CPUs: one that holds the old rights
-    /// faults once more. The CPU that faulted has to drop them: see [`Granted`]. A leaf that was
+    /// faults once more. The CPU that faulted has to drop them: see [`LocalFlush`]. A leaf that was
     /// not accessed is in no TLB. A caller that logs writes by faults reports the write after this,
     /// not before: if a round ends in between, the next one must find the write.
     ///
@@ -115,7 +115,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         access: Access,
-    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
         self.relax_where(range, access, Software::NONE)
     }
 
@@ -131,7 +131,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         access: Access,
         software: Software,
-    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
         let needed = self.bits(range, software)?;
         match access {
@@ -148,7 +148,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         access: Access,
         needed: u64,
-    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
         if range.size() == 1 << F::PAGE_SHIFT && self.tables.check(&range).is_ok() {
             let (gpa, tables) = (range.start().0, self.tables);
@@ -159,7 +159,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                 }
             };
             if let Some(bytes) = bytes {
-                return Ok(Granted::new(tables, range, bytes));
+                return Ok(LocalFlush::new(tables, range, bytes));
             }
         }
         match access {
@@ -175,22 +175,22 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         access: Access,
         needed: u64,
-    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
         let (tables, format) = (self.tables, self.tables.format);
         let bytes = if FETCH {
             self.rewrite_many::<Atomically, _>(range, ForExecute(format, needed, access))
         } else {
             self.rewrite_many::<Atomically, _>(range, ForRead(format, needed))
         };
-        Ok(Granted::new(tables, range, bytes?))
+        Ok(LocalFlush::new(tables, range, bytes?))
     }
 
     /// Gives the page at `gpa` the right to write, as [`Guard::relax`] for a write does, and sets
     /// the bits `software` in its leaf. It is for a page whose software bits did not allow writes,
-    /// and that may be written now. Nothing is done, and [`Granted::is_changed`] is false, unless
-    /// the leaf of that page, not a block, maps `hpa`. The caller ensures that the memory at `hpa`
-    /// is still the page that may be written: no other thread may take it away, and map another
-    /// page at the same address, meanwhile.
+    /// and that may be written now. Nothing is done, and [`LocalFlush::is_changed`] is false,
+    /// unless the leaf of that page, not a block, maps `hpa`. The caller ensures that the memory at
+    /// `hpa` is still the page that may be written: no other thread may take it away, and map
+    /// another page at the same address, meanwhile.
     ///
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::Attributes`] of bits that the format lacks,
@@ -200,7 +200,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         hpa: Hpa,
         software: Software,
-    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
         let page = 1 << F::PAGE_SHIFT;
         let range = match GpaRange::new(Gpa(gpa.0 & !(page - 1)), page) {
             Ok(range) => range,
@@ -210,7 +210,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let rule = WriteAt(self.tables.format, hpa, added);
         match self.grant(range, rule) {
             Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
-                Ok(Granted::new(self.tables, range, 0))
+                Ok(LocalFlush::new(self.tables, range, 0))
             }
             result => result,
         }
@@ -229,7 +229,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         fetch: Access,
         software: Software,
-    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
         let needed = self.bits(range, software)?;
         self.grant(range, Executable(format, needed, fetch))
@@ -245,7 +245,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         software: Software,
-    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
         let needed = self.bits(range, software)?;
         self.grant(range, Writable(format, needed))
@@ -257,9 +257,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         rule: R,
-    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
         let bytes = self.rewrite::<Atomically, _>(range, rule)?;
-        Ok(Granted::new(self.tables, range, bytes))
+        Ok(LocalFlush::new(self.tables, range, bytes))
     }
 
     /// Returns `software` as bits of a leaf; refuses bits that are marks of consumers.

@@ -22,9 +22,9 @@ use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
 use crate::format::{Access, Format, Kind, Software};
-use crate::granted::Granted;
 use crate::guard::{Guard, Sums};
 use crate::invalidation::PendingFlush;
+use crate::local_flush::LocalFlush;
 use crate::platform::Platform;
 use crate::table::{Frame, Pte, folded, pte};
 use crate::tables::{Halted, Tables};
@@ -103,8 +103,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// all bits of `software`; leaves that stay larger do not. None of them is marked as used. With
     /// an access that is no fetch this is [`Guard::split`].
     ///
-    /// As the same step adds rights, the CPU that faulted has to drop the block: see [`Granted`].
-    /// Memory is made coherent first ([`Platform::maintain`]), and the tables are published.
+    /// As the same step adds rights, the CPU that faulted has to drop the block: see
+    /// [`LocalFlush`]. Memory is made coherent first ([`Platform::maintain`]), and the tables are
+    /// published.
     ///
     /// # Errors
     /// Those of [`Guard::split`].
@@ -114,7 +115,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
         fetch: Access,
         software: Software,
-    ) -> Result<Granted<'t, 'p, F, P>, Halted<SplitError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<SplitError>> {
         // No block has a bit that the format lacks, or a consumer's mark as a bit of its user.
         let own = |bits: &u64| fetch.is_fetch() && bits & self.tables.marks == 0;
         let needed = software.encode(F::SOFTWARE).ok().filter(own);
@@ -122,7 +123,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let result = self.split_walk::<Batched>(range, F::size(0), cache, MOST_MERGED, execute);
         // Published, so that the vCPU that faulted finds the new leaves.
         self.tables.platform.publish();
-        result.map(|bytes| Granted::new(self.tables, range, bytes))
+        result.map(|bytes| LocalFlush::new(self.tables, range, bytes))
     }
 
     #[inline(never)]

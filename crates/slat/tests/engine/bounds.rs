@@ -8,7 +8,7 @@ use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{Moment, TestPlatform};
 use slat::{
     Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Contended, Format, Gpa,
-    GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, Rights, Skip, Software, SplitError,
+    GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Place, Rights, Skip, Software, SplitError,
     TableCache, Vmid,
 };
 use std::cell::Cell;
@@ -36,8 +36,8 @@ fn pages(bits: &[u64; 8]) -> Pages<'_> {
     Pages { start: Gpa(2 * M), bits }
 }
 
-fn granted<H: Hardware, E>(result: Result<Granted<'_, '_, H::Format, TestPlatform>, E>) {
-    let _ = result.map(Granted::elsewhere);
+fn granted<H: Hardware, E>(result: Result<LocalFlush<'_, '_, H::Format, TestPlatform>, E>) {
+    let _ = result.map(LocalFlush::not_needed_here);
 }
 
 type Call<H> = for<'t, 'p> fn(&mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>);
@@ -306,7 +306,7 @@ fn a_limit_counts_tables_whose_protection_is_pushed_down() {
         let calls: [Call; 2] = [
             |guard, of| guard.protect(of, Rights::ALL).err().map(|halted| halted.at),
             |guard, of| {
-                let result = guard.relax(of, Access::Write).map(Granted::elsewhere);
+                let result = guard.relax(of, Access::Write).map(LocalFlush::not_needed_here);
                 result.err().map(|halted| halted.at)
             },
         ];
@@ -329,7 +329,7 @@ fn a_limit_counts_tables_whose_protection_is_pushed_down() {
         guard.write_protect_subtrees(range(0, G)).unwrap();
         guard.invalidate();
         guard.limit(0);
-        let page = guard.relax(range(0, 4 * K), Access::Write).map(Granted::elsewhere);
+        let page = guard.relax(range(0, 4 * K), Access::Write).map(LocalFlush::not_needed_here);
         assert_eq!(page, Ok(4 * K));
     });
 }

@@ -207,10 +207,10 @@ fn a_mark_goes_to_all_pages_of_a_block_and_comes_back_to_it<H: Hardware>() {
         assert_eq!(fixture.harvest(Some(pager), range(page, 4 * page)).unwrap().len(), 4);
         fixture.guard.write_protect(range(0, 2 * page)).unwrap();
         assert!(!fixture.write(page));
-        fixture.guard.relax(range(0, 2 * page), Access::Read).unwrap().elsewhere();
+        fixture.guard.relax(range(0, 2 * page), Access::Read).unwrap().not_needed_here();
         fixture.guard.invalidate();
         assert_eq!(fixture.guard.collapse(all, large), Ok(0), "they differ in rights");
-        fixture.guard.allow_write(range(0, 2 * page), Software::NONE).unwrap().elsewhere();
+        fixture.guard.allow_write(range(0, 2 * page), Software::NONE).unwrap().not_needed_here();
         let plain = |attributes: &Attributes| attributes.software == Software::NONE;
         let collapsed = fixture.guard.collapse_where(all, large, plain);
         assert_eq!(collapsed, Ok(block), "they differ in marks alone");

@@ -58,11 +58,23 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         // Everything before the held entry is done.
         let why = ChangeError::Contended;
         refused(guard.write_protect(pages), HELD, why);
-        refused(guard.relax(pages, Access::Write).map(slat::Granted::elsewhere), HELD, why);
+        refused(
+            guard.relax(pages, Access::Write).map(slat::LocalFlush::not_needed_here),
+            HELD,
+            why,
+        );
         refused(guard.execute_protect(pages), HELD, why);
-        refused(guard.relax(pages, Access::Execute).map(slat::Granted::elsewhere), HELD, why);
+        refused(
+            guard.relax(pages, Access::Execute).map(slat::LocalFlush::not_needed_here),
+            HELD,
+            why,
+        );
         refused(guard.clean(pages), HELD, why);
-        refused(guard.relax(pages, Access::Write).map(slat::Granted::elsewhere), HELD, why);
+        refused(
+            guard.relax(pages, Access::Write).map(slat::LocalFlush::not_needed_here),
+            HELD,
+            why,
+        );
         assert_eq!(guard.counts().entries_written, before + 6 * 3);
         let mut bits = [0];
         refused(guard.harvest(pages, &mut bits), HELD, why);
@@ -71,7 +83,7 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         assert!(owed.is_none(), "the harvest completed what was owed");
         guard
             .relax(range(HELD + 4 * K, 4 * K), Access::Read)
-            .map(slat::Granted::elsewhere)
+            .map(slat::LocalFlush::not_needed_here)
             .unwrap();
     });
 }
@@ -161,11 +173,11 @@ fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported<H: Hardware
                 assert_eq!(guard.age(pages, &mut ages, how), Ok(Aged::default()));
                 guard
                     .relax(range(2 * M, 12 * K), Access::Read)
-                    .map(slat::Granted::elsewhere)
+                    .map(slat::LocalFlush::not_needed_here)
                     .unwrap();
                 guard
                     .relax(range(HELD + 4 * K, PAGES - 16 * K), Access::Read)
-                    .map(slat::Granted::elsewhere)
+                    .map(slat::LocalFlush::not_needed_here)
                     .unwrap();
             }
         });
@@ -280,7 +292,10 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are<H: Hardware>
             pte.store(raw, SeqCst);
             // The seals were taken back: every leaf can be changed.
             assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
-            guard.relax(range(2 * M, 2 * M), Access::Write).map(slat::Granted::elsewhere).unwrap();
+            guard
+                .relax(range(2 * M, 2 * M), Access::Write)
+                .map(slat::LocalFlush::not_needed_here)
+                .unwrap();
             assert_eq!(guard.collapse(all, block), Ok(2 * M));
             assert_eq!(size(guard, 2 * M), block);
         });
@@ -305,7 +320,7 @@ fn another_threads_push_down_makes_a_fault_contended_but_not_a_new_round() {
         pte.store(protected | 1 << 62, SeqCst);
         let page = range(2 * M, 4 * K);
         refused(
-            guard.relax(page, Access::Write).map(slat::Granted::elsewhere),
+            guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here),
             2 * M,
             ChangeError::Contended,
         );
@@ -321,9 +336,12 @@ fn another_threads_push_down_makes_a_fault_contended_but_not_a_new_round() {
         // Other operations pass it.
         let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
         assert!(!found.attributes.write);
-        assert_eq!(guard.relax(page, Access::Read).map(slat::Granted::elsewhere), Ok(0));
+        assert_eq!(guard.relax(page, Access::Read).map(slat::LocalFlush::not_needed_here), Ok(0));
         pte.store(protected, SeqCst);
-        assert_eq!(guard.relax(page, Access::Write).map(slat::Granted::elsewhere), Ok(4 * K));
+        assert_eq!(
+            guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here),
+            Ok(4 * K)
+        );
         let writable = |at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.write;
         let all = [2 * M, 2 * M + 4 * K, 4 * M - 4 * K].map(writable);
         assert_eq!(all, [true, false, false]);
@@ -347,7 +365,7 @@ fn a_table_whose_child_is_held_does_not_get_the_right_to_write() {
             pte.store(held, SeqCst);
             let page = range(4 * M - 4 * K, 4 * K);
             refused(
-                guard.relax(page, Access::Write).map(slat::Granted::elsewhere),
+                guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here),
                 page.start().0,
                 ChangeError::Contended,
             );
@@ -355,7 +373,7 @@ fn a_table_whose_child_is_held_does_not_get_the_right_to_write() {
             pte.store(raw, SeqCst);
         }
         assert_eq!(
-            guard.relax(range(2 * M, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+            guard.relax(range(2 * M, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here),
             Ok(4 * K)
         );
         assert_eq!(link.load(SeqCst), protected | 2);

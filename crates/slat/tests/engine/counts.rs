@@ -55,7 +55,7 @@ fn each_entry_on_the_way_and_each_in_the_range_is_read_once<H: Hardware>() {
         // The way, both entries, and all entries of the table.
         let all = range(0, 4 * M);
         let relaxed = cost::<H, _>(guard, |guard| {
-            guard.relax(all, Access::Write).map(slat::Granted::elsewhere)
+            guard.relax(all, Access::Write).map(slat::LocalFlush::not_needed_here)
         });
         assert_eq!(relaxed, (up + 1 + 512, 20));
         let mut bits = [0; 16];
@@ -137,7 +137,10 @@ fn an_invalidation_inside_is_counted_regardless_of_which_operation_owed_it() {
         assert_eq!(guard.counts().invalidations, 1);
         assert_eq!(guard.harvest(second, &mut [0]), Ok(0));
         assert_eq!(guard.counts().invalidations, 1);
-        assert_eq!(guard.relax(first, Access::Write).map(slat::Granted::elsewhere), Ok(4 * K));
+        assert_eq!(
+            guard.relax(first, Access::Write).map(slat::LocalFlush::not_needed_here),
+            Ok(4 * K)
+        );
         assert_eq!(guard.write_protect(first), Ok(4 * K));
         assert_eq!(guard.harvest(second, &mut [0]), Ok(0));
         assert_eq!((guard.counts().invalidations, guard.pending_invalidation()), (2, None));

@@ -57,15 +57,24 @@ fn pages_at_both_ends<H: Hardware>(bits: u32) {
                 let how = Ageing { clear: true, skip, fresh: true };
                 assert_eq!(guard.age(at, &mut ages, how).unwrap().young, 1);
                 assert_eq!(young, [1]);
-                assert_eq!(guard.relax(at, Access::Read).map(slat::Granted::elsewhere), Ok(page));
+                assert_eq!(
+                    guard.relax(at, Access::Read).map(slat::LocalFlush::not_needed_here),
+                    Ok(page)
+                );
             }
-            assert_eq!(guard.relax(at, Access::Write).map(slat::Granted::elsewhere), Ok(page));
+            assert_eq!(
+                guard.relax(at, Access::Write).map(slat::LocalFlush::not_needed_here),
+                Ok(page)
+            );
             let named = Pages { start: Gpa(gpa), bits: &[1] };
             assert_eq!(guard.clean_pages(&named), Ok(page));
             assert_eq!(guard.write_protect_pages(&named), Ok(page));
             assert_eq!(guard.write_protect_subtrees(at), Ok(0));
             assert_eq!(guard.execute_protect(at), Ok(page));
-            assert_eq!(guard.relax(at, Access::Execute).map(slat::Granted::elsewhere), Ok(page));
+            assert_eq!(
+                guard.relax(at, Access::Execute).map(slat::LocalFlush::not_needed_here),
+                Ok(page)
+            );
             assert_eq!(guard.split(at, smallest, cache), Ok(0));
             assert_eq!(guard.collapse(at, smallest), Ok(0));
         }
@@ -75,7 +84,7 @@ fn pages_at_both_ends<H: Hardware>(bits: u32) {
         assert_eq!(guard.flush(all), Ok(ends.len() as u64 * page));
         assert_eq!(guard.write_protect(all), Ok(0));
         assert_eq!(
-            guard.relax(all, Access::Write).map(slat::Granted::elsewhere),
+            guard.relax(all, Access::Write).map(slat::LocalFlush::not_needed_here),
             Ok(ends.len() as u64 * page)
         );
         assert!(guard.write_protect_subtrees(all).unwrap() >= ends.len() as u64 * page);
@@ -124,7 +133,10 @@ fn blocks_at_both_ends<H: Hardware>(bits: u32) {
                 guard.split(end, size(page), cache).unwrap();
                 assert_eq!(guard.write_protect(end), Ok(page));
             }
-            assert_eq!(guard.relax(all, Access::Write).map(slat::Granted::elsewhere), Ok(2 * page));
+            assert_eq!(
+                guard.relax(all, Access::Write).map(slat::LocalFlush::not_needed_here),
+                Ok(2 * page)
+            );
             assert_eq!(guard.collapse(all, size(block)), Ok(block));
             assert_eq!(guard.leaves(all).unwrap().count(), 1);
             let pages = block / page;

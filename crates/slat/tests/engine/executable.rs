@@ -8,7 +8,7 @@ use crate::common::stage::{BBM, G, K, M, RAM, range};
 use crate::common::world::{VMID, cache, maintained};
 use crate::common::{Event, Moment, TestPlatform, destroy};
 use slat::{
-    Access, Attributes, Execute, Gpa, GpaRange, Granted, Hpa, Maintenance, Memory, Rights,
+    Access, Attributes, Execute, Gpa, GpaRange, Hpa, LocalFlush, Maintenance, Memory, Rights,
     Software, Tables,
 };
 
@@ -59,7 +59,7 @@ fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Softwa
         assert_eq!(guard.map(blocks, Hpa(HOST), DATA, largest, &mut cache), Ok(2 * size));
         platform.take_events();
         coherent_first(hardware, &platform);
-        guard.split_to_execute(part, &mut cache, Access::Execute, bits).unwrap().elsewhere();
+        guard.split_to_execute(part, &mut cache, Access::Execute, bits).unwrap().not_needed_here();
         let events = platform.take_events();
         platform.meanwhile(None);
         let new = executable(hardware, &platform);
@@ -129,7 +129,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
     assert_eq!(
         guard
             .allow_execute(range(AT, 16 * K), Access::Execute, Software::A)
-            .map(slat::Granted::elsewhere),
+            .map(slat::LocalFlush::not_needed_here),
         Ok(8 * K)
     );
     assert_eq!(pieces(), [at(0, 1), at(3, 4)]);
@@ -137,18 +137,23 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
     assert!(!accessed(AT) && accessed(AT + 12 * K), "one was used, and the other not");
     // A use makes the leaf executable that was not, and the others accessed.
     assert_eq!(
-        guard.relax(range(AT, 16 * K), Access::Execute).map(slat::Granted::elsewhere),
+        guard.relax(range(AT, 16 * K), Access::Execute).map(slat::LocalFlush::not_needed_here),
         Ok(12 * K)
     );
     assert_eq!(pieces(), [at(2, 3)]);
     platform.take_events();
     assert_eq!(
-        guard.allow_execute(block, Access::Execute, Software::B).map(slat::Granted::elsewhere),
+        guard
+            .allow_execute(block, Access::Execute, Software::B)
+            .map(slat::LocalFlush::not_needed_here),
         Ok(0),
         "it lacks the bit"
     );
     assert_eq!(platform.take_events(), []);
-    assert_eq!(guard.relax(block, Access::Execute).map(slat::Granted::elsewhere), Ok(2 * M));
+    assert_eq!(
+        guard.relax(block, Access::Execute).map(slat::LocalFlush::not_needed_here),
+        Ok(2 * M)
+    );
     assert_eq!(pieces(), [at(512, 1024)], "a block as a whole");
     drop((guard, cache));
     destroy(tables);
@@ -197,10 +202,10 @@ fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() 
         coherent_first(hardware, &platform);
         let changed = match way {
             0 => guard.protect(pages, Rights::ALL).unwrap(),
-            1 => guard.relax(pages, Access::Execute).map(Granted::elsewhere).unwrap(),
+            1 => guard.relax(pages, Access::Execute).map(LocalFlush::not_needed_here).unwrap(),
             _ => guard
                 .allow_execute(pages, Access::Execute, DATA.software)
-                .map(Granted::elsewhere)
+                .map(LocalFlush::not_needed_here)
                 .unwrap(),
         };
         platform.meanwhile(None);

@@ -11,7 +11,7 @@ use crate::common::{Event, Moment, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, Attributes, BreakBeforeMake, Execute, GpaRange, Granted, Hpa, Memory, PageSize,
+    Access, Attributes, BreakBeforeMake, Execute, GpaRange, Hpa, LocalFlush, Memory, PageSize,
     Software,
 };
 use std::cell::RefCell;
@@ -74,10 +74,12 @@ fn ways<H: Hardware>() -> Vec<Way<H>> {
         [("a page", page, PAGE), ("pages", pages, PAGE), ("a block", block, BLOCK)]
     {
         let before = Some((DATA, size));
-        let write: Give<H> =
-            |guard, _, at| _ = guard.relax(at, Access::Write).map(Granted::elsewhere).unwrap();
-        let fetch: Give<H> =
-            |guard, _, at| _ = guard.relax(at, Access::Execute).map(Granted::elsewhere).unwrap();
+        let write: Give<H> = |guard, _, at| {
+            _ = guard.relax(at, Access::Write).map(LocalFlush::not_needed_here).unwrap()
+        };
+        let fetch: Give<H> = |guard, _, at| {
+            _ = guard.relax(at, Access::Execute).map(LocalFlush::not_needed_here).unwrap()
+        };
         way(["relax, write, ", name].concat().leak(), before, at, write);
         way(["relax, fetch, ", name].concat().leak(), before, at, fetch);
     }

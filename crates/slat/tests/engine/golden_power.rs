@@ -277,7 +277,10 @@ fn where_hardware_does_not_set_r_and_c_a_use_is_an_interrupt_until_it_is_relaxed
             let used = || core.access(&platform, core.root(), 0x5_0123, write);
             if !SETS {
                 assert_eq!(used(), Used::Fault);
-                assert_eq!(guard.relax(page, access).map(slat::Granted::elsewhere), Ok(64 * K));
+                assert_eq!(
+                    guard.relax(page, access).map(slat::LocalFlush::not_needed_here),
+                    Ok(64 * K)
+                );
             }
             assert_eq!(used(), Used::Done { start: 0x5_0000, end: 0x6_0000 });
             let (raw, found) = guard.descriptor(Gpa(0x5_0000)).unwrap();

@@ -262,7 +262,10 @@ fn without_svadu_a_use_faults_until_it_is_relaxed_and_with_it_hardware_marks() {
             let used = || hart.access(&platform, hart.root(), 0x5123, write);
             if !SVADU {
                 assert_eq!(used(), Used::Fault);
-                assert_eq!(guard.relax(page, access).map(slat::Granted::elsewhere), Ok(4 * K));
+                assert_eq!(
+                    guard.relax(page, access).map(slat::LocalFlush::not_needed_here),
+                    Ok(4 * K)
+                );
             }
             assert_eq!(used(), Used::Done { start: 0x5000, end: 0x6000 });
             assert_eq!(guard.descriptor(Gpa(0x5000)), Some((after, PageSize::SIZE_4K)));

@@ -229,7 +229,7 @@ fn tables_that_become_inactive_are_changed_and_loaded_again<H: Hardware>() {
     let page = PageSize::SIZE_4K;
     assert_eq!(guard.split(range(0, 4 * K), page, &mut frames), Ok(2 * M));
     assert_eq!(
-        guard.relax(range(0, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+        guard.relax(range(0, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here),
         Ok(4 * K)
     );
     assert_eq!(crate::common::unmap(&mut guard, range(2 * M, 2 * M)).len(), 1);

@@ -35,41 +35,50 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
         }
         let all = range(0, 16 * K);
         assert_eq!(
-            guard.relax_where(all, Access::Write, A).map(slat::Granted::elsewhere),
+            guard.relax_where(all, Access::Write, A).map(slat::LocalFlush::not_needed_here),
             Ok(8 * K)
         );
         let written = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K).write);
         assert_eq!(written, [false, true, false, true]);
         assert_eq!(
-            guard.relax_where(all, Access::Write, A).map(slat::Granted::elsewhere),
+            guard.relax_where(all, Access::Write, A).map(slat::LocalFlush::not_needed_here),
             Ok(0),
             "they have it"
         );
         guard.write_protect(all).unwrap();
         guard.clean(all).unwrap();
         guard.invalidate();
-        assert_eq!(guard.allow_write(all, A.union(B)).map(slat::Granted::elsewhere), Ok(4 * K));
+        assert_eq!(
+            guard.allow_write(all, A.union(B)).map(slat::LocalFlush::not_needed_here),
+            Ok(4 * K)
+        );
         let last = attributes::<H>(guard, 12 * K);
         // A leaf whose writes hardware does not mark counts as written.
         assert_eq!((last.write, last.accessed, last.dirty), (true, true, !marks));
         assert_eq!(
-            guard.allow_execute(all, Access::Execute, B).map(slat::Granted::elsewhere),
+            guard.allow_execute(all, Access::Execute, B).map(slat::LocalFlush::not_needed_here),
             Ok(8 * K)
         );
         // A leaf that was not used before does not become accessed.
         let unused = Attributes { software: A, ..READ_ONLY };
         guard.map(range(M, 4 * K), Hpa(M), unused, page, cache).unwrap();
-        assert_eq!(guard.allow_write(range(M, 4 * K), A).map(slat::Granted::elsewhere), Ok(4 * K));
+        assert_eq!(
+            guard.allow_write(range(M, 4 * K), A).map(slat::LocalFlush::not_needed_here),
+            Ok(4 * K)
+        );
         let given = attributes::<H>(guard, M);
         assert_eq!((given.write, given.accessed, given.dirty), (true, false, !marks));
         // A leaf that was written does not become clean.
         assert_eq!(
-            guard.relax(range(M, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+            guard.relax(range(M, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here),
             Ok(4 * K)
         );
         assert_eq!(guard.write_protect(range(M, 4 * K)), Ok(4 * K));
         guard.invalidate();
-        assert_eq!(guard.allow_write(range(M, 4 * K), A).map(slat::Granted::elsewhere), Ok(4 * K));
+        assert_eq!(
+            guard.allow_write(range(M, 4 * K), A).map(slat::LocalFlush::not_needed_here),
+            Ok(4 * K)
+        );
         let given = attributes::<H>(guard, M);
         assert_eq!((given.write, given.accessed, given.dirty), (true, true, true));
         let executable = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K));
@@ -94,27 +103,35 @@ fn granted<H: Hardware>(format: H::Format) {
         let before = [0, 4 * K, 2 * M].map(|gpa| attributes::<H>(guard, gpa));
         // There is another page, none, or a block.
         assert_eq!(
-            guard.grant_write(Gpa(0), Hpa(20 * K), A).map(|granted| granted.elsewhere() != 0),
+            guard.grant_write(Gpa(0), Hpa(20 * K), A).map(|granted| granted.not_needed_here() != 0),
             Ok(false)
         );
         assert_eq!(
-            guard.grant_write(Gpa(8 * K), Hpa(24 * K), A).map(|granted| granted.elsewhere() != 0),
+            guard
+                .grant_write(Gpa(8 * K), Hpa(24 * K), A)
+                .map(|granted| granted.not_needed_here() != 0),
             Ok(false)
         );
         assert_eq!(
-            guard.grant_write(Gpa(2 * M), Hpa(2 * M), A).map(|granted| granted.elsewhere() != 0),
+            guard
+                .grant_write(Gpa(2 * M), Hpa(2 * M), A)
+                .map(|granted| granted.not_needed_here() != 0),
             Ok(false)
         );
         assert_eq!(before, [0, 4 * K, 2 * M].map(|gpa| attributes::<H>(guard, gpa)));
         assert_eq!(
-            guard.grant_write(Gpa(5 * K), Hpa(20 * K), A).map(|granted| granted.elsewhere() != 0),
+            guard
+                .grant_write(Gpa(5 * K), Hpa(20 * K), A)
+                .map(|granted| granted.not_needed_here() != 0),
             Ok(true)
         );
         let now = attributes::<H>(guard, 4 * K);
         assert_eq!((now.write, now.dirty, now.software), (true, true, A.union(B)));
         assert_eq!(attributes::<H>(guard, 0), before[0], "its neighbour");
         assert_eq!(
-            guard.grant_write(Gpa(4 * K), Hpa(20 * K), A).map(|granted| granted.elsewhere() != 0),
+            guard
+                .grant_write(Gpa(4 * K), Hpa(20 * K), A)
+                .map(|granted| granted.not_needed_here() != 0),
             Ok(false),
             "it has it"
         );
@@ -135,7 +152,7 @@ fn blocks_do_not_become_executable_with_pages_and_keep_their_bits<H: Hardware>()
         let (block, size) = (range(2 * M, 2 * M), PageSize::SIZE_2M);
         guard.map(block, Hpa(2 * M), how, size, cache).unwrap();
         refused(
-            guard.allow_execute(block, Access::Execute, B).map(slat::Granted::elsewhere),
+            guard.allow_execute(block, Access::Execute, B).map(slat::LocalFlush::not_needed_here),
             2 * M,
             ChangeError::CutsBlock { size },
         );

@@ -7,7 +7,7 @@ use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::GuardOf;
 use slat::{
-    Access, ChangeError, Gpa, GpaRange, Granted, Hpa, Owner, PageSize, Pages, Place, RangeError,
+    Access, ChangeError, Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Place, RangeError,
     UnmapError,
 };
 use std::sync::atomic::Ordering::SeqCst;
@@ -103,7 +103,7 @@ fn a_fault_gives_no_right_where_no_page_is_mapped<H: Hardware>() {
             let pte = hardware.pte(platform, number * 4 * K).0;
             let was = pte.load(SeqCst);
             for access in [Access::Read, Access::Write, Access::Execute] {
-                let given = guard.relax(page(number), access).map(Granted::elsewhere);
+                let given = guard.relax(page(number), access).map(LocalFlush::not_needed_here);
                 assert_eq!(given, Ok(0), "{access:?} of page {number}");
             }
             assert_eq!(guard.write_protect(page(number)), Ok(0));

@@ -57,7 +57,10 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did<H: Hardware>() {
         let all = one(VMID, 0, 16 * M + 8 * K, None);
         assert_eq!(guard.pending_invalidation(), Some(all));
         let counts = guard.counts();
-        assert_eq!(guard.relax(page, Access::Execute).map(slat::Granted::elsewhere), Ok(4 * K));
+        assert_eq!(
+            guard.relax(page, Access::Execute).map(slat::LocalFlush::not_needed_here),
+            Ok(4 * K)
+        );
         assert_eq!(guard.pending_invalidation(), Some(all), "who gives rights owes nothing");
         guard.invalidate();
         let events = platform.take_events();
@@ -417,7 +420,9 @@ fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
     };
     // A page: the tables on the way down to it become writable, all others stay protected.
     assert_eq!(
-        guard.relax(range(16 * M + 8 * K, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+        guard
+            .relax(range(16 * M + 8 * K, 4 * K), Access::Write)
+            .map(slat::LocalFlush::not_needed_here),
         Ok(4 * K)
     );
     // Three tables are marked and made writable; below them 1 table, 8 blocks and 1 table, 8 pages;

@@ -35,11 +35,11 @@ fn changes<H: Hardware>(
     check(guard.write_protect_subtrees(range));
     check(guard.execute_protect(range));
     check(guard.clean(range));
-    check(guard.relax(range, Access::Write).map(slat::Granted::elsewhere));
-    check(guard.relax(range, Access::Execute).map(slat::Granted::elsewhere));
+    check(guard.relax(range, Access::Write).map(slat::LocalFlush::not_needed_here));
+    check(guard.relax(range, Access::Execute).map(slat::LocalFlush::not_needed_here));
     check(guard.harvest(range, &mut [0; 1024]));
     if whole {
-        check(guard.relax(range, Access::Read).map(slat::Granted::elsewhere));
+        check(guard.relax(range, Access::Read).map(slat::LocalFlush::not_needed_here));
         let (mut young, mut unanswered) = ([0; 1024], [0; 1024]);
         let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
         check(guard.age(range, &mut ages, Ageing::LEAVES).map(|aged| aged.young));

@@ -95,7 +95,7 @@ fn a_reservation_is_never_taken_for_a_leaf<H: Hardware>() {
             assert_eq!(dirty, [named]);
             assert_eq!(guard.write_protect(pages), Ok(60 * K));
             assert_eq!(
-                guard.relax(pages, slat::Access::Write).map(slat::Granted::elsewhere),
+                guard.relax(pages, slat::Access::Write).map(slat::LocalFlush::not_needed_here),
                 Ok(60 * K)
             );
             assert_eq!(guard.execute_protect(pages), Ok(60 * K));

@@ -23,7 +23,8 @@ fn a_right_that_is_given_is_taken_from_tables_that_had_lost_theirs_before() {
         assert_eq!(guard.write_protect_subtrees(range(0, 2 * M)), Ok(2 * M));
         assert_eq!(guard.write_protect_subtrees(range(0, G)), Ok(G));
         guard.invalidate();
-        let given = guard.relax(range(0, 4 * K), Access::Write).map(slat::Granted::elsewhere);
+        let given =
+            guard.relax(range(0, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here);
         assert_eq!(given, Ok(4 * K));
         let writable =
             [0, 4 * K, 2 * M].map(|at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.write);

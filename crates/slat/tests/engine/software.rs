@@ -104,7 +104,7 @@ fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardw
             guard.age(block, &mut ages, EXACT).unwrap();
             guard.write_protect_subtrees(block).unwrap();
             guard.invalidate();
-            guard.relax(range(large, page), Access::Write).unwrap().elsewhere();
+            guard.relax(range(large, page), Access::Write).unwrap().not_needed_here();
             assert_eq!(of::<H>(guard, large), software);
             // With one leaf that differs, and with none.
             let last = range(2 * large - page, page);
@@ -151,8 +151,8 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
         assert_eq!(host::<H>(guard, page), Some(Hpa(9 * page)));
         // Each of the bits tells leaves apart.
         let access = Access::Read;
-        assert_eq!(guard.relax_where(all, access, Software::A).unwrap().elsewhere(), 0);
-        assert_eq!(guard.relax_where(all, access, last).unwrap().elsewhere(), 4 * page);
+        assert_eq!(guard.relax_where(all, access, Software::A).unwrap().not_needed_here(), 0);
+        assert_eq!(guard.relax_where(all, access, last).unwrap().not_needed_here(), 4 * page);
         let text = guard.dump().to_string();
         let number = H::SOFTWARE_BITS - 1;
         let name = if number == 1 { String::from("T ") } else { format!("S{number}") };

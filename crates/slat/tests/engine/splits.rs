@@ -9,7 +9,7 @@ use crate::common::stage::{G, K, M, RAM, arm, ept, on_stage, range, refused};
 use crate::common::{Event, Moment};
 use slat::format::power::PowerK64;
 use slat::{
-    Access, Attributes, Execute, Format, Gpa, Granted, Hpa, PageSize, Software, SplitError,
+    Access, Attributes, Execute, Format, Gpa, Hpa, LocalFlush, PageSize, Software, SplitError,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -168,7 +168,7 @@ fn a_split_for_an_access_that_is_no_fetch_gives_no_right<H: Hardware>() {
         guard.map(range(0, 2 * M), Hpa(0), READ, BLOCK, cache).unwrap();
         let page = range(4 * K, 4 * K);
         let done = guard.split_to_execute(page, cache, Access::Write, Software::NONE);
-        assert_eq!(done.map(Granted::elsewhere), Ok(2 * M));
+        assert_eq!(done.map(LocalFlush::not_needed_here), Ok(2 * M));
         let found = guard.translate(Gpa(4 * K)).unwrap().unwrap();
         assert_eq!((found.size, found.attributes), (PAGE, READ));
     });
@@ -183,7 +183,7 @@ fn a_block_whose_pages_become_executable_is_invalidated_once_and_whole<H: Hardwa
         guard.platform().take_events();
         let page = range(4 * G + 4 * K, 4 * K);
         let done = guard.split_to_execute(page, cache, Access::Execute, Software::A);
-        assert_eq!(done.map(Granted::elsewhere), Ok(2 * M));
+        assert_eq!(done.map(LocalFlush::not_needed_here), Ok(2 * M));
         let range = |event: Event| match event {
             Event::Invalidate(what) => Some(what.range),
             _ => None,

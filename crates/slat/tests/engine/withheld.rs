@@ -30,12 +30,12 @@ type Call = fn(&mut GuardOf<'_, '_, Intel>, u64) -> u64;
 fn a_table_gives_its_right_to_write_for_a_page_that_gets_it_and_for_no_other() {
     let calls: [(&str, Call); 3] = [
         ("relax", |guard, number| {
-            guard.relax_where(page(number), Access::Write, A).unwrap().elsewhere()
+            guard.relax_where(page(number), Access::Write, A).unwrap().not_needed_here()
         }),
-        ("allow", |guard, number| guard.allow_write(page(number), A).unwrap().elsewhere()),
+        ("allow", |guard, number| guard.allow_write(page(number), A).unwrap().not_needed_here()),
         // The memory of page 1.
         ("grant", |guard, number| {
-            guard.grant_write(page(number).start(), Hpa(4 * K), A).unwrap().elsewhere()
+            guard.grant_write(page(number).start(), Hpa(4 * K), A).unwrap().not_needed_here()
         }),
     ];
     for (name, call) in calls {
@@ -75,7 +75,7 @@ fn a_table_keeps_its_protection_if_the_page_is_in_a_block_that_is_refused() {
         guard.invalidate();
         let written = guard.counts().entries_written;
         let cuts = ChangeError::CutsBlock { size: BLOCK };
-        let result = guard.relax(page(1), Access::Write).map(slat::Granted::elsewhere);
+        let result = guard.relax(page(1), Access::Write).map(slat::LocalFlush::not_needed_here);
         refused(result, 4 * K, cuts);
         assert_eq!(guard.counts().entries_written, written);
     });
@@ -89,7 +89,7 @@ fn calls_for_one_page_use_up_no_limit() {
         guard.limit(512 + 1);
         for _ in 0..4 {
             let vacant = guard.relax(range(4 * M + 4 * K, 4 * K), Access::Write);
-            assert_eq!(vacant.map(slat::Granted::elsewhere), Ok(0));
+            assert_eq!(vacant.map(slat::LocalFlush::not_needed_here), Ok(0));
         }
         // One entry is left after the first table.
         assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(4 * M));

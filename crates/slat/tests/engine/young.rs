@@ -43,7 +43,10 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
         ("map of pages of two tables", &[2 * M - 4 * K, 2 * M + 4 * K], |guard, cache| {
             let both = range(2 * M - 4 * K, 12 * K);
             assert_eq!(guard.map(both, Hpa(2 * M - 4 * K), CLEAN, PAGE, cache), Ok(8 * K));
-            assert_eq!(guard.relax(both, Access::Read).map(slat::Granted::elsewhere), Ok(12 * K));
+            assert_eq!(
+                guard.relax(both, Access::Read).map(slat::LocalFlush::not_needed_here),
+                Ok(12 * K)
+            );
         }),
         ("map of pages below a table that was not there", &[3 * G], |guard, cache| {
             assert_eq!(guard.map(range(3 * G, 8 * K), Hpa(G), RAM, PAGE, cache), Ok(8 * K));
@@ -61,25 +64,27 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
         }),
         ("a read of a page", &[0], |guard, _| {
             assert_eq!(
-                guard.relax(range(0, 4 * K), Access::Read).map(slat::Granted::elsewhere),
+                guard.relax(range(0, 4 * K), Access::Read).map(slat::LocalFlush::not_needed_here),
                 Ok(4 * K)
             );
         }),
         ("a write of a page", &[0], |guard, _| {
             assert_eq!(
-                guard.relax(range(0, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+                guard.relax(range(0, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here),
                 Ok(4 * K)
             );
         }),
         ("an execution of pages", &[0, 2 * M], |guard, _| {
             assert_eq!(
-                guard.relax(range(0, 4 * M), Access::Execute).map(slat::Granted::elsewhere),
+                guard
+                    .relax(range(0, 4 * M), Access::Execute)
+                    .map(slat::LocalFlush::not_needed_here),
                 Ok(8 * K)
             );
         }),
         ("a read of all", &[0, 2 * M], |guard, _| {
             assert_eq!(
-                guard.relax(range(0, 1 << 40), Access::Read).map(slat::Granted::elsewhere),
+                guard.relax(range(0, 1 << 40), Access::Read).map(slat::LocalFlush::not_needed_here),
                 Ok(8 * K)
             );
         }),
@@ -88,7 +93,7 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
             assert_eq!(
                 guard
                     .grant_write(Gpa(0), Hpa(0), Software::NONE)
-                    .map(|granted| granted.elsewhere() != 0),
+                    .map(|granted| granted.not_needed_here() != 0),
                 Ok(true)
             );
         }),
@@ -141,7 +146,7 @@ fn tables_of_all_five_levels_are_marked() {
             let links = links(Five::of(tables), guard.platform(), 1 << 50);
             assert_eq!(links.len(), 4);
             links.iter().for_each(|pte| _ = pte.fetch_and(!mark, SeqCst));
-            let granted = guard.relax(pages, Access::Read).map(slat::Granted::elsewhere);
+            let granted = guard.relax(pages, Access::Read).map(slat::LocalFlush::not_needed_here);
             assert_eq!(granted, Ok(pages.size()));
             assert!(links.iter().all(|pte| pte.load(SeqCst) & mark == mark));
         });
@@ -177,7 +182,7 @@ fn what_was_made_accessed_before_an_early_end_is_below_marked_tables<H: Hardware
             let raw = pte.swap(H::MARK, SeqCst);
             let halted = guard
                 .relax(range(0, bytes), Access::Read)
-                .map(slat::Granted::elsewhere)
+                .map(slat::LocalFlush::not_needed_here)
                 .unwrap_err();
             assert_eq!(halted.at, Gpa(12 * K));
             pte.store(raw, SeqCst);
@@ -229,7 +234,10 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters<H
             assert!(young == 0 && read < 512, "{read} entries were read");
             // One table is marked, between others that are not.
             let page = range(10 * M, 4 * K);
-            assert_eq!(guard.relax(page, Access::Read).map(slat::Granted::elsewhere), Ok(4 * K));
+            assert_eq!(
+                guard.relax(page, Access::Read).map(slat::LocalFlush::not_needed_here),
+                Ok(4 * K)
+            );
             assert_eq!(scan(guard).0, 1);
             assert_eq!(scan(guard).0, 0);
             if !exact {

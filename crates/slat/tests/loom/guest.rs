@@ -387,7 +387,7 @@ impl<F: Walked> In<'_, F> {
         let write = access == Access::Write;
         let grant = write.then(|| self.grant(&at));
         let when = world.tick();
-        let result = self.guard.relax(range(&at), access).map(slat::Granted::elsewhere);
+        let result = self.guard.relax(range(&at), access).map(slat::LocalFlush::not_needed_here);
         self.guard.invalidate();
         if result.is_ok_and(|bytes| bytes == at.end - at.start) {
             self.made_used(when, &at, write);

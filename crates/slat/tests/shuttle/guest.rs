@@ -359,7 +359,7 @@ impl<'w, F: Walked> Guest<'w, F> {
     ) -> End {
         let grant = (access == Access::Write).then(|| self.ledger().grants(at));
         let mut guard = self.tables.enter(reader).unwrap();
-        let result = guard.relax(at, access).map(slat::Granted::elsewhere);
+        let result = guard.relax(at, access).map(slat::LocalFlush::not_needed_here);
         grant.into_iter().for_each(|grant| self.ledger().granted(grant));
         if complete {
             guard.invalidate();

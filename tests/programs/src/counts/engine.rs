@@ -185,7 +185,7 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     })?;
     bench.count::<F, _>("relax for a write, page by page", PAGES, protected, |guard, _| {
         for page in each() {
-            guard.relax(page, Access::Write).expect("no block is cut").elsewhere();
+            guard.relax(page, Access::Write).expect("no block is cut").not_needed_here();
         }
     })?;
     bench.count::<F, _>("execute-protect", PAGES, all, |guard, _| {

@@ -119,17 +119,17 @@ operations! {
         guard.execute_protect(at)
     }
     op_relax(guard: &mut On<'_>, at: GpaRange, access: Access) -> Changed {
-        guard.relax(at, access).map(slat::Granted::elsewhere)
+        guard.relax(at, access).map(slat::LocalFlush::not_needed_here)
     }
     op_relax_where(guard: &mut On<'_>, at: GpaRange, access: Access, software: Software)
         -> Changed {
-        guard.relax_where(at, access, software).map(slat::Granted::elsewhere)
+        guard.relax_where(at, access, software).map(slat::LocalFlush::not_needed_here)
     }
     op_allow_write(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
-        guard.allow_write(at, software).map(slat::Granted::elsewhere)
+        guard.allow_write(at, software).map(slat::LocalFlush::not_needed_here)
     }
     op_allow_execute(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
-        guard.allow_execute(at, Access::Execute, software).map(slat::Granted::elsewhere)
+        guard.allow_execute(at, Access::Execute, software).map(slat::LocalFlush::not_needed_here)
     }
     op_split(guard: &mut On<'_>, at: GpaRange, size: PageSize, cache: &mut Cache<'static>)
         -> Result<u64, Halted<SplitError>> {

@@ -19,7 +19,7 @@
 //! - **Scope.** [`Scope::Local`] reaches the entries of one PE. It suffices if the guest never ran
 //!   on another PE since the entries there were last invalidated; for a PE that is about to enter a
 //!   guest through another root under the same VMID (VTTBR_EL2.CnP is then 0); and for a PE that
-//!   faulted for lack of a right that its guest was then given ([`Granted`](crate::Granted)).
+//!   faulted for lack of a right that its guest was then given ([`LocalFlush`](crate::LocalFlush)).
 //!   Everything else needs [`Scope::InnerShareable`].
 //! - **System MMUs and nested guests** that cache the same tables are not reached.
 //!

@@ -127,7 +127,7 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
             Op::Relax(span) => {
                 let range = self.range(span);
                 let done = self.fixture.guard.relax(range, Access::Write);
-                if done.map(slat::Granted::elsewhere).is_ok() {
+                if done.map(slat::LocalFlush::not_needed_here).is_ok() {
                     let leaves = self.leaves(range);
                     leaves.into_iter().for_each(|(leaf, _)| self.made_dirty(leaf));
                 }

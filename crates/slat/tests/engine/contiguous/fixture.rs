@@ -328,7 +328,9 @@ impl<'p, const G: u32> Fixture<'p, G> {
             Rule::WriteProtect => guard.write_protect(range),
             Rule::ExecuteProtect => guard.execute_protect(range),
             Rule::Clean => guard.clean(range),
-            Rule::Relax(access) => guard.relax(range, access).map(slat::Granted::elsewhere),
+            Rule::Relax(access) => {
+                guard.relax(range, access).map(slat::LocalFlush::not_needed_here)
+            }
             Rule::Mark(set, clear) => guard.set_software(range, set, clear),
         });
         let (start, end) = (range.start().0, range.end().0);

@@ -316,18 +316,24 @@ fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
         guard.platform().take_events();
         let why = ChangeError::CutsBlock { size: block };
         refused(
-            guard.allow_execute(group, Access::Execute, Software::A).map(slat::Granted::elsewhere),
+            guard
+                .allow_execute(group, Access::Execute, Software::A)
+                .map(slat::LocalFlush::not_needed_here),
             64 * M,
             why,
         );
         refused(guard.write_protect(range(66 * M, 4 * K)), 66 * M, why);
         refused(
-            guard.relax(range(70 * M, 4 * K), Access::Execute).map(slat::Granted::elsewhere),
+            guard
+                .relax(range(70 * M, 4 * K), Access::Execute)
+                .map(slat::LocalFlush::not_needed_here),
             70 * M,
             why,
         );
         assert_eq!(
-            guard.allow_execute(group, Access::Execute, Software::B).map(slat::Granted::elsewhere),
+            guard
+                .allow_execute(group, Access::Execute, Software::B)
+                .map(slat::LocalFlush::not_needed_here),
             Ok(0),
             "it lacks the bit"
         );

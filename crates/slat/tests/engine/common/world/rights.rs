@@ -38,7 +38,9 @@ impl Rule {
             Self::Exactly(rights) => guard.protect(range, rights),
             Self::Mark { set, clear } => guard.set_software(range, set, clear),
             Self::Clean => guard.clean(range),
-            Self::Relax(access) => guard.relax(range, access).map(slat::Granted::elsewhere),
+            Self::Relax(access) => {
+                guard.relax(range, access).map(slat::LocalFlush::not_needed_here)
+            }
             Self::Subtrees => guard.write_protect_subtrees(range),
         }
     }

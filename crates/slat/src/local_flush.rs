@@ -17,22 +17,22 @@ use core::fmt;
 /// Rights that leaves of a range were given, or had already: the result of
 /// [`Guard::relax`](crate::Guard::relax) and similar operations.
 ///
-/// The CPU whose vCPU waits for the right calls [`Granted::flush_local`] before it runs the guest
-/// again, *also if nothing changed*: another thread may have given the right meanwhile, and the
-/// CPU's TLB entry is older. A caller that gives rights for which no vCPU of this CPU waits calls
-/// [`Granted::elsewhere`].
+/// The CPU whose vCPU waits for the right calls [`LocalFlush::flush_local`] before it runs the
+/// guest again, *also if nothing changed*: another thread may have given the right meanwhile, and
+/// the CPU's TLB entry is older. A caller that gives rights for which no vCPU of this CPU waits
+/// calls [`LocalFlush::not_needed_here`].
 ///
 /// An operation that halted returns none. A caller that repeats it for the same range gets one for
 /// the whole range. A caller that does not repeat it has nothing to flush: the guest faults again.
 #[must_use = "the CPU that faulted may fault for ever until it forgets the old rights: \
-              `flush_local` on that CPU, or `elsewhere`"]
-pub struct Granted<'t, 'p, F: Format, P: Platform> {
+              `flush_local` on that CPU, or `not_needed_here`"]
+pub struct LocalFlush<'t, 'p, F: Format, P: Platform> {
     tables: &'t Tables<'p, F, P>,
     range: GpaRange,
     bytes: u64,
 }
 
-impl<'t, 'p, F: Format, P: Platform> Granted<'t, 'p, F, P> {
+impl<'t, 'p, F: Format, P: Platform> LocalFlush<'t, 'p, F, P> {
     #[inline(always)]
     pub(crate) const fn new(tables: &'t Tables<'p, F, P>, range: GpaRange, bytes: u64) -> Self {
         Self { tables, range, bytes }
@@ -90,23 +90,23 @@ impl<'t, 'p, F: Format, P: Platform> Granted<'t, 'p, F, P> {
     /// waits for these rights runs on the calling CPU next. Another vCPU that holds the old rights
     /// faults, and its CPU handles that.
     #[inline(always)]
-    pub const fn elsewhere(self) -> u64 {
+    pub const fn not_needed_here(self) -> u64 {
         self.bytes
     }
 }
 
-impl<F: Format, P: Platform> Clone for Granted<'_, '_, F, P> {
+impl<F: Format, P: Platform> Clone for LocalFlush<'_, '_, F, P> {
     #[inline(always)]
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<F: Format, P: Platform> Copy for Granted<'_, '_, F, P> {}
+impl<F: Format, P: Platform> Copy for LocalFlush<'_, '_, F, P> {}
 
-impl<F: Format, P: Platform> fmt::Debug for Granted<'_, '_, F, P> {
+impl<F: Format, P: Platform> fmt::Debug for LocalFlush<'_, '_, F, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { range, bytes, .. } = self;
-        f.debug_struct("Granted").field("range", range).field("bytes", bytes).finish()
+        f.debug_struct("LocalFlush").field("range", range).field("bytes", bytes).finish()
     }
 }

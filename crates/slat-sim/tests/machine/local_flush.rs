@@ -2,10 +2,10 @@
 
 use crate::cases::Case;
 use crate::common::*;
-use slat::{Access, Format, Gpa, Granted, Invalidation};
+use slat::{Access, Format, Gpa, Invalidation, LocalFlush};
 use slat_sim::{Arch, Firmware, Kind, Machine};
 
-type Of<'t, 'p, C> = Granted<'t, 'p, <C as Case>::F, Machine<<C as Case>::A>>;
+type Of<'t, 'p, C> = LocalFlush<'t, 'p, <C as Case>::F, Machine<<C as Case>::A>>;
 
 /// CPU 0 caches a page without the right to write, and faults. The fault is handled, and `used`
 /// consumes the result. With `other`, a thread of another CPU has granted the right before.
@@ -25,7 +25,7 @@ fn answered<C: Case>(
         machine.unprotect(VMID, page);
         guest.with(|guard, _| {
             if other {
-                assert!(guard.relax(page, Access::Write).unwrap().elsewhere() != 0);
+                assert!(guard.relax(page, Access::Write).unwrap().not_needed_here() != 0);
             }
             let granted = guard.relax(page, Access::Write).unwrap();
             assert_eq!(granted.is_changed(), !other);
@@ -62,7 +62,7 @@ on_every_format!(a_cpu_that_forgets_locally_what_it_faulted_at_goes_on);
 fn one_that_does_not_faults_for_ever_where_a_fault_keeps_it<C: Case>() {
     for other in [false, true] {
         let machine = answered::<C>(alone(), other, |granted| {
-            granted.elsewhere();
+            granted.not_needed_here();
         });
         match C::F::KEEPS_FAULTING {
             true => caught(&machine, Kind::Livelock),
