@@ -8,7 +8,8 @@ use ax_memory_addr::{PhysAddr, VirtAddr};
 use axaddrspace::{AddrSpace, MappingFlags};
 use slat::format::ept::Ept2M;
 use slat::{
-    Access, AddressSpace, Attributes, Gpa, GpaRange, Hpa, PageSize, Pages, Place, TableCache, Vmid,
+    Access, AddressSpace, Attributes, Gpa, GpaRange, Hpa, PageSize, Pages, TableCache, UnmapEntry,
+    Vmid,
 };
 use slat_axvm::{GuestMemory, NestedPageTable};
 use slat_sim::Ept;
@@ -199,7 +200,7 @@ fn split_and_collapse(
 /// The content of the memory behind the window while it has another owner.
 const TAKEN: u64 = !0;
 
-/// Maps the window by pages and unmaps a part of it, again and again. The removals hand out the
+/// Maps the window by pages and unmaps a part of it, again and again. The batch hands out the
 /// memory once no vCPU can reach it, and this function uses it for something else at once.
 fn window_comes_and_goes(
     space: &RwLock<Space<'_>>,
@@ -211,16 +212,16 @@ fn window_comes_and_goes(
     let mut cache = TableCache::new(machine, &mut storage);
     let (window, memory) = (range(WINDOW, WINDOW_BYTES), machine.memory_base().0 + RAM_BYTES);
     // The range cuts both tables.
-    let (part, mut places) = (range(WINDOW + PAGE, WINDOW_BYTES / 2), [Place::EMPTY; 64]);
+    let (part, mut places) = (range(WINDOW + PAGE, WINDOW_BYTES / 2), [UnmapEntry::EMPTY; 64]);
     while running() {
         cache.fill(4)?;
         let shared = space.read().unwrap();
         let mut guard = shared.page_table().enter();
         guard.map(window, Hpa(memory), Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
-        let (mut left, mut removals) = (part, guard.removals(&mut places));
+        let (mut left, mut batch) = (part, guard.unmap_batch(&mut places));
         loop {
-            let result = guard.unmap(left, &mut removals);
-            for run in removals.complete() {
+            let result = guard.unmap(left, &mut batch);
+            for run in batch.complete() {
                 for page in (run.hpa.0..run.hpa.0 + run.bytes).step_by(PAGE as usize) {
                     machine.write_host(Hpa(page), TAKEN);
                 }

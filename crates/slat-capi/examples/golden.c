@@ -182,11 +182,11 @@ static uint64_t descriptor(struct slat_space *space, uint64_t gpa)
 struct heap {
     unsigned runs;
     uint64_t bytes;
-    struct slat_removed last;
+    struct slat_unmapped_run last;
     struct slat_space *space;
 };
 
-static void take(void *context, const struct slat_removed *run)
+static void take(void *context, const struct slat_unmapped_run *run)
 {
     struct heap *heap = (struct heap *)context;
     struct slat_translation found;
@@ -205,7 +205,7 @@ static void arm64(void)
     struct slat_platform platform = on(&machine, SLAT_BREAK_BEFORE_MAKE_ALWAYS);
     struct slat_format format;
     struct slat_translation found;
-    struct slat_removed leaf;
+    struct slat_unmapped_run leaf;
     struct slat_result done;
     struct slat_owing owing;
     struct heap heap;
@@ -416,7 +416,7 @@ static void refusals(void)
     struct slat_platform platform = on(&machine, SLAT_BREAK_BEFORE_MAKE_ALWAYS), missing;
     struct slat_format format;
     struct slat_translation found;
-    struct slat_removed leaf;
+    struct slat_unmapped_run leaf;
     struct slat_result done;
     struct slat_owing owing;
     uint64_t value;

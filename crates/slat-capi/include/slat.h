@@ -637,7 +637,7 @@ struct slat_attributes {
 /*
  Adjacent leaves of one size, with the same attributes, that were unmapped.
  */
-struct slat_removed {
+struct slat_unmapped_run {
   /*
    The first guest address.
    */
@@ -1039,7 +1039,7 @@ SLAT_MUST_USE
 struct slat_result slat_unmap(struct slat_space *space,
                               uint64_t gpa,
                               uint64_t bytes,
-                              void (*removed)(void *context, const struct slat_removed *run),
+                              void (*removed)(void *context, const struct slat_unmapped_run *run),
                               void *context);
 
 /*
@@ -1055,7 +1055,7 @@ struct slat_result slat_unmap(struct slat_space *space,
 SLAT_MUST_USE
 struct slat_result slat_unmap_leaf(struct slat_space *space,
                                    uint64_t gpa,
-                                   struct slat_removed *removed);
+                                   struct slat_unmapped_run *removed);
 
 /*
  Translates `gpa`, and writes the result to `translation`.

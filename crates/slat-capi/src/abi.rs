@@ -4,8 +4,8 @@ use core::ffi::c_void;
 use slat::format::{AttributeError, Software};
 use slat::{
     Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Hpa, MapError, Memory,
-    NewError, PageSize, RangeError, Removed, Rights, SpaceError, SplitError, Translation,
-    UnmapError,
+    NewError, PageSize, RangeError, Rights, SpaceError, SplitError, Translation, UnmapError,
+    UnmappedRun,
 };
 
 /// The outcome of a call. Each function names the values that it may return other than
@@ -347,7 +347,7 @@ pub struct slat_translation {
 /// Adjacent leaves of one size, with the same attributes, that were unmapped.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct slat_removed {
+pub struct slat_unmapped_run {
     /// The first guest address.
     pub gpa: u64,
     /// The memory behind them, which no CPU reaches any more.
@@ -474,7 +474,7 @@ impl From<Translation> for slat_translation {
     }
 }
 
-impl slat_removed {
+impl slat_unmapped_run {
     pub(crate) const NOTHING: Self = Self {
         gpa: 0,
         hpa: 0,
@@ -484,8 +484,8 @@ impl slat_removed {
     };
 }
 
-impl From<Removed> for slat_removed {
-    fn from(of: Removed) -> Self {
+impl From<UnmappedRun> for slat_unmapped_run {
+    fn from(of: UnmappedRun) -> Self {
         Self {
             gpa: of.gpa.0,
             hpa: of.hpa.0,

@@ -7,12 +7,12 @@ use crate::abi::{
 };
 use crate::abi::{
     range, size, slat_attributes, slat_format, slat_format_kind, slat_geometry, slat_platform,
-    slat_removed, slat_result, slat_status, slat_translation,
+    slat_result, slat_status, slat_translation, slat_unmapped_run,
 };
 use crate::handle::{self, Any, Entered, of_each, slat_space};
 use crate::machine::Machine;
 use core::ffi::c_void;
-use slat::{AddressSpace, Format, Gpa, Hpa, Removed, Vmid};
+use slat::{AddressSpace, Format, Gpa, Hpa, UnmappedRun, Vmid};
 
 /// Fills `format` with the features that most CPUs with this format have. `kind` is one of the
 /// values of `enum slat_format_kind`. A CPU's registers say what it really has
@@ -306,15 +306,15 @@ pub unsafe extern "C" fn slat_unmap(
     space: *mut slat_space,
     gpa: u64,
     bytes: u64,
-    removed: Option<unsafe extern "C" fn(context: *mut c_void, run: *const slat_removed)>,
+    removed: Option<unsafe extern "C" fn(context: *mut c_void, run: *const slat_unmapped_run)>,
     context: *mut c_void,
 ) -> slat_result {
     // SAFETY: the caller's promise is the callee's.
     let entered = unsafe { Entered::new(space) };
     result(entered.and_then(|mut entered| {
         let removed = removed.ok_or(slat_status::NullPointer)?;
-        let each = |run: Removed| {
-            let run = slat_removed::from(run);
+        let each = |run: UnmappedRun| {
+            let run = slat_unmapped_run::from(run);
             // SAFETY: the caller's function, called as it is declared; `run` lives until it
             // returns.
             unsafe { removed(context, &raw const run) };
@@ -336,14 +336,14 @@ pub unsafe extern "C" fn slat_unmap(
 pub unsafe extern "C" fn slat_unmap_leaf(
     space: *mut slat_space,
     gpa: u64,
-    removed: *mut slat_removed,
+    removed: *mut slat_unmapped_run,
 ) -> slat_result {
     // SAFETY: the caller's promise is the callee's.
     let entered = unsafe { Entered::new(space) };
     result(entered.and_then(|mut entered| {
         // Checks `removed` before anything is done, so that the unmapped leaf is not lost.
         // SAFETY: null, or the caller's to write.
-        let there = unsafe { store(removed, slat_removed::NOTHING) };
+        let there = unsafe { store(removed, slat_unmapped_run::NOTHING) };
         if there != slat_status::Ok {
             return Err(there);
         }

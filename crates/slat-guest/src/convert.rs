@@ -20,7 +20,9 @@ use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, Place, Removals, SplitError, UnmapError};
+use slat::{
+    Format, Gpa, GpaRange, Halted, OutOfFrames, SplitError, UnmapBatch, UnmapEntry, UnmapError,
+};
 
 /// Why pages were not converted, or private memory was not invalidated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -319,10 +321,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             while let Some(range) = rest {
                 let mut bytes = 0;
                 let result = self.inside(&guest.tables, |Inside { tables, guard, .. }| {
-                    let mut storage = [const { Place::EMPTY }; BATCH];
-                    let mut removals = Removals::new(tables, &mut storage);
-                    let result = guard.unmap(range, &mut removals);
-                    let leaves = removals.complete().map(|leaves| {
+                    let mut storage = [const { UnmapEntry::EMPTY }; BATCH];
+                    let mut batch = UnmapBatch::new(tables, &mut storage);
+                    let result = guard.unmap(range, &mut batch);
+                    let leaves = batch.complete().map(|leaves| {
                         bytes += leaves.bytes;
                         PrivateLeaves { gpa: leaves.gpa, hpa: leaves.hpa, bytes: leaves.bytes }
                     });

@@ -19,8 +19,8 @@ use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
-    Access, ChangeError, Format, Gpa, GpaRange, Guard, Halted, LocalFlush, PageSize, Removed,
-    Software, SplitError, Translation,
+    Access, ChangeError, Format, Gpa, GpaRange, Guard, Halted, LocalFlush, PageSize, Software,
+    SplitError, Translation, UnmappedRun,
 };
 
 /// The number of attempts at a fault while other threads change the same entries.
@@ -442,7 +442,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         &mut self,
         fault: &Fault<'_>,
         size: PageSize,
-        keep: impl Fn(&Guest<'w, F, H, B>, &View, &Removed),
+        keep: impl Fn(&Guest<'w, F, H, B>, &View, &UnmappedRun),
     ) {
         let (guest, view, range) = (self.guest, fault.slots, fault.page(size));
         guest.unmap(view, self.tables, &mut self.guard, [range], |removed| {

@@ -11,7 +11,7 @@ use crate::memslots::{Memslot, View};
 use crate::private::MemoryKind;
 use crate::sync::agreed;
 use crate::worker::{Inside, Worker};
-use slat::{Attributes, Format, Gpa, GpaRange, Guard, Removed, Tables};
+use slat::{Attributes, Format, Gpa, GpaRange, Guard, Tables, UnmappedRun};
 
 /// Neighbouring pages that were unmapped for the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,7 +131,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let _taking = hardware.then(|| self.taking.begin());
         self.unmap(view, tables, guard, ranges, |removed| {
             self.keep_dirty(view, &removed);
-            let Removed { gpa, bytes, attributes, .. } = removed;
+            let UnmappedRun { gpa, bytes, attributes, .. } = removed;
             // Each memslot's own part, with its host addresses and its kept marks.
             let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
             for (slot, part) in view.parts(&all) {

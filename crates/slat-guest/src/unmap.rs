@@ -9,8 +9,8 @@ use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::widened;
 use alloc::vec::Vec;
 use slat::{
-    Format, GpaRange, Guard, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
-    UnmapError,
+    Format, GpaRange, Guard, Halted, Maintenance, Memory, Tables, UnmapBatch, UnmapEntry,
+    UnmapError, UnmappedRun,
 };
 
 /// The number of runs of neighbouring leaves that are unmapped for one TLB invalidation.
@@ -19,7 +19,7 @@ const BATCH: usize = 64;
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Adds the dirty marks of unmapped leaves to the log of every memslot that has some of the
     /// pages, if hardware's marks are a part of the log.
-    pub(crate) fn keep_dirty(&self, view: &View, removed: &Removed) {
+    pub(crate) fn keep_dirty(&self, view: &View, removed: &UnmappedRun) {
         if self.config.logging != Logging::Hardware || !removed.attributes.dirty {
             return;
         }
@@ -33,7 +33,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// Keeps all marks of unmapped leaves, for pages that stay the guest's. The caller has
     /// announced the move ([`Guest::leaving`]) before it unmapped them.
-    pub(crate) fn keep_marks(&self, view: &View, removed: &Removed) {
+    pub(crate) fn keep_marks(&self, view: &View, removed: &UnmappedRun) {
         self.keep_dirty(view, removed);
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         for (slot, part) in view.parts(&all) {
@@ -50,7 +50,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// Reports private memory among `removed` to the machine. The memslot's pages are not being
     /// converted.
-    pub(crate) fn tell_private(&self, slot: &Memslot, removed: &Removed) {
+    pub(crate) fn tell_private(&self, slot: &Memslot, removed: &UnmappedRun) {
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         let Some(part) = slot.spec.common(&all).filter(|_| slot.kinds.is_some()) else { return };
         for run in slot.runs::<F>(part, MemoryKind::Private) {
@@ -71,7 +71,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
-        mut removed: impl FnMut(Removed),
+        mut removed: impl FnMut(UnmappedRun),
     ) -> u64 {
         self.remove(view, tables, guard, ranges, |leaves| {
             if self.caches.matters() && leaves.attributes.memory == Memory::Normal {
@@ -90,7 +90,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
-        mut removed: impl FnMut(Removed),
+        mut removed: impl FnMut(UnmappedRun),
     ) -> u64 {
         if !self.config.devices || !core::ptr::eq(tables, &*self.tables) {
             return self.remove_alone(tables, guard, ranges, |leaves| {
@@ -121,23 +121,23 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
-        mut removed: impl FnMut(&mut dyn Iterator<Item = Removed>) -> u64,
+        mut removed: impl FnMut(&mut dyn Iterator<Item = UnmappedRun>) -> u64,
     ) -> u64 {
-        let mut storage = [const { Place::EMPTY }; BATCH];
-        let mut removals = Removals::new(tables, &mut storage);
+        let mut storage = [const { UnmapEntry::EMPTY }; BATCH];
+        let mut batch = UnmapBatch::new(tables, &mut storage);
         let mut bytes = 0;
-        let mut complete = |removals: &mut Removals<'_, '_, F, H>| {
+        let mut complete = |batch: &mut UnmapBatch<'_, '_, F, H>| {
             let before = bytes;
-            bytes += removed(&mut removals.complete());
+            bytes += removed(&mut batch.complete());
             self.counters.invalidations.add(u64::from(bytes != before));
             bytes
         };
         for range in ranges {
             let mut rest = range;
             loop {
-                let at = match guard.unmap(rest, &mut removals) {
+                let at = match guard.unmap(rest, &mut batch) {
                     Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
-                        complete(&mut removals);
+                        complete(&mut batch);
                         match widened(guard, rest) {
                             Ok(wider) => rest = wider,
                             Err(_) => tables.platform().wait(),
@@ -145,11 +145,11 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
                         continue;
                     }
                     Err(Halted { at, why: UnmapError::Full }) => {
-                        complete(&mut removals);
+                        complete(&mut batch);
                         at
                     }
                     Err(Halted { at, why: UnmapError::Contended }) => {
-                        complete(&mut removals);
+                        complete(&mut batch);
                         tables.platform().wait();
                         at
                     }
@@ -162,23 +162,25 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
                 }
             }
         }
-        complete(&mut removals)
+        complete(&mut batch)
     }
 }
 
 /// Unmapped leaves that are being reported. If a report panics, this keeps the marks of all leaves
 /// whose report has not returned, for the next thread that asks.
-struct Unreported<'g, 'p, F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> {
+struct Unreported<'g, 'p, F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>> {
     guest: &'g Guest<'p, F, H, B>,
     view: &'g View,
     /// The leaves whose report is under way.
-    now: Option<Removed>,
+    now: Option<UnmappedRun>,
     leaves: I,
 }
 
-impl<F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> Unreported<'_, '_, F, H, B, I> {
+impl<F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>>
+    Unreported<'_, '_, F, H, B, I>
+{
     /// Reports the leaves; returns their bytes.
-    fn report(mut self, removed: &mut impl FnMut(Removed)) -> u64 {
+    fn report(mut self, removed: &mut impl FnMut(UnmappedRun)) -> u64 {
         let mut bytes = 0;
         for leaves in self.leaves.by_ref() {
             self.now = Some(leaves);
@@ -190,7 +192,7 @@ impl<F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> Unreported<'_,
     }
 }
 
-impl<F: Format, H: Host, B: Backing, I: Iterator<Item = Removed>> Drop
+impl<F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>> Drop
     for Unreported<'_, '_, F, H, B, I>
 {
     fn drop(&mut self) {

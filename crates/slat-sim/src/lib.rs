@@ -79,7 +79,7 @@
 //!
 //! ```
 //! use slat::{Attributes, Gpa, GpaRange, Hpa, PageSize, Reader};
-//! use slat::{Removals, TableCache, Tables, Vmid};
+//! use slat::{UnmapBatch, TableCache, Tables, Vmid};
 //! use slat_sim::{Arm, Machine};
 //!
 //! let machine = Machine::new(Arm::new(12, 39), 2);
@@ -96,10 +96,10 @@
 //! guard.map(page, Hpa(0x4000_0000), Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
 //! assert_eq!(machine.cpu(1).write(0x8000_0123), Ok(Hpa(0x4000_0123)));
 //!
-//! let mut storage = [slat::Place::EMPTY; 4];
-//! let mut removals = Removals::new(&tables, &mut storage);
-//! guard.unmap(page, &mut removals)?;
-//! for leaf in removals.complete() {
+//! let mut storage = [slat::UnmapEntry::EMPTY; 4];
+//! let mut batch = UnmapBatch::new(&tables, &mut storage);
+//! guard.unmap(page, &mut batch)?;
+//! for leaf in batch.complete() {
 //!     machine.take_back(leaf.hpa, leaf.bytes);
 //! }
 //! assert!(machine.finish().is_empty());

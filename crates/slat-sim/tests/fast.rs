@@ -4,8 +4,8 @@
 
 use slat::format::{arm64::Arm64K4, arm64::Arm64K16, ept::Ept1G};
 use slat::{
-    Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Place, Platform, Reader,
-    Removals, TableCache, Tables, Vmid,
+    Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Platform, Reader, TableCache,
+    Tables, UnmapBatch, UnmapEntry, Vmid,
 };
 use slat_sim::fast::{AccessError, CpuError, FastMachine, Why};
 use slat_sim::{Access, Arch, Arm, Ept, Fault};
@@ -69,10 +69,10 @@ fn unmap<'p, F: Format, A: Arch>(
     reader: &mut Reader<'p, FastMachine<A>>,
     gpa: GpaRange,
 ) {
-    let mut storage = [Place::EMPTY; 8];
-    let mut removals = Removals::new(tables, &mut storage);
-    tables.enter(reader).unwrap().unmap(gpa, &mut removals).expect("nothing is cut");
-    assert_ne!(removals.complete().count(), 0);
+    let mut storage = [UnmapEntry::EMPTY; 8];
+    let mut batch = UnmapBatch::new(tables, &mut storage);
+    tables.enter(reader).unwrap().unmap(gpa, &mut batch).expect("nothing is cut");
+    assert_ne!(batch.complete().count(), 0);
 }
 
 fn fault<T>(result: Result<T, AccessError>) -> Option<Fault> {

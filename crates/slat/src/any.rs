@@ -2,7 +2,7 @@
 
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::format::{Attributes, Geometry, Rights, Software};
-use crate::ops::Removed;
+use crate::ops::UnmappedRun;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, SpaceError};
 use crate::tables::{Contended, Halted, Translation};
@@ -115,7 +115,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     pub fn unmap(
         &mut self,
         range: GpaRange,
-        removed: impl FnMut(Removed),
+        removed: impl FnMut(UnmappedRun),
     ) -> Result<u64, Halted<SpaceError>> {
         of_each!(self, space => space.unmap(range, removed))
     }
@@ -132,7 +132,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     ///
     /// # Errors
     /// The errors of [`AddressSpace::unmap_leaf`].
-    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<Removed>, Halted<SpaceError>> {
+    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<UnmappedRun>, Halted<SpaceError>> {
         of_each!(self, space => space.unmap_leaf(gpa))
     }
 

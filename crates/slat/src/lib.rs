@@ -49,7 +49,7 @@
 //! - The guard gathers the TLB invalidation that its operations owe. The thread
 //!   [invalidates](Guard::invalidate) it, or hands it on as a [`Shootdown`].
 //! - An unmap hands out the memory of a leaf only after the guest cannot reach it any more
-//!   ([`Removals::complete`]). A harvest reports dirty pages only after no later write can go
+//!   ([`UnmapBatch::complete`]). A harvest reports dirty pages only after no later write can go
 //!   unrecorded ([`Guard::harvest`]).
 //! - [`Inactive`] tables, which no CPU has loaded, change by plain stores.
 //! - [`GuestRoot`] has the values of a CPU's registers. The module `fault` of each format decodes
@@ -136,8 +136,8 @@ pub use invalidation::{BreakBeforeMake, Invalidation, Vmid};
 pub use local_flush::LocalFlush;
 pub use ops::{
     Aged, Ageing, Ages, ChangeError, Consumer, ConsumerError, Dump, Leaf, Leaves, MapError, Owner,
-    OwnerError, Pages, Place, Removals, Removed, ReplaceError, Reservation, Skip, SplitError,
-    UnmapError,
+    OwnerError, Pages, ReplaceError, Reservation, Skip, SplitError, UnmapBatch, UnmapEntry,
+    UnmapError, UnmappedRun,
 };
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};

@@ -3,19 +3,19 @@
 //! A caller cannot read the memory behind an unmapped leaf before the invalidation has completed:
 //! ```
 //! # use slat::*;
-//! fn memory<F: Format, P: Platform>(removals: &mut Removals<'_, '_, F, P>) -> Option<Hpa> {
-//!     removals.complete().next().map(|leaves| leaves.hpa)
+//! fn memory<F: Format, P: Platform>(batch: &mut UnmapBatch<'_, '_, F, P>) -> Option<Hpa> {
+//!     batch.complete().next().map(|leaves| leaves.hpa)
 //! }
 //! ```
 //! ```compile_fail,E0616
 //! # use slat::*;
-//! fn memory<F: Format, P: Platform>(removals: &mut Removals<'_, '_, F, P>) -> Option<Hpa> {
-//!     removals.storage[0].0.map(|leaves| leaves.hpa)
+//! fn memory<F: Format, P: Platform>(batch: &mut UnmapBatch<'_, '_, F, P>) -> Option<Hpa> {
+//!     batch.storage[0].0.map(|leaves| leaves.hpa)
 //! }
 //! ```
 //! ```compile_fail,E0616
 //! # use slat::*;
-//! fn memory(storage: &[Place]) -> Option<Hpa> {
+//! fn memory(storage: &[UnmapEntry]) -> Option<Hpa> {
 //!     storage[0].0.map(|leaves| leaves.hpa)
 //! }
 //! ```

@@ -15,7 +15,7 @@ use crate::format::{Attributes, Format, Geometry, GuestRoot, Rights, Software};
 use crate::guard::Guard;
 use crate::invalidation::{PendingFlush, Vmid};
 use crate::ops::{
-    ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Removed, Rule, UnmapError,
+    ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Rule, UnmapError, UnmappedRun,
     maintenance,
 };
 use crate::platform::Platform;
@@ -316,7 +316,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     pub fn unmap(
         &mut self,
         range: GpaRange,
-        mut removed: impl FnMut(Removed),
+        mut removed: impl FnMut(UnmappedRun),
     ) -> Result<u64, Halted<SpaceError>> {
         // A page makes one run.
         if range.size() == 1 << F::PAGE_SHIFT {
@@ -329,8 +329,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     fn empty<'a>(
         &'a mut self,
         range: GpaRange,
-        runs: &'a mut [Option<Removed>],
-        removed: Option<&'a mut dyn FnMut(Removed)>,
+        runs: &'a mut [Option<UnmappedRun>],
+        removed: Option<&'a mut dyn FnMut(UnmappedRun)>,
     ) -> Result<u64, Halted<SpaceError>> {
         let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
         let Self { tables, cursor } = self;
@@ -377,7 +377,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ///
     /// # Errors
     /// [`SpaceError::Unmap`].
-    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<Removed>, Halted<SpaceError>> {
+    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<UnmappedRun>, Halted<SpaceError>> {
         let Some(Translation { size, .. }) = self.query(gpa) else { return Ok(None) };
         let start = Gpa(gpa.0 & !(size.bytes() - 1));
         let failed = |why| Halted { at: gpa, why: SpaceError::Unmap(UnmapError::Range(why)) };

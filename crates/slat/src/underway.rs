@@ -15,7 +15,7 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Pending {
-    /// Guards, shootdowns and removals that were dropped while they owed something.
+    /// Guards, shootdowns and batches that were dropped while they owed something.
     dropped: Dropped,
     pub removals: Underway,
     /// Cleans of dirty state.

@@ -22,7 +22,7 @@ use serde_json::json;
 use slat::format::arm64::Arm64;
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, PageSize,
-    Pages, Place, Reader, Removals, TableCache, Tables,
+    Pages, Reader, TableCache, Tables, UnmapBatch, UnmapEntry,
 };
 use slat_lab::failure::Failure;
 use slat_lab::record::Measurement;
@@ -451,8 +451,8 @@ impl<'p, F: Format> Both<'_, 'p, F> {
 
     /// Does the step in the engine; for ageing, returns the number of young pages.
     fn ours(&mut self, step: Step, reader: &mut Reader<'p, Arena>) -> anyhow::Result<u64> {
-        let mut places = [Place::EMPTY; 4096];
-        let mut removals = Removals::new(self.tables, &mut places);
+        let mut places = [UnmapEntry::EMPTY; 4096];
+        let mut batch = UnmapBatch::new(self.tables, &mut places);
         let mut storage = crate::fixture::chunk_storage();
         let mut cache = TableCache::new(self.arena, &mut storage);
         let mut guard = self.tables.enter(reader)?;
@@ -467,7 +467,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
                 guard.map(range, Fixture::<F>::host(&range), attributes, leaf, &mut cache)?;
             }
             Step::Unmap { start, size } => {
-                guard.unmap(range(start, size)?, &mut removals)?;
+                guard.unmap(range(start, size)?, &mut batch)?;
             }
             Step::Split { start, size, .. } => {
                 let (mut at, end) = (start, start + size);
@@ -501,7 +501,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         }
         guard.invalidate();
         drop(guard);
-        removals.complete().for_each(drop);
+        batch.complete().for_each(drop);
         Ok(young)
     }
 

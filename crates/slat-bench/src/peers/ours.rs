@@ -14,8 +14,8 @@ use crate::settings::peers::Caches;
 use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::{
-    Access, Ageing, Ages, Attributes, Batched, Counts, Format, GpaRange, Guard, Pages, Place,
-    Reader, Removals, TableCache, Tables,
+    Access, Ageing, Ages, Attributes, Batched, Counts, Format, GpaRange, Guard, Pages, Reader,
+    TableCache, Tables, UnmapBatch, UnmapEntry,
 };
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -319,17 +319,17 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
     }
 
     fn unmap(&mut self, reader: &mut Reader<'p, Arena>) -> anyhow::Result<f64> {
-        let mut places = [Place::EMPTY; 64];
+        let mut places = [UnmapEntry::EMPTY; 64];
         let watch = Stopwatch::start();
-        let mut removals = Removals::new(self.tables, &mut places);
+        let mut batch = UnmapBatch::new(self.tables, &mut places);
         let mut guard = self.tables.enter(reader)?;
-        let bytes = guard.unmap(self.turns.fixture.range(), &mut removals)?;
+        let bytes = guard.unmap(self.turns.fixture.range(), &mut batch)?;
         self.counts += guard.counts();
         guard.invalidate();
         drop(guard);
-        let removed: u64 = removals.complete().map(|removed| removed.bytes).sum();
+        let removed: u64 = batch.complete().map(|removed| removed.bytes).sum();
         let seconds = watch.seconds();
-        drop(removals);
+        drop(batch);
         let all = self.turns.work.memory;
         ensure!((bytes, removed) == (all, all), "{bytes} bytes unmapped, {removed} handed out");
         Ok(seconds)

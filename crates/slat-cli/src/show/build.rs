@@ -4,8 +4,8 @@ use super::dump::{Dump, Rights, Run};
 use super::ops::{Op, What};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa, GpaRange,
-    Guard, Halted, Hpa, MapError, Memory, PageSize, Place, Software, SplitError, TableCache,
-    Tables, UnmapError, Vmid,
+    Guard, Halted, Hpa, MapError, Memory, PageSize, Software, SplitError, TableCache, Tables,
+    UnmapEntry, UnmapError, Vmid,
 };
 use slat_bench::arena::Arena;
 use slat_bench::format::TableFormat;
@@ -177,12 +177,12 @@ impl<F: Format> Work<'_, '_, '_, F> {
     }
 
     fn unmap(&mut self, range: GpaRange) -> Result<(), Halted<UnmapError>> {
-        let mut storage = [Place::EMPTY; AT_HAND];
-        let mut removals = self.guard.removals(&mut storage);
+        let mut storage = [UnmapEntry::EMPTY; AT_HAND];
+        let mut batch = self.guard.unmap_batch(&mut storage);
         let mut rest = range;
         loop {
-            let done = self.guard.unmap(rest, &mut removals);
-            removals.complete().for_each(drop);
+            let done = self.guard.unmap(rest, &mut batch);
+            batch.complete().for_each(drop);
             match done {
                 Err(Halted { at, why: UnmapError::Full }) => {
                     let range = GpaRange::new(at, range.end().0 - at.0);

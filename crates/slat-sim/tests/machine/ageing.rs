@@ -3,7 +3,7 @@
 
 use crate::cases::Case;
 use crate::common::*;
-use slat::{Access, Ageing, Ages, Attributes, Format, Hpa, Reader, Removals, Skip, TableCache};
+use slat::{Access, Ageing, Ages, Attributes, Format, Hpa, Reader, Skip, TableCache, UnmapBatch};
 use slat_sim::{Arch, Machine};
 use std::sync::{Arc, Mutex};
 
@@ -56,8 +56,8 @@ fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip)
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(machine, &mut storage);
     cache.fill(4).unwrap();
-    let mut storage = [slat::Place::EMPTY; 64];
-    let mut removals = Removals::new(&guest.tables, &mut storage);
+    let mut storage = [slat::UnmapEntry::EMPTY; 64];
+    let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
     let mut reader = Reader::register(machine).unwrap();
     let mut guard = guest.tables.enter(&mut reader).unwrap();
     let table = BASE + (2 << 20);
@@ -70,7 +70,7 @@ fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip)
             let hpa = Hpa(RAM + (2 << 20) + MAPPED);
             let _ = guard.map(page, hpa, Attributes::RAM, K4, &mut cache);
         }
-        Other::Unmap => _ = guard.unmap(range(table + 0x6000, 0x3000), &mut removals),
+        Other::Unmap => _ = guard.unmap(range(table + 0x6000, 0x3000), &mut batch),
         Other::Split => _ = guard.split(range(BASE, 2 << 20), K4, &mut cache),
         Other::Protect => _ = guard.write_protect(range(BASE, BYTES)),
         Other::Collapse => {
@@ -84,7 +84,7 @@ fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip)
     }
     guard.invalidate();
     drop(guard);
-    let removed = removals.complete().filter(|leaf| leaf.attributes.accessed);
+    let removed = batch.complete().filter(|leaf| leaf.attributes.accessed);
     removed
         .flat_map(|leaf| {
             let first = ((leaf.gpa.0 - BASE) >> 12) as usize;

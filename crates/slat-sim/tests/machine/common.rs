@@ -4,7 +4,7 @@ use slat::format::arm64::Arm64;
 use slat::format::ept::Ept1G;
 use slat::{
     Access, Attributes, Consumer, Format, Gpa, GpaRange, Guard, Hpa, Invalidation, PageSize,
-    Reader, Removals, Software, TableCache, Tables, Vmid,
+    Reader, Software, TableCache, Tables, UnmapBatch, Vmid,
 };
 use slat_sim::{Arch, Arm, Ept, Firmware, Kind, Lazy, Machine, Place, Violation};
 
@@ -142,10 +142,10 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
 
     /// Unmaps correctly: takes memory back when the guest cannot reach it any more.
     pub fn unmap(&self, gpa: u64, bytes: u64) {
-        let mut storage = [slat::Place::EMPTY; 64];
-        let mut removals = Removals::new(&self.tables, &mut storage);
-        self.with(|guard, _| guard.unmap(range(gpa, bytes), &mut removals).unwrap());
-        for leaf in removals.complete() {
+        let mut storage = [slat::UnmapEntry::EMPTY; 64];
+        let mut batch = UnmapBatch::new(&self.tables, &mut storage);
+        self.with(|guard, _| guard.unmap(range(gpa, bytes), &mut batch).unwrap());
+        for leaf in batch.complete() {
             self.machine.take_back(leaf.hpa, leaf.bytes);
         }
     }

@@ -3,7 +3,7 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::format::arm64::Arm64;
-use slat::{Access, Format, Gpa, Hpa, Platform, Removals};
+use slat::{Access, Format, Gpa, Hpa, Platform, UnmapBatch};
 use slat_sim::{Arm, Kind, Machine, Moment};
 
 /// Maps a page, writable and clean, and caches it.
@@ -170,10 +170,10 @@ fn the_engines_unmap_hands_out_a_write_in_between() {
     let guest = Guest::arm(&machine);
     clean_page(&guest);
     machine.meanwhile(|machine, _| _ = machine.cpu(1).write(BASE));
-    let mut storage = [slat::Place::EMPTY; 4];
-    let mut removals = Removals::new(&guest.tables, &mut storage);
-    guest.with(|guard, _| guard.unmap(range(BASE, 0x1000), &mut removals).unwrap());
-    let removed: Vec<_> = removals.complete().collect();
+    let mut storage = [slat::UnmapEntry::EMPTY; 4];
+    let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
+    guest.with(|guard, _| guard.unmap(range(BASE, 0x1000), &mut batch).unwrap());
+    let removed: Vec<_> = batch.complete().collect();
     let dirty = removed[0].attributes.dirty;
     machine.claim_clean(VMID, range(BASE, 0x1000), |_| dirty);
     clean(&machine);

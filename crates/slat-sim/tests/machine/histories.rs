@@ -4,7 +4,8 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{
-    Access, Ageing, Ages, Attributes, Execute, Format, Gpa, GpaRange, Hpa, PageSize, Removals, Skip,
+    Access, Ageing, Ages, Attributes, Execute, Format, Gpa, GpaRange, Hpa, PageSize, Skip,
+    UnmapBatch,
 };
 use slat_sim::{Arch, Arm, Machine};
 use std::collections::BTreeMap;
@@ -151,10 +152,10 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
     fn unmap(&mut self) {
         let some = self.some();
         let machine = self.guest.machine;
-        let mut storage = [slat::Place::EMPTY; 4096];
-        let mut removals = Removals::new(&self.guest.tables, &mut storage);
-        let halted = self.guest.with(|guard, _| guard.unmap(some, &mut removals).err());
-        for leaf in removals.complete() {
+        let mut storage = [slat::UnmapEntry::EMPTY; 4096];
+        let mut batch = UnmapBatch::new(&self.guest.tables, &mut storage);
+        let halted = self.guest.with(|guard, _| guard.unmap(some, &mut batch).err());
+        for leaf in batch.complete() {
             machine.take_back(leaf.hpa, leaf.bytes);
             let gone = range(leaf.gpa.0, leaf.bytes);
             match self.guest.consumers[..] {

@@ -4,7 +4,7 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::format::arm64::Arm64;
-use slat::{Attributes, Format, Frame, Gpa, Hpa, Platform, Reader, Removals, TableCache};
+use slat::{Attributes, Format, Frame, Gpa, Hpa, Platform, Reader, TableCache, UnmapBatch};
 use slat_sim::{Arm, Kind, Machine, Moment};
 
 #[test]
@@ -220,9 +220,9 @@ fn the_engine_does_not_walk_into_a_leaf() {
     guest.with(|guard, cache| {
         let part = range(BASE + 0x1000, 0x1000);
         let mapped = guard.map(part, Hpa(RAM + 0x1000), Attributes::RAM, K4, cache);
-        let mut storage = [slat::Place::EMPTY; 4];
-        let mut removals = Removals::new(&guest.tables, &mut storage);
-        assert!(guard.unmap(part, &mut removals).is_err());
+        let mut storage = [slat::UnmapEntry::EMPTY; 4];
+        let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
+        assert!(guard.unmap(part, &mut batch).is_err());
         assert!(guard.write_protect(part).is_err());
         let _ = mapped;
     });
@@ -359,11 +359,11 @@ fn what_a_dropped_guard_or_removal_owed_is_done_by_the_next() {
         guest.write(1, BASE);
         let mut reader = Reader::register(&machine).unwrap();
         {
-            let mut storage = [slat::Place::EMPTY; 4];
-            let mut removals = Removals::new(&guest.tables, &mut storage);
+            let mut storage = [slat::UnmapEntry::EMPTY; 4];
+            let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
             let mut guard = guest.tables.enter(&mut reader).unwrap();
             match removal {
-                true => _ = guard.unmap(range(BASE, 0x1000), &mut removals).unwrap(),
+                true => _ = guard.unmap(range(BASE, 0x1000), &mut batch).unwrap(),
                 false => _ = guard.write_protect(range(BASE, 0x1000)).unwrap(),
             }
         }
@@ -381,13 +381,13 @@ fn the_engine_may_map_again_before_what_was_unmapped_is_invalidated() {
         let guest = Guest::arm(&machine);
         guest.map(BASE, RAM, 2 << 20, K4);
         guest.write(1, BASE);
-        let mut storage = [slat::Place::EMPTY; 4];
-        let mut removals = Removals::new(&guest.tables, &mut storage);
+        let mut storage = [slat::UnmapEntry::EMPTY; 4];
+        let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
         let mut reader = Reader::register(&machine).unwrap();
-        guest.tables.enter(&mut reader).unwrap().unmap(range(BASE, bytes), &mut removals).unwrap();
+        guest.tables.enter(&mut reader).unwrap().unmap(range(BASE, bytes), &mut batch).unwrap();
         guest.map(BASE, RAM + (4 << 20), bytes, K4);
         guest.read(1, BASE);
-        removals.complete().for_each(|leaf| machine.take_back(leaf.hpa, leaf.bytes));
+        batch.complete().for_each(|leaf| machine.take_back(leaf.hpa, leaf.bytes));
         guest.read(1, BASE);
         guest.fresh(BASE, 2 << 20);
         clean(&machine);
@@ -400,10 +400,10 @@ fn the_engine_frees_no_table_that_an_unmap_has_not_invalidated_yet() {
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, K4);
     guest.read(1, BASE);
-    let mut storage = [slat::Place::EMPTY; 4];
-    let mut removals = Removals::new(&guest.tables, &mut storage);
+    let mut storage = [slat::UnmapEntry::EMPTY; 4];
+    let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
     let mut reader = Reader::register(&machine).unwrap();
-    guest.tables.enter(&mut reader).unwrap().unmap(range(BASE, 2 << 20), &mut removals).unwrap();
+    guest.tables.enter(&mut reader).unwrap().unmap(range(BASE, 2 << 20), &mut batch).unwrap();
     guest.tables.reclaim();
     clean(&machine);
 }

@@ -3,7 +3,7 @@
 
 use crate::cases::Case;
 use crate::common::*;
-use slat::{Access, Attributes, Gpa, Hpa, Reader, Removals, TableCache};
+use slat::{Access, Attributes, Gpa, Hpa, Reader, TableCache, UnmapBatch};
 use slat_sim::{Arch, Kind, Machine, Moment};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -60,14 +60,14 @@ fn collapse_beside_unmap<A: Arch, F: slat::Format>(machine: Machine<A>, format: 
         if calls != nth {
             return;
         }
-        let mut storage = [slat::Place::EMPTY; 4];
-        let mut removals = Removals::new(&guest.tables, &mut storage);
+        let mut storage = [slat::UnmapEntry::EMPTY; 4];
+        let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
         let mut reader = Reader::register(machine).unwrap();
         let mut guard = guest.tables.enter(&mut reader).unwrap();
         // The unmap may have to be tried again; this test does not.
-        let _ = guard.unmap(range(BASE + 0x7000, 0x1000), &mut removals);
+        let _ = guard.unmap(range(BASE + 0x7000, 0x1000), &mut batch);
         drop(guard);
-        removals.complete().for_each(|leaf| machine.take_back(leaf.hpa, leaf.bytes));
+        batch.complete().for_each(|leaf| machine.take_back(leaf.hpa, leaf.bytes));
     });
     guest.with(|guard, _| _ = guard.collapse(range(BASE, 2 << 20), M2));
     machine.undisturbed();

@@ -3,8 +3,8 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{
-    Access, Attributes, ChangeError, Format, Halted, Hpa, MapError, Reader, Removals, SplitError,
-    TableCache, UnmapError,
+    Access, Attributes, ChangeError, Format, Halted, Hpa, MapError, Reader, SplitError, TableCache,
+    UnmapBatch, UnmapError,
 };
 use slat_sim::{Arch, Arm, Machine};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,10 +75,10 @@ fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, ke
             }
         }
         guard.invalidate();
-        let mut storage = [slat::Place::EMPTY; 512];
-        let mut removals = Removals::new(&guest.tables, &mut storage);
-        patiently(UnmapError::Contended, || guard.unmap(share, &mut removals));
-        for leaf in removals.complete() {
+        let mut storage = [slat::UnmapEntry::EMPTY; 512];
+        let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
+        patiently(UnmapError::Contended, || guard.unmap(share, &mut batch));
+        for leaf in batch.complete() {
             machine.take_back(leaf.hpa, leaf.bytes);
         }
         if kept {

@@ -52,8 +52,8 @@ impl Consumer {
     }
 
     /// Returns whether a leaf with these attributes was written and this consumer has not taken it:
-    /// of a leaf that [`Removals`](crate::Removals) hand out, whether the page was written since
-    /// this consumer's last harvest or clean of it that has completed.
+    /// of a leaf that [`UnmapBatch`](crate::UnmapBatch) hands out, whether the page was written
+    /// since this consumer's last harvest or clean of it that has completed.
     pub const fn is_dirty(self, attributes: &Attributes) -> bool {
         attributes.dirty || attributes.software.contains(self.mark)
     }

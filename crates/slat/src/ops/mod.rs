@@ -14,7 +14,6 @@ mod pages;
 mod prune;
 mod push_down;
 mod query;
-mod removals;
 mod replace;
 mod reserve;
 mod rights;
@@ -22,6 +21,7 @@ mod rules;
 mod split;
 mod unfold;
 mod unmap;
+mod unmap_batch;
 mod vacate;
 
 #[cfg(feature = "baselines")]
@@ -36,12 +36,12 @@ pub(crate) use map::{agrees, maintenance};
 pub use owner::{Owner, OwnerError};
 pub use pages::Pages;
 pub use query::{Dump, Leaf, Leaves};
-pub use removals::{Place, Removals, Removed};
 pub use replace::ReplaceError;
 pub use reserve::Reservation;
 pub(crate) use rules::{Exactly, Marked, Rule};
 pub use split::SplitError;
 pub use unmap::UnmapError;
+pub use unmap_batch::{UnmapBatch, UnmapEntry, UnmappedRun};
 
 use crate::addr::{GpaRange, PageSize, RangeError};
 use crate::format::{AttributeError, Format, Kind, Software};

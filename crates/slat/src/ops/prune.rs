@@ -2,8 +2,8 @@
 //! does the same for the tables that it covers or empties, and this is its code.
 
 use super::ChangeError;
-use super::removals::Removals;
 use super::unmap::{Unmap, vacant};
+use super::unmap_batch::UnmapBatch;
 use crate::addr::{GpaRange, Levels};
 use crate::format::Format;
 use crate::guard::Guard;
@@ -28,19 +28,19 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if let Err(error) = tables.check(&range) {
             return Self::halted(range.start(), ChangeError::Range(error));
         }
-        let mut removals = Removals::new(tables, &mut []);
-        removals.counted = true;
+        let mut batch = UnmapBatch::new(tables, &mut []);
+        batch.counted = true;
         tables.pending.removals.begin();
         let (start, end) = (range.start().0, range.end().0);
-        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, 0, &mut self.sums));
+        let mut visitor = Prune(Unmap::of(tables, &mut batch, &range, 0, &mut self.sums));
         let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let paused = self.keep(budget);
-        let retired = removals.unlinked.len();
+        let retired = batch.unlinked.len();
         if retired != 0 {
             self.sums.counts.invalidations += 1;
-            removals.complete().for_each(drop);
+            batch.complete().for_each(drop);
         }
         match result {
             Ok(()) => Ok(retired),

@@ -312,9 +312,10 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     /// the entry is frozen: no other thread maps, reserves, unmaps or looks up there; one that
     /// tries has to try again ([`MapError::Contended`], [`UnmapError::Contended`], [`Contended`]).
     ///
-    /// An entry that an unmap has emptied can be reserved before its [`Removals`](crate::Removals)
-    /// are completed. A caller that notifies another party of both, in order, keeps faults from
-    /// committing until it has notified that party of the removal.
+    /// An entry that an unmap has emptied can be reserved before its
+    /// [`UnmapBatch`](crate::UnmapBatch) are completed. A caller that notifies another party of
+    /// both, in order, keeps faults from committing until it has notified that party of the
+    /// removal.
     ///
     /// `tell` runs inside the tables: it must not wait for what waits for threads inside.
     ///

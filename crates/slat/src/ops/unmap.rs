@@ -17,7 +17,7 @@
 //! anything was mapped there meanwhile.
 //!
 //! Once all entries of a table are retired, its parent's entry is emptied, and the table waits in
-//! the removals for their invalidation. Between the first marker and the last nothing is allocated
+//! the batch for their invalidation. Between the first marker and the last nothing is allocated
 //! or called.
 //!
 //! An entry of a retired table stays so until the table is given back; so the thread that retired
@@ -26,8 +26,8 @@
 
 mod error;
 
-use super::removals::{Removals, Removed};
 use super::unfold::Group;
+use super::unmap_batch::{UnmapBatch, UnmappedRun};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
@@ -38,14 +38,14 @@ use crate::walk::{Budget, Entry, Flow, Tally, Visitor, links, visit_each};
 pub use error::UnmapError;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Unmaps `range` into `removals`; returns the bytes that were mapped. Reservations in the
+    /// Unmaps `range` into `batch`; returns the bytes that were mapped. Reservations in the
     /// range are void.
     ///
-    /// The removals have what is owed, not the guard. A table goes with the call that covers it
+    /// The batch has what is owed, not the guard. A table goes with the call that covers it
     /// whole, or that empties it; reservations in it are void as well.
     ///
     /// # Errors
-    /// Nothing is done on [`UnmapError::Range`], [`UnmapError::ForeignRemovals`], and on
+    /// Nothing is done on [`UnmapError::Range`], [`UnmapError::ForeignBatch`], and on
     /// [`UnmapError::CutsBlock`] unless the block appeared meanwhile. [`UnmapError::Full`] and
     /// [`UnmapError::Contended`] leave everything unmapped that precedes the address where it
     /// stopped.
@@ -53,24 +53,24 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     pub fn unmap(
         &mut self,
         range: GpaRange,
-        removals: &mut Removals<'_, '_, F, P>,
+        batch: &mut UnmapBatch<'_, '_, F, P>,
     ) -> Result<u64, Halted<UnmapError>> {
         let tables = self.tables;
-        if !core::ptr::eq(removals.tables, tables) {
-            return Self::halted(range.start(), UnmapError::ForeignRemovals);
+        if !core::ptr::eq(batch.tables, tables) {
+            return Self::halted(range.start(), UnmapError::ForeignBatch);
         }
         if let Err(why) = tables.check_change_of_many(&range) {
             return Self::halted(range.start(), why.into());
         }
-        if !core::mem::replace(&mut removals.counted, true) {
+        if !core::mem::replace(&mut batch.counted, true) {
             tables.pending.removals.begin();
         }
         if range.size() == 1 << F::PAGE_SHIFT
-            && let Some(bytes) = self.unmap_page(&range, removals)
+            && let Some(bytes) = self.unmap_page(&range, batch)
         {
             return Ok(bytes);
         }
-        self.unmap_walk(&range, removals)
+        self.unmap_walk(&range, batch)
     }
 
     /// Unmaps the leaf of a page whose table is there, without a walk; returns the bytes that were
@@ -80,7 +80,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     fn unmap_page(
         &mut self,
         range: &GpaRange,
-        removals: &mut Removals<'_, '_, F, P>,
+        batch: &mut UnmapBatch<'_, '_, F, P>,
     ) -> Option<u64> {
         let tables = self.tables;
         let (start, end) = (range.start().0, range.end().0);
@@ -93,30 +93,30 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
             return None;
         }
-        let mut removed = Removed {
+        let mut removed = UnmappedRun {
             gpa: range.start(),
             bytes: end - start,
             size: F::size(0),
             hpa: F::leaf_address(raw, 0),
             attributes: tables.format.decode(raw, 0),
         };
-        let continues = removals.continued(&removed).is_some();
-        if !continues && removals.is_full() {
+        let continues = batch.continued(&removed).is_some();
+        if !continues && batch.is_full() {
             return None;
         }
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
         pte.exchange(raw, empty).ok()?;
         let doubtful = tables.may_be_dirty(raw);
         match (continues, doubtful) {
-            (false, false) => removals.put(removed),
+            (false, false) => batch.put(removed),
             (false, true) => {
                 removed.attributes.dirty = true;
-                removals.push(removed);
+                batch.push(removed);
             }
             (true, _) => {
-                removals.extend(&Entry { pte, raw, start, end }, F::size(0));
+                batch.extend(&Entry { pte, raw, start, end }, F::size(0));
                 if doubtful {
-                    removals.dirty_last();
+                    batch.dirty_last();
                 }
             }
         }
@@ -125,7 +125,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.sums.counts.entries_written += 1;
         self.sums.counts.bytes_changed += end - start;
         if ends_are_vacant::<F>(ptes, 0) {
-            self.retire_around(range, removals);
+            self.retire_around(range, batch);
         }
         Some(end - start)
     }
@@ -133,8 +133,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Retires the table of the page that was unmapped, if that left it empty.
     #[cold]
     #[inline(never)]
-    fn retire_around(&mut self, range: &GpaRange, removals: &mut Removals<'_, '_, F, P>) {
-        let mut visitor = Unmap::of(self.tables, removals, range, 0, &mut self.sums);
+    fn retire_around(&mut self, range: &GpaRange, batch: &mut UnmapBatch<'_, '_, F, P>) {
+        let mut visitor = Unmap::of(self.tables, batch, range, 0, &mut self.sums);
         visitor.retire_from(range.start().0);
     }
 
@@ -142,12 +142,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     fn unmap_walk(
         &mut self,
         range: &GpaRange,
-        removals: &mut Removals<'_, '_, F, P>,
+        batch: &mut UnmapBatch<'_, '_, F, P>,
     ) -> Result<u64, Halted<UnmapError>> {
         let tables = self.tables;
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
         let before = self.sums.counts.bytes_changed;
-        let mut visitor = Unmap::of(tables, removals, range, empty, &mut self.sums);
+        let mut visitor = Unmap::of(tables, batch, range, empty, &mut self.sums);
         let mut budget = Budget::of(self.limit);
         let (start, end) = (visitor.start, visitor.end);
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
@@ -177,7 +177,7 @@ fn ends_are_vacant<F: Format>(ptes: &[Pte], level: u8) -> bool {
 
 pub(super) struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
     tables: &'r Tables<'r, F, P>,
-    removals: &'r mut Removals<'s, 't, F, P>,
+    batch: &'r mut UnmapBatch<'s, 't, F, P>,
     start: u64,
     end: u64,
     /// The end of the last group that was taken out; leaves below it were mapped later.
@@ -242,30 +242,30 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         // The next leaf of a run, the most frequent case, differs from the last one only in its
         // address.
         if (entry.raw, entry.start | u64::from(level)) == self.next
-            && self.removals.follows(F::leaf_address(entry.raw, level))
+            && self.batch.follows(F::leaf_address(entry.raw, level))
         {
             if entry.pte.exchange(entry.raw, left).is_err() {
                 return Flow::Again;
             }
             self.mark(1);
             tally.change(&entry);
-            self.removals.extend(&entry, F::size(level));
+            self.batch.extend(&entry, F::size(level));
             if self.tables.may_be_dirty(entry.raw) {
-                self.removals.dirty_last();
+                self.batch.dirty_last();
             }
             let further = F::further(entry.raw, F::size(level).bytes());
             self.next = (further, entry.end | u64::from(level));
             return Flow::Next;
         }
-        let mut removed = Removed {
+        let mut removed = UnmappedRun {
             gpa: Gpa(entry.start),
             bytes: entry.end - entry.start,
             size: F::size(level),
             hpa: F::leaf_address(entry.raw, level),
             attributes: self.tables.format.decode(entry.raw, level),
         };
-        let continues = self.removals.continued(&removed).is_some();
-        if !continues && self.removals.is_full() {
+        let continues = self.batch.continued(&removed).is_some();
+        if !continues && self.batch.is_full() {
             self.why = Stop::Full;
             return Flow::Stop;
         }
@@ -277,10 +277,10 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         if self.tables.may_be_dirty(entry.raw) {
             removed.attributes.dirty = true;
             if continues {
-                self.removals.dirty_last();
+                self.batch.dirty_last();
             }
         }
-        self.removals.push(removed);
+        self.batch.push(removed);
         let bytes = F::size(level).bytes();
         self.next = (F::further(entry.raw, bytes), entry.end | u64::from(level));
         Flow::Next
@@ -308,10 +308,10 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
             self.mark(taken as u32);
             tally.change(&all);
             tally.changed += taken as u64 - 1;
-            self.removals.extend(&all, F::size(0));
+            self.batch.extend(&all, F::size(0));
             // A clean that has completed since a page was taken out has seen its last write.
             if self.tables.may_be_dirty(raws[0]) {
-                self.removals.dirty_last();
+                self.batch.dirty_last();
             }
             self.next = (F::further(raws[0], bytes), all.end);
         }
@@ -371,7 +371,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     #[inline(always)]
     pub(super) fn of(
         tables: &'r Tables<'r, F, P>,
-        removals: &'r mut Removals<'s, 't, F, P>,
+        batch: &'r mut UnmapBatch<'s, 't, F, P>,
         range: &GpaRange,
         empty: u64,
         sums: &'r mut Sums,
@@ -379,7 +379,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         let (start, end) = (range.start().0, range.end().0);
         let why = Stop::Contended;
         let (marks, taken, next) = (None, 0, (0, 0));
-        Self { tables, removals, start, end, taken, empty, marks, next, sums, why }
+        Self { tables, batch, start, end, taken, empty, marks, next, sums, why }
     }
 
     /// Returns whether a run of pages from `at` on continues the last leaf.
@@ -393,7 +393,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
             && (0..RUN).all(follows)
             // Descriptors increase as their addresses do, unless a field overflows.
             && F::leaf_address(raws[RUN - 1], 0).0 == first.0 + (RUN as u64 - 1) * page
-            && self.removals.follows(first)
+            && self.batch.follows(first)
     }
 
     /// Returns the value that is left in an entry.
@@ -470,7 +470,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     fn group(&mut self, level: u8, gpa: u64) -> Flow {
         let tables = self.tables;
         let Some(group) = tables.group(gpa, level) else { return Flow::Again };
-        let full = self.removals.is_full();
+        let full = self.batch.is_full();
         if full {
             let Some(first) = group.state() else { return Flow::Wait };
             if !self.continued(&group, first, gpa) {
@@ -503,21 +503,21 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     /// Returns whether the part from `start` on of a group continues the last run.
     #[inline(always)]
     fn continued(&mut self, group: &Group<'_, F>, first: u64, start: u64) -> bool {
-        self.removals.continued(&self.removed(group, first, start)).is_some()
+        self.batch.continued(&self.removed(group, first, start)).is_some()
     }
 
     #[inline(always)]
     fn push(&mut self, group: &Group<'_, F>, first: u64) {
         let mut removed = self.removed(group, first, group.start);
         removed.attributes.dirty |= self.tables.may_be_dirty(first);
-        self.removals.push(removed);
+        self.batch.push(removed);
     }
 
     /// Returns the part from `start` on of a group whose first member, with all state, is `first`.
     #[inline(always)]
-    fn removed(&self, group: &Group<'_, F>, first: u64, start: u64) -> Removed {
+    fn removed(&self, group: &Group<'_, F>, first: u64, start: u64) -> UnmappedRun {
         let level = group.level();
-        Removed {
+        UnmappedRun {
             gpa: Gpa(start),
             bytes: group.end - start,
             size: F::size(level),
@@ -538,8 +538,8 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         let empty = self.token();
         let unlinked = pte.update(|raw| links::<F>(raw, level, table).then_some(empty));
         debug_assert!(unlinked.is_ok(), "a retired table was unlinked by somebody else");
-        self.removals.unlinked.add(F::table_address(table), &children[0]);
-        self.removals.owed.table(start, start + (1 << F::shift(level)));
+        self.batch.unlinked.add(F::table_address(table), &children[0]);
+        self.batch.owed.table(start, start + (1 << F::shift(level)));
     }
 
     /// Retires empty tables around the ends of the part of the range that was done.

@@ -12,7 +12,7 @@
 //! has only the second step, and unfolds before it only the groups that an end of the range cuts.
 
 use super::unfold::Group;
-use super::{ChangeError, Removed};
+use super::{ChangeError, UnmappedRun};
 use crate::addr::{Gpa, GpaRange, Hpa};
 use crate::build::dismantle;
 use crate::format::{Format, Kind};
@@ -35,7 +35,7 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
     pub fn unmap(
         &mut self,
         range: GpaRange,
-        mut removed: impl FnMut(Removed),
+        mut removed: impl FnMut(UnmappedRun),
     ) -> Result<u64, Halted<ChangeError>> {
         let tables = &self.0;
         if let Err(why) = tables.check_change(&range) {
@@ -166,7 +166,7 @@ impl<F: Format, P: Platform> Told<'_, F, P> {
 
 /// Leaves whose descriptors follow each other.
 struct Run {
-    first: Removed,
+    first: UnmappedRun,
     /// The value that the next leaf of the run would have.
     raw: u64,
     gpa: u64,
@@ -177,7 +177,7 @@ struct List<'t, 'r, F: Format, P: Platform> {
     told: Told<'t, F, P>,
     run: Option<Run>,
     bytes: u64,
-    removed: &'r mut dyn FnMut(Removed),
+    removed: &'r mut dyn FnMut(UnmappedRun),
 }
 
 impl<F: Format, P: Platform> List<'_, '_, F, P> {
@@ -263,7 +263,7 @@ impl<F: Format, P: Platform> List<'_, '_, F, P> {
             return;
         }
         self.finish();
-        let first = Removed {
+        let first = UnmappedRun {
             gpa: Gpa(gpa),
             bytes: size.bytes(),
             size,

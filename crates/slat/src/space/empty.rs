@@ -5,7 +5,7 @@ use super::walk::{Step, Visit};
 use crate::addr::{Gpa, Hpa};
 use crate::format::{Format, Kind};
 use crate::invalidation::PendingFlush;
-use crate::ops::Removed;
+use crate::ops::UnmappedRun;
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::table::{Pte, folded};
@@ -17,12 +17,12 @@ use crate::walk::Entry;
 pub(super) struct Empty<'a, 't, 'p, F: Format, P: Platform> {
     pub tables: &'t Tables<'p, F, P>,
     /// Runs of leaves that were taken out since the last invalidation.
-    pub runs: &'a mut [Option<Removed>],
+    pub runs: &'a mut [Option<UnmappedRun>],
     pub len: usize,
     /// The attributes of the leaf that was taken out last.
     pub bits: u64,
     /// Is given the runs. Without it nothing is kept.
-    pub removed: Option<&'a mut dyn FnMut(Removed)>,
+    pub removed: Option<&'a mut dyn FnMut(UnmappedRun)>,
     pub unlinked: Chain<F>,
     pub owed: PendingFlush,
     /// Whether a clean that was dropped may have taken the dirty state of what CPUs still write.
@@ -115,7 +115,7 @@ impl<'t, F: Format, P: Platform> Empty<'_, 't, '_, F, P> {
         }
         let mut attributes = self.tables.format.decode(raw, level);
         attributes.dirty |= self.written;
-        self.runs[self.len] = Some(Removed { gpa, bytes: size.bytes(), size, hpa, attributes });
+        self.runs[self.len] = Some(UnmappedRun { gpa, bytes: size.bytes(), size, hpa, attributes });
         (self.len, self.bits) = (self.len + 1, bits);
     }
 

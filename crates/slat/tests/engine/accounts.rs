@@ -6,7 +6,7 @@ use crate::common::stage::{G, K, M, RAM, arm, on_stage, range};
 use crate::common::world::cache;
 use crate::common::{TestPlatform, unmap};
 use slat::{
-    Attributes, BreakBeforeMake, Gpa, Hpa, PageSize, Place, Removals, Software, Tables, Vmid,
+    Attributes, BreakBeforeMake, Gpa, Hpa, PageSize, Software, Tables, UnmapBatch, UnmapEntry, Vmid,
 };
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -68,10 +68,10 @@ fn removals_that_forget_do_so_only_where_there_is_no_room() {
             for &at in &[0, 8 * K, 16 * K] {
                 guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache).unwrap();
             }
-            let mut places: Vec<_> = (0..room).map(|_| Place::EMPTY).collect();
-            let mut removals = Removals::new(tables, &mut places).forgetting();
-            assert_eq!(guard.unmap(range(0, 20 * K), &mut removals), Ok(12 * K));
-            let gone: Vec<_> = removals.complete().map(|run| run.gpa.0).collect();
+            let mut places: Vec<_> = (0..room).map(|_| UnmapEntry::EMPTY).collect();
+            let mut batch = UnmapBatch::new(tables, &mut places).forgetting();
+            assert_eq!(guard.unmap(range(0, 20 * K), &mut batch), Ok(12 * K));
+            let gone: Vec<_> = batch.complete().map(|run| run.gpa.0).collect();
             assert_eq!(gone, handed_out);
         });
     }

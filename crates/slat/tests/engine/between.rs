@@ -7,8 +7,8 @@ use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::format::power::PowerK64;
 use slat::{
-    BreakBeforeMake, Contended, Format, Gpa, GpaRange, Guard, Hpa, Owner, PageSize, Pages, Place,
-    Reader, Removals, Removed, Tables, Vmid,
+    BreakBeforeMake, Contended, Format, Gpa, GpaRange, Guard, Hpa, Owner, PageSize, Pages, Reader,
+    Tables, UnmapBatch, UnmapEntry, UnmappedRun, Vmid,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -54,11 +54,11 @@ fn map_groups(guest: Guest<Arm64K4>, at: GpaRange, memory: u64) {
     assert_eq!(mapped, Ok(at.size()));
 }
 
-fn unmap<F: Format>(guest: Guest<F>, at: GpaRange) -> Vec<Removed> {
-    let mut places = [const { Place::EMPTY }; 4];
-    let mut removals = Removals::new(guest, &mut places);
-    inside(guest, |guard| guard.unmap(at, &mut removals)).unwrap();
-    removals.complete().collect()
+fn unmap<F: Format>(guest: Guest<F>, at: GpaRange) -> Vec<UnmappedRun> {
+    let mut places = [const { UnmapEntry::EMPTY }; 4];
+    let mut batch = UnmapBatch::new(guest, &mut places);
+    inside(guest, |guard| guard.unmap(at, &mut batch)).unwrap();
+    batch.complete().collect()
 }
 
 /// Has another thread do `act` at the calls for a table that `when` chooses by their number, while

@@ -8,8 +8,8 @@ use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{Moment, TestPlatform};
 use slat::{
     Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Contended, Format, Gpa,
-    GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Place, Rights, Skip, Software, SplitError,
-    TableCache, Vmid,
+    GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Rights, Skip, Software, SplitError,
+    TableCache, UnmapEntry, Vmid,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -49,10 +49,10 @@ fn age<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, clear: bool, skip: Skip) {
 }
 
 fn unmap<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, at: GpaRange) {
-    let mut places = [Place::EMPTY; 4];
-    let mut removals = guard.removals(&mut places);
-    let _ = guard.unmap(at, &mut removals);
-    removals.complete().for_each(drop);
+    let mut places = [UnmapEntry::EMPTY; 4];
+    let mut batch = guard.unmap_batch(&mut places);
+    let _ = guard.unmap(at, &mut batch);
+    batch.complete().for_each(drop);
 }
 
 /// Every operation of a guard, on a table whose first entries are held.

@@ -13,7 +13,7 @@ use crate::common::world::{CacheOf, GuardOf, TablesOf, cache};
 use crate::common::{TestPlatform, destroy};
 use slat::{
     Access, AddressSpace, Attributes, BreakBeforeMake, ChangeError, Consumer, ConsumerError, Gpa,
-    GpaRange, Halted, Hpa, PageSize, Pages, Place, Removals, Software, Vmid,
+    GpaRange, Halted, Hpa, PageSize, Pages, Software, UnmapBatch, UnmapEntry, Vmid,
 };
 use std::collections::BTreeSet;
 
@@ -174,11 +174,11 @@ fn a_page_that_is_taken_out_says_for_each_consumer_whether_it_is_dirty<H: Hardwa
         assert!((0..3).all(|n| fixture.write(n * page)));
         assert_eq!(fixture.harvest(Some(log), range(page, page)).unwrap().len(), 1);
         assert_eq!(fixture.harvest(Some(pager), range(2 * page, page)).unwrap().len(), 1);
-        let mut storage = [const { Place::EMPTY }; 4];
-        let mut removals = Removals::new(fixture.tables, &mut storage);
-        assert_eq!(fixture.guard.unmap(all, &mut removals), Ok(4 * page));
-        let told: Vec<_> = removals.complete().collect();
-        let dirty = |leaf: &slat::Removed| [log, pager].map(|c| c.is_dirty(&leaf.attributes));
+        let mut storage = [const { UnmapEntry::EMPTY }; 4];
+        let mut batch = UnmapBatch::new(fixture.tables, &mut storage);
+        assert_eq!(fixture.guard.unmap(all, &mut batch), Ok(4 * page));
+        let told: Vec<_> = batch.complete().collect();
+        let dirty = |leaf: &slat::UnmappedRun| [log, pager].map(|c| c.is_dirty(&leaf.attributes));
         let expected = [[true, true], [false, true], [true, false], [false, false]];
         assert_eq!(told.iter().map(dirty).collect::<Vec<_>>(), expected);
         // A page that comes back as it left is dirty for the same consumers.
@@ -248,10 +248,10 @@ fn a_consumer_that_takes_a_mark_alone_owes_an_invalidation<H: Hardware>() {
         );
         fixture.guard.invalidate();
         // The log has not completed: an unmapped page may have been written.
-        let mut storage = [const { Place::EMPTY }; 1];
-        let mut removals = Removals::new(fixture.tables, &mut storage);
-        fixture.guard.unmap(all, &mut removals).unwrap();
-        assert!(removals.complete().all(|leaf| log.is_dirty(&leaf.attributes)));
+        let mut storage = [const { UnmapEntry::EMPTY }; 1];
+        let mut batch = UnmapBatch::new(fixture.tables, &mut storage);
+        fixture.guard.unmap(all, &mut batch).unwrap();
+        assert!(batch.complete().all(|leaf| log.is_dirty(&leaf.attributes)));
         late.complete();
     });
 }

@@ -9,7 +9,7 @@ use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Moment, TestPlatform, destroy};
 use slat::{
     Access, Aged, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Contended, Gpa, Hpa,
-    MapError, PageSize, Place, Skip, SplitError, TableCache, Tables, UnmapError, Vmid,
+    MapError, PageSize, Skip, SplitError, TableCache, Tables, UnmapEntry, UnmapError, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -40,12 +40,12 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
     with_held::<H>(format, sealed, |_, guard, cache| {
         let pages = range(2 * M, PAGES);
         let before = guard.counts().entries_written;
-        let mut storage = [const { Place::EMPTY }; 16];
-        let mut removals = guard.removals(&mut storage);
-        let result = guard.unmap(range(HELD, 8 * K), &mut removals);
+        let mut storage = [const { UnmapEntry::EMPTY }; 16];
+        let mut batch = guard.unmap_batch(&mut storage);
+        let result = guard.unmap(range(HELD, 8 * K), &mut batch);
         let text = refused(result, HELD, UnmapError::Contended);
         says(&text, &["0x203000", "changed by somebody else"]);
-        assert_eq!(removals.complete().next(), None);
+        assert_eq!(batch.complete().next(), None);
         // Map changes nothing before it could look at the whole range.
         let page = PageSize::SIZE_4K;
         let result = guard.map(pages, Hpa(0), RAM, page, cache);

@@ -4,7 +4,7 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
 use crate::common::stage::{G, K, M, RAM, on_stage, range};
 use crate::common::world::GuardOf;
-use slat::{Access, Ageing, Ages, Gpa, GpaRange, Hpa, PageSize, Place, Skip};
+use slat::{Access, Ageing, Ages, Gpa, GpaRange, Hpa, PageSize, Skip, UnmapEntry};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
@@ -97,16 +97,16 @@ fn each_entry_on_the_way_and_each_in_the_range_is_read_once<H: Hardware>() {
         });
         // Two links, which are found empty and read again.
         assert_eq!(fault, (up + 3, 4));
-        let mut places = [const { Place::EMPTY }; 8];
-        let mut removals = guard.removals(&mut places);
+        let mut places = [const { UnmapEntry::EMPTY }; 8];
+        let mut batch = guard.unmap_batch(&mut places);
         let before = guard.counts();
-        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(120 * K));
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut batch), Ok(120 * K));
         let after = guard.counts();
         let written = after.entries_written - before.entries_written;
         let taken = (after.entries_read - before.entries_read, written);
         // Each entry of the table is retired, those of 30 leaves as they are taken; its link.
         assert_eq!(taken, (up + 512, 512 + 1));
-        assert_eq!(removals.complete().map(|run| run.bytes).sum::<u64>(), 120 * K);
+        assert_eq!(batch.complete().map(|run| run.bytes).sum::<u64>(), 120 * K);
     });
 }
 on!(each_entry_on_the_way_and_each_in_the_range_is_read_once);

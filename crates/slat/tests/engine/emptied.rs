@@ -8,7 +8,7 @@ use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{G, K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::{CacheOf, GuardOf};
-use slat::{Attributes, Gpa, GpaRange, Hpa, PageSize, Place, Software, UnmapError};
+use slat::{Attributes, Gpa, GpaRange, Hpa, PageSize, Software, UnmapEntry, UnmapError};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 
@@ -20,12 +20,12 @@ fn pages(first: u64, count: u64) -> GpaRange {
 fn a_page_is_unmapped_without_room_only_if_it_continues_the_last_one() {
     on_stage::<Arm<12>>((arm(), 40, 8), |_, guard, cache| {
         guard.map(pages(0, 16), Hpa(0), RAM, PAGE, cache).unwrap();
-        let mut places = [Place::EMPTY];
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(pages(0, 1), &mut removals), Ok(4 * K));
-        refused(guard.unmap(pages(5, 1), &mut removals), 20 * K, UnmapError::Full);
-        assert_eq!(guard.unmap(pages(1, 1), &mut removals), Ok(4 * K));
-        let removed: Vec<_> = removals.complete().map(|run| (run.gpa, run.bytes)).collect();
+        let mut places = [UnmapEntry::EMPTY];
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(pages(0, 1), &mut batch), Ok(4 * K));
+        refused(guard.unmap(pages(5, 1), &mut batch), 20 * K, UnmapError::Full);
+        assert_eq!(guard.unmap(pages(1, 1), &mut batch), Ok(4 * K));
+        let removed: Vec<_> = batch.complete().map(|run| (run.gpa, run.bytes)).collect();
         assert_eq!(removed, [(Gpa(0), 8 * K)]);
         assert!(guard.translate(Gpa(20 * K)).unwrap().is_some());
     });
@@ -41,12 +41,13 @@ fn removed<H: Hardware>(
     for (page, (hpa, attributes)) in (7..).zip(memory) {
         assert_eq!(guard.map(pages(page, 1), Hpa(hpa), attributes, PAGE, cache), Ok(4 * K));
     }
-    let mut places = [const { Place::EMPTY }; 9];
-    let mut removals = guard.removals(&mut places);
-    assert_eq!(guard.unmap(range(0, M), &mut removals), Ok(9 * 4 * K));
-    let of =
-        |run: slat::Removed| (run.gpa.0 / (4 * K), run.bytes / (4 * K), run.hpa.0, run.attributes);
-    removals.complete().map(of).collect()
+    let mut places = [const { UnmapEntry::EMPTY }; 9];
+    let mut batch = guard.unmap_batch(&mut places);
+    assert_eq!(guard.unmap(range(0, M), &mut batch), Ok(9 * 4 * K));
+    let of = |run: slat::UnmappedRun| {
+        (run.gpa.0 / (4 * K), run.bytes / (4 * K), run.hpa.0, run.attributes)
+    };
+    batch.complete().map(of).collect()
 }
 
 fn pages_are_one_run_if_their_memory_goes_on_and_not_if_they_share_it<H: Hardware>() {
@@ -94,9 +95,9 @@ fn a_group_of_entries_that_were_emptied_is_reserved_behind_an_invalidation_of_al
         guard.map(pages(0, 16), Hpa(G), RAM, PAGE, cache).unwrap();
         // It keeps the table.
         guard.map(pages(64, 1), Hpa(0), RAM, PAGE, cache).unwrap();
-        let mut places = [Place::EMPTY];
-        let mut removals = guard.removals(&mut places);
-        guard.unmap(pages(0, 16), &mut removals).unwrap();
+        let mut places = [UnmapEntry::EMPTY];
+        let mut batch = guard.unmap_batch(&mut places);
+        guard.unmap(pages(0, 16), &mut batch).unwrap();
         guard.platform().take_events();
         let reserved = guard.reserve_contiguous(Gpa(0), PAGE, cache).unwrap();
         assert_eq!(reserved.range(), pages(0, 16));
@@ -108,7 +109,7 @@ fn a_group_of_entries_that_were_emptied_is_reserved_behind_an_invalidation_of_al
         let invalidated: Vec<_> = guard.platform().take_events().into_iter().map(of).collect();
         assert_eq!(invalidated, [Some(pages(0, 1)), Some(pages(0, 16))]);
         assert_eq!(guard.counts().invalidations, 2);
-        removals.complete().for_each(drop);
+        batch.complete().for_each(drop);
     });
 }
 

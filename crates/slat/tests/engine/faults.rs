@@ -8,8 +8,8 @@ use crate::common::stage::{K, M, RAM, ept, on_stage, on_stage_of, range, refused
 use crate::common::world::cache;
 use crate::common::{Event, TestPlatform};
 use slat::{
-    Access, BreakBeforeMake, Format, Gpa, Hpa, Invalidation, MapError, PageSize, Place, Tables,
-    Vmid,
+    Access, BreakBeforeMake, Format, Gpa, Hpa, Invalidation, MapError, PageSize, Tables,
+    UnmapEntry, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -26,9 +26,9 @@ fn a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes<
             // This page keeps the tables while others are unmapped.
             guard.map(range(2 * M, 4 * K), Hpa(0), RAM, PAGE, frames).unwrap();
             guard.map(at, Hpa(at.start().0), RAM, size, frames).unwrap();
-            let mut places = [const { Place::EMPTY }; 1];
-            let mut removals = guard.removals(&mut places);
-            assert_eq!(guard.unmap(at, &mut removals), Ok(at.size()));
+            let mut places = [const { UnmapEntry::EMPTY }; 1];
+            let mut batch = guard.unmap_batch(&mut places);
+            assert_eq!(guard.unmap(at, &mut batch), Ok(at.size()));
             guard.platform().take_events();
             let last = at.end().0 - 1;
             let reserved = guard.reserve(Gpa(last), largest, frames).unwrap().range();
@@ -37,7 +37,7 @@ fn a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes<
             let stale = Invalidation { vmid: Vmid(1), range: Some(at), leaf: None, tables: true };
             assert_eq!(guard.platform().take_events(), [Event::Invalidate(stale)]);
             assert_eq!(guard.counts().invalidations, 1);
-            assert_eq!(removals.complete().count(), 1);
+            assert_eq!(batch.complete().count(), 1);
         });
     }
 }

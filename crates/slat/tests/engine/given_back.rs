@@ -6,7 +6,7 @@ use crate::common::stage::{G, K, M, RAM, arm, range};
 use crate::common::world::{ALL, TablesOf, VMID, cache};
 use crate::common::{Event, TestPlatform, destroy, unmap};
 use crate::obligations::guest;
-use slat::{BreakBeforeMake, Gpa, Hpa, PageSize, Place, Vmid};
+use slat::{BreakBeforeMake, Gpa, Hpa, PageSize, UnmapEntry, Vmid};
 
 fn a_table_is_kept_until_no_thread_can_be_in_it<H: Hardware>() {
     let format = H::usual();
@@ -68,9 +68,9 @@ fn unlink_both<H: Hardware>(tables: &TablesOf<'_, H>, platform: &TestPlatform) {
     unlink::<H>(tables, platform);
     let mut reader = platform.register();
     let mut guard = tables.enter(&mut reader).unwrap();
-    let mut places = [const { Place::EMPTY }; 2];
-    let mut removals = guard.removals(&mut places);
-    assert_eq!(guard.unmap(range(16 * M, 2 * M), &mut removals), Ok(32 * K));
+    let mut places = [const { UnmapEntry::EMPTY }; 2];
+    let mut batch = guard.unmap_batch(&mut places);
+    assert_eq!(guard.unmap(range(16 * M, 2 * M), &mut batch), Ok(32 * K));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use slat::format::Kind;
 use slat::format::arm64::{Arm64, Arm64Lpa2K4, Arm64Lpa2K16, Shareability};
 use slat::{
     Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Format, Gpa, Hpa, Inactive,
-    PageSize, Place, TableCache, Tables, Vmid,
+    PageSize, TableCache, Tables, UnmapEntry, Vmid,
 };
 use std::sync::atomic::Ordering;
 
@@ -159,12 +159,12 @@ pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool)
             let found = guard.translate(gpa).unwrap().unwrap();
             assert_eq!((found.hpa, found.attributes), (Hpa(hpa + number * bytes), RAM));
         }
-        let mut places = [const { Place::EMPTY }; 4];
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(at, &mut removals), Ok(count * bytes));
-        let gone: Vec<_> = removals.complete().map(|run| (run.hpa, run.bytes)).collect();
+        let mut places = [const { UnmapEntry::EMPTY }; 4];
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(at, &mut batch), Ok(count * bytes));
+        let gone: Vec<_> = batch.complete().map(|run| (run.hpa, run.bytes)).collect();
         assert_eq!(gone, [(Hpa(hpa), count * bytes)]);
-        drop(removals);
+        drop(batch);
         drop(guard);
         drop(cache);
         destroy(tables);

@@ -446,12 +446,12 @@ fn every_invalidation_names_the_vmid_that_cpus_know_the_guest_by() {
         assert_eq!(told(), [Vmid(9)]);
         // The invalidation of a fill of an emptied entry, before the unmap has completed; then that
         // of the whole guest.
-        let mut storage = [const { slat::Place::EMPTY }; 1];
-        let mut removals = guard.removals(&mut storage);
-        guard.unmap(page, &mut removals).unwrap();
+        let mut storage = [const { slat::UnmapEntry::EMPTY }; 1];
+        let mut batch = guard.unmap_batch(&mut storage);
+        guard.unmap(page, &mut batch).unwrap();
         guard.map(page, Hpa(PAGE_4K), RAM, PAGE, cache).unwrap();
         assert_eq!(told(), [Vmid(9)]);
-        drop(removals);
+        drop(batch);
         guard.invalidate();
         assert_eq!(told(), [Vmid(9)]);
     });

@@ -47,21 +47,21 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
         } else if step.kind == 5 {
             let mut taken = Vec::new();
             let done = inactive.unmap(at, |removed| taken.push(removed));
-            let mut places = [const { slat::Place::EMPTY }; 64];
-            let mut removals = guard.removals(&mut places);
-            let expected = guard.unmap(at, &mut removals);
+            let mut places = [const { slat::UnmapEntry::EMPTY }; 64];
+            let mut batch = guard.unmap_batch(&mut places);
+            let expected = guard.unmap(at, &mut batch);
             assert_eq!(done.map_err(|halted| halted.at), expected.map_err(|halted| halted.at));
-            assert_eq!(taken, removals.complete().collect::<Vec<_>>());
-            drop(removals);
+            assert_eq!(taken, batch.complete().collect::<Vec<_>>());
+            drop(batch);
             guard.invalidate();
         } else if step.kind == 6 {
             let done = inactive.discard(at).map_err(|halted| halted.at);
-            let mut places = [slat::Place::EMPTY];
-            let mut removals = guard.removals(&mut places).forgetting();
-            let expected = guard.unmap(at, &mut removals).map(drop);
+            let mut places = [slat::UnmapEntry::EMPTY];
+            let mut batch = guard.unmap_batch(&mut places).forgetting();
+            let expected = guard.unmap(at, &mut batch).map(drop);
             assert_eq!(done, expected.map_err(|halted| halted.at));
-            removals.complete().for_each(drop);
-            drop(removals);
+            batch.complete().for_each(drop);
+            drop(batch);
             guard.invalidate();
         } else {
             assert_eq!(inactive.write_protect(at), guard.write_protect(at));

@@ -133,10 +133,10 @@ fn map(guest: &Guest, start: u64, size: u64, leaves: PageSize, memory: u64) -> u
 /// Unmaps, completes, and returns how many bytes were mapped.
 fn unmap(guest: &Guest, start: u64, size: u64) -> u64 {
     let mut reader = Reader::register(guest.platform()).unwrap();
-    let mut places = [const { Place::EMPTY }; 16];
-    let mut removals = Removals::new(guest, &mut places);
-    guest.enter(&mut reader).unwrap().unmap(range(start, size), &mut removals).unwrap();
-    removals.complete().map(|leaves| leaves.bytes).sum()
+    let mut places = [const { UnmapEntry::EMPTY }; 16];
+    let mut batch = UnmapBatch::new(guest, &mut places);
+    guest.enter(&mut reader).unwrap().unmap(range(start, size), &mut batch).unwrap();
+    batch.complete().map(|leaves| leaves.bytes).sum()
 }
 
 fn hpa(guest: &Guest, gpa: u64) -> Option<u64> {
@@ -286,11 +286,11 @@ fn an_entry_that_a_failed_retirement_empties_does_not_look_as_it_did() {
                 },
             ));
             let mut reader = Reader::register(platform).unwrap();
-            let mut places = [const { Place::EMPTY }; 16];
-            let mut removals = Removals::new(guest, &mut places);
-            let _ = guest.enter(&mut reader).unwrap().unmap(range(0, GIB), &mut removals);
+            let mut places = [const { UnmapEntry::EMPTY }; 16];
+            let mut batch = UnmapBatch::new(guest, &mut places);
+            let _ = guest.enter(&mut reader).unwrap().unmap(range(0, GIB), &mut batch);
             // It is never completed: its invalidation is still to come.
-            std::mem::forget(removals);
+            std::mem::forget(batch);
         });
         wait(emptied);
         // This thread is to fill the entry. It invalidates first, and then is slow to go on.
@@ -306,9 +306,9 @@ fn an_entry_that_a_failed_retirement_empties_does_not_look_as_it_did() {
         // Meanwhile the entry is filled and emptied again; a neighbour keeps the table.
         map(guest, 0, MIB2, BLOCK, 3 * MEMORY);
         let mut reader = Reader::register(platform).unwrap();
-        let mut places = [const { Place::EMPTY }; 16];
-        let mut removals = Removals::new(guest, &mut places);
-        guest.enter(&mut reader).unwrap().unmap(range(0, MIB2), &mut removals).unwrap();
+        let mut places = [const { UnmapEntry::EMPTY }; 16];
+        let mut batch = UnmapBatch::new(guest, &mut places);
+        guest.enter(&mut reader).unwrap().unmap(range(0, MIB2), &mut batch).unwrap();
         map(guest, MIB2, MIB2, BLOCK, 3 * MEMORY);
         let before = platform.invalidations();
         retire.store(true, SeqCst);
@@ -370,11 +370,11 @@ fn one_place_holds_as_many_leaves_as_continue_each_other() {
     map(guest, 8192, 4096, PAGE, 2 * MEMORY);
     let mut reader = Reader::register(platform).unwrap();
     let mut guard = guest.enter(&mut reader).unwrap();
-    let mut places = [const { Place::EMPTY }; 1];
-    let mut removals = guard.removals(&mut places);
+    let mut places = [const { UnmapEntry::EMPTY }; 1];
+    let mut batch = guard.unmap_batch(&mut places);
     let full = Halted { at: Gpa(8192), why: UnmapError::Full };
-    assert_eq!(guard.unmap(range(0, 12288), &mut removals), Err(full));
-    assert_eq!(removals.complete().map(|leaves| leaves.bytes).collect::<Vec<_>>(), [8192]);
+    assert_eq!(guard.unmap(range(0, 12288), &mut batch), Err(full));
+    assert_eq!(batch.complete().map(|leaves| leaves.bytes).collect::<Vec<_>>(), [8192]);
 }
 
 #[test]

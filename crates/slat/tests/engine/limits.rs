@@ -99,10 +99,10 @@ fn a_limited_operation_stops_at_an_address_and_goes_on_from_there_to_the_same_en
 
         let mut gone = 0;
         let pauses = until_done::<H, _, _>(guard, &UnmapError::Paused, |g, of| {
-            let mut storage = [const { slat::Place::EMPTY }; 4];
-            let mut removals = g.removals(&mut storage);
-            let result = g.unmap(of, &mut removals);
-            gone += removals.complete().map(|run| run.bytes).sum::<u64>();
+            let mut storage = [const { slat::UnmapEntry::EMPTY }; 4];
+            let mut batch = g.unmap_batch(&mut storage);
+            let result = g.unmap(of, &mut batch);
+            gone += batch.complete().map(|run| run.bytes).sum::<u64>();
             result
         });
         assert!(pauses > 2 && gone == BYTES, "{pauses} {gone:#x}");

@@ -9,8 +9,8 @@ use crate::common::world::{CacheOf, GuardOf, TablesOf, invalidations};
 use crate::common::{Moment, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, PageSize, Pages, Place,
-    Rights, Skip, Software,
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, PageSize, Pages, Rights,
+    Skip, Software, UnmapEntry,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -191,9 +191,9 @@ fn a_group_is_reserved_behind_the_invalidation_of_what_stood_in_any_of_its_entri
             // Another page keeps the table.
             guard.map(range(128 * K, 4 * K), Hpa(128 * K), RAM, PAGE, cache).unwrap();
             guard.map(page, Hpa(page.start().0), RAM, PAGE, cache).unwrap();
-            let mut places = [const { Place::EMPTY }; 1];
-            let mut removals = guard.removals(&mut places);
-            guard.unmap(page, &mut removals).unwrap();
+            let mut places = [const { UnmapEntry::EMPTY }; 1];
+            let mut batch = guard.unmap_batch(&mut places);
+            guard.unmap(page, &mut batch).unwrap();
             guard.platform().take_events();
             // Its own entry is another's, so that only the group finds this one.
             let other = Gpa((member + 1) % 16 * 4 * K);
@@ -204,7 +204,7 @@ fn a_group_is_reserved_behind_the_invalidation_of_what_stood_in_any_of_its_entri
                 .iter()
                 .any(|what| what.range.is_none_or(|it| it.start().0 == 0 && it.end().0 == GROUP));
             assert!(covered, "member {member}");
-            drop(removals);
+            drop(batch);
         });
     }
 }

@@ -13,8 +13,8 @@ use crate::common::world::{Mapping, World};
 use proptest::prelude::*;
 use slat::format::arm64::Arm64;
 use slat::{
-    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Gpa, GpaRange, PageSize, Place,
-    Removals,
+    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Gpa, GpaRange, PageSize, UnmapBatch,
+    UnmapEntry,
 };
 
 fn any_history_agrees_with_the_flat_model<H: Hardware>(bits: [u32; 4], frames: usize) {
@@ -104,16 +104,16 @@ fn a_table_is_given_back_only_when_no_walk_cache_can_hold_it() {
     assert_eq!(world.map(page, what, 2), None);
     platform.observe();
     // The machine checks each free: until the shootdown has completed, none may happen.
-    let mut storage = [Place::EMPTY; 1];
+    let mut storage = [UnmapEntry::EMPTY; 1];
     let mut reader = platform.register();
-    let mut removals = Removals::new(&world.tables, &mut storage);
+    let mut batch = UnmapBatch::new(&world.tables, &mut storage);
     let mut guard = world.tables.enter(&mut reader).unwrap();
-    assert_eq!(guard.unmap(block, &mut removals), Ok(1 << 12));
+    assert_eq!(guard.unmap(block, &mut batch), Ok(1 << 12));
     assert_eq!((platform.live(), world.tables.reclaim(), platform.live()), (3, 0, 3));
     drop(guard);
     assert_eq!((world.tables.reclaim(), platform.live()), (0, 3));
-    assert_eq!(removals.complete().count(), 1);
-    drop(removals);
+    assert_eq!(batch.complete().count(), 1);
+    drop(batch);
     // The table of pages, and the one above it, which became empty.
     assert_eq!((world.tables.reclaim(), platform.live()), (2, 1));
     platform.machine.take();

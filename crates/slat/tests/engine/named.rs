@@ -7,8 +7,8 @@ use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::GuardOf;
 use slat::{
-    Access, ChangeError, Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Place, RangeError,
-    UnmapError,
+    Access, ChangeError, Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, RangeError,
+    UnmapEntry, UnmapError,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -123,11 +123,11 @@ fn a_block_that_a_range_cuts_at_its_end_is_found_before_pages_of_another_table_c
         let before = guard.counts().entries_written;
         let pages = range(4 * K, 2 * M);
         refused(guard.write_protect(pages), 4 * K, ChangeError::CutsBlock { size: BLOCK });
-        let mut places = [const { Place::EMPTY }; 2];
-        let mut removals = guard.removals(&mut places);
-        let result = guard.unmap(pages, &mut removals);
+        let mut places = [const { UnmapEntry::EMPTY }; 2];
+        let mut batch = guard.unmap_batch(&mut places);
+        let result = guard.unmap(pages, &mut batch);
         refused(result, 4 * K, UnmapError::CutsBlock { size: BLOCK });
-        assert_eq!(removals.complete().count(), 0);
+        assert_eq!(batch.complete().count(), 0);
         assert_eq!(guard.counts().entries_written, before);
     });
 }
@@ -142,11 +142,11 @@ fn a_walk_to_one_page_that_cuts_a_block_reads_down_to_the_block<H: Hardware>() {
         let result = guard.write_protect(range(at, 4 * K));
         refused(result, at, ChangeError::CutsBlock { size: BLOCK });
         assert_eq!(guard.counts().entries_read - before, up);
-        let mut places = [const { Place::EMPTY }; 1];
-        let mut removals = guard.removals(&mut places);
-        let result = guard.unmap(range(at, 4 * K), &mut removals);
+        let mut places = [const { UnmapEntry::EMPTY }; 1];
+        let mut batch = guard.unmap_batch(&mut places);
+        let result = guard.unmap(range(at, 4 * K), &mut batch);
         refused(result, at, UnmapError::CutsBlock { size: BLOCK });
-        assert_eq!(removals.complete().count(), 0);
+        assert_eq!(batch.complete().count(), 0);
         assert_eq!(guard.counts().entries_read - before, 2 * up);
     });
 }

@@ -7,7 +7,8 @@ use crate::common::stage::{K, M, RAM, arm, ept, range};
 use crate::common::world::{ALL, TablesOf, VMID, cache};
 use crate::common::{Event, TestPlatform, destroy, unmap};
 use slat::{
-    Access, BreakBeforeMake, Gpa, GpaRange, Hpa, Invalidation, PageSize, Pages, Place, Tables, Vmid,
+    Access, BreakBeforeMake, Gpa, GpaRange, Hpa, Invalidation, PageSize, Pages, Tables, UnmapEntry,
+    Vmid,
 };
 
 /// A guest with eight blocks, followed by eight pages.
@@ -123,16 +124,16 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>
     let tables = guest::<H>(&platform, H::usual(), VMID);
     let mut reader = platform.register();
     let mut guard = tables.enter(&mut reader).unwrap();
-    let mut storage = [const { Place::EMPTY }; 2];
-    let mut removals = guard.removals(&mut storage);
-    assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
-    assert_eq!(guard.pending_invalidation(), None, "what is owed is in the removals");
+    let mut storage = [const { UnmapEntry::EMPTY }; 2];
+    let mut batch = guard.unmap_batch(&mut storage);
+    assert_eq!(guard.unmap(range(0, 2 * M), &mut batch), Ok(2 * M));
+    assert_eq!(guard.pending_invalidation(), None, "what is owed is in the batch");
     guard.invalidate();
     assert_eq!(platform.take_events(), []);
-    drop(removals);
+    drop(batch);
     guard.invalidate();
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-    // Removals also cover what others dropped, before they hand anything out.
+    // Batches also cover what others dropped, before they hand anything out.
     let mut other = platform.register();
     let mut dropped = tables.enter(&mut other).unwrap();
     assert_eq!(dropped.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
@@ -142,9 +143,9 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>
     assert_eq!((removed.len(), removed[0].hpa), (1, Hpa(2 * M)));
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
     // Empty removals leave nothing behind.
-    let mut removals = guard.removals(&mut storage);
-    assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(0));
-    drop(removals);
+    let mut batch = guard.unmap_batch(&mut storage);
+    assert_eq!(guard.unmap(range(0, 4 * M), &mut batch), Ok(0));
+    drop(batch);
     guard.invalidate();
     assert_eq!(platform.take_events(), []);
     drop(guard);
@@ -158,11 +159,11 @@ fn memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_removed
     let (mut first, mut second) = (platform.register(), platform.register());
     let mut guard = tables.enter(&mut first).unwrap();
     let mut other = tables.enter(&mut second).unwrap();
-    let (mut one_storage, mut two) = ([Place::EMPTY; 1], [Place::EMPTY; 1]);
-    let mut taken = guard.removals(&mut one_storage);
+    let (mut one_storage, mut two) = ([UnmapEntry::EMPTY; 1], [UnmapEntry::EMPTY; 1]);
+    let mut taken = guard.unmap_batch(&mut one_storage);
     assert_eq!(guard.unmap(range(0, 2 * M), &mut taken), Ok(2 * M));
     // It has not been invalidated: a thread that finds it unmapped invalidates for that, too.
-    let mut none = other.removals(&mut two);
+    let mut none = other.unmap_batch(&mut two);
     assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
     assert_eq!(none.complete().count(), 0);
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
@@ -184,17 +185,17 @@ fn removals_of_several_calls_share_a_place_where_they_continue_each_other<H: Har
     let tables = guest::<H>(&platform, H::usual(), VMID);
     let mut reader = platform.register();
     let mut guard = tables.enter(&mut reader).unwrap();
-    let mut storage = [Place::EMPTY; 1];
-    let mut removals = guard.removals(&mut storage);
+    let mut storage = [UnmapEntry::EMPTY; 1];
+    let mut batch = guard.unmap_batch(&mut storage);
     for at in [0, 2 * M, 4 * M] {
-        assert_eq!(guard.unmap(range(at, 2 * M), &mut removals), Ok(2 * M));
+        assert_eq!(guard.unmap(range(at, 2 * M), &mut batch), Ok(2 * M));
     }
-    let halted = guard.unmap(range(8 * M, 2 * M), &mut removals).unwrap_err();
+    let halted = guard.unmap(range(8 * M, 2 * M), &mut batch).unwrap_err();
     assert_eq!(halted.at, Gpa(8 * M));
-    let removed: Vec<_> = removals.complete().collect();
+    let removed: Vec<_> = batch.complete().collect();
     assert_eq!((removed.len(), removed[0].bytes), (1, 6 * M));
     assert_eq!(platform.take_events(), [Event::Invalidate(one(VMID, 0, 6 * M, None))]);
-    drop((removals, guard));
+    drop((batch, guard));
     destroy(tables);
 }
 on!(removals_of_several_calls_share_a_place_where_they_continue_each_other);
@@ -224,9 +225,9 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardwar
         let refill = |at| Invalidation { tables: true, ..one(VMID, at, 2 * M, None) };
         let leaf = (bbm == BreakBeforeMake::Always).then_some(PageSize::SIZE_2M);
         let removal = one(VMID, 0, 4 * M, leaf);
-        let mut places = [const { Place::EMPTY }; 4];
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(4 * M));
+        let mut places = [const { UnmapEntry::EMPTY }; 4];
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(range(0, 4 * M), &mut batch), Ok(4 * M));
         assert_eq!(guard.map(range(0, 2 * M), Hpa(64 * M), RAM, block, &mut cache), Ok(2 * M));
         let first = if breaks { vec![refill(0)] } else { vec![] };
         assert_eq!(executed(), first);
@@ -241,27 +242,27 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardwar
         let reservation = guard.reserve(Gpa(34 * M), block, &mut cache).unwrap();
         assert_eq!(reservation.commit(Hpa(66 * M), RAM), Ok(Some(2 * M)));
         assert_eq!(executed(), []);
-        assert_eq!(removals.complete().count(), 1);
+        assert_eq!(batch.complete().count(), 1);
         assert_eq!(executed(), [removal]);
         // Once the unmap has completed, nothing more is invalidated.
-        drop(removals);
+        drop(batch);
         assert_eq!(unmap(&mut guard, range(0, 4 * M)).len(), 1);
         executed();
         assert_eq!(guard.map(range(0, 4 * M), Hpa(0), RAM, block, &mut cache), Ok(4 * M));
         assert_eq!(executed(), []);
         // A page, as a fault maps it: its table exists.
         let page = range(16 * M + 8 * K, 4 * K);
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(page, &mut removals), Ok(4 * K));
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(page, &mut batch), Ok(4 * K));
         let small = PageSize::SIZE_4K;
         assert_eq!(guard.map(page, Hpa(64 * M), RAM, small, &mut cache), Ok(4 * K));
         let third = Invalidation { range: Some(page), ..refill(0) };
         assert_eq!(executed(), if breaks { vec![third] } else { vec![] });
-        drop(removals);
+        drop(batch);
         // Pages of a part of a table; then of a table in which the unmap could not go on.
         let mut fills = |pages: GpaRange, in_part: GpaRange, room: usize| {
-            let mut removals = guard.removals(&mut places[..room]);
-            let done = guard.unmap(pages, &mut removals);
+            let mut batch = guard.unmap_batch(&mut places[..room]);
+            let done = guard.unmap(pages, &mut batch);
             assert_eq!(done.is_ok(), pages == in_part);
             let mapped = guard.map(in_part, Hpa(64 * M), RAM, small, &mut cache);
             assert_eq!(mapped, Ok(in_part.size()));
@@ -271,18 +272,18 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardwar
         fills(part, part, 4);
         fills(range(16 * M, 2 * M), part, 1);
         // A table where a block was, for a fault.
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(range(6 * M, 2 * M), &mut removals), Ok(2 * M));
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(range(6 * M, 2 * M), &mut batch), Ok(2 * M));
         let reservation = guard.reserve(Gpa(6 * M), small, &mut cache).unwrap();
         assert_eq!(reservation.commit(Hpa(70 * M), RAM), Ok(Some(4 * K)));
         assert_eq!(executed(), if breaks { vec![refill(6 * M)] } else { vec![] });
-        drop(removals);
+        drop(batch);
         // A block where a table was unlinked.
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(range(16 * M, 2 * M), &mut removals), Ok(32 * K));
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(range(16 * M, 2 * M), &mut batch), Ok(32 * K));
         assert_eq!(guard.map(range(16 * M, 2 * M), Hpa(0), RAM, block, &mut cache), Ok(2 * M));
         assert_eq!(executed(), if breaks { vec![refill(16 * M)] } else { vec![] });
-        drop(removals);
+        drop(batch);
         drop((guard, cache));
         destroy(tables);
     }
@@ -301,17 +302,17 @@ const TWO_SIZES: [(BreakBeforeMake, bool); 2] =
 fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<H>(&platform, H::usual(), VMID);
-    let mut storage = [const { Place::EMPTY }; 2];
+    let mut storage = [const { UnmapEntry::EMPTY }; 2];
     {
         let mut reader = platform.register();
         let mut guard = tables.enter(&mut reader).unwrap();
         assert_eq!(guard.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
         drop(tables.shootdown(&mut guard).unwrap());
-        let mut removals = guard.removals(&mut storage);
-        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
-        drop(removals);
-        let mut more = [const { Place::EMPTY }; 2];
-        let mut forgotten = guard.removals(&mut more);
+        let mut batch = guard.unmap_batch(&mut storage);
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut batch), Ok(2 * M));
+        drop(batch);
+        let mut more = [const { UnmapEntry::EMPTY }; 2];
+        let mut forgotten = guard.unmap_batch(&mut more);
         assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut forgotten), Ok(2 * M));
         std::mem::forget(forgotten);
     }
@@ -345,14 +346,14 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>()
     // The count of removals under way starts again: only the invalidation of these is executed,
     // or that of what was dropped.
     for dropped in [false, true] {
-        let mut removals = guard.removals(&mut storage);
-        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
+        let mut batch = guard.unmap_batch(&mut storage);
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut batch), Ok(2 * M));
         let expected = if dropped {
-            drop(removals);
+            drop(batch);
             guard.invalidate();
             ALL
         } else {
-            assert_eq!(removals.complete().count(), 1);
+            assert_eq!(batch.complete().count(), 1);
             one(VMID, 0, 2 * M, Some(block))
         };
         assert_eq!(executed(platform.take_events()), [Event::Invalidate(expected)]);

@@ -11,7 +11,7 @@ use slat::format::riscv::RiscV;
 use slat::{
     AddressSpace, Ageing, Ages, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError,
     Contended, Execute, Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner, PageSize,
-    Place, Rights, Skip, Software, SpaceError, TableCache, UnmapError, Vmid,
+    Rights, Skip, Software, SpaceError, TableCache, UnmapEntry, UnmapError, Vmid,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -400,11 +400,11 @@ fn guards_of_one_owner_see_each_other_and_no_table_that_they_unlink_goes_before_
     other.map(all, Hpa(0), RAM, page, &mut cache).unwrap();
     assert!(walker.translate(Gpa(M)).unwrap().is_some());
     let mapped = platform.live();
-    let mut places = [Place::EMPTY];
-    let mut removals = other.removals(&mut places);
-    assert_eq!(other.unmap(all, &mut removals), Ok(2 * M));
-    removals.complete().for_each(drop);
-    drop(removals);
+    let mut places = [UnmapEntry::EMPTY];
+    let mut batch = other.unmap_batch(&mut places);
+    assert_eq!(other.unmap(all, &mut batch), Ok(2 * M));
+    batch.complete().for_each(drop);
+    drop(batch);
     assert_eq!((walker.translate(Gpa(M)), space.query(Gpa(M))), (Ok(None), None));
     assert_eq!(platform.live(), mapped, "the walker may be in the tables");
     drop((walker, other, cache));
@@ -426,21 +426,21 @@ fn the_next_page_is_mapped_into_a_linked_table_regardless_of_what_removed_the_la
     let mut space = owned(&platform);
     let first = range(0, 8 * K);
     let by_guard = |space: &AddressSpace<'_, _, TestPlatform>| {
-        let mut places = [Place::EMPTY];
+        let mut places = [UnmapEntry::EMPTY];
         let mut guard = space.enter();
-        let mut removals = guard.removals(&mut places);
-        guard.unmap(first, &mut removals).unwrap();
-        removals.complete().for_each(drop);
+        let mut batch = guard.unmap_batch(&mut places);
+        guard.unmap(first, &mut batch).unwrap();
+        batch.complete().for_each(drop);
     };
     let by_tables = |space: &mut AddressSpace<'_, _, TestPlatform>| {
         let tables = space.tables();
-        let mut places = [Place::EMPTY];
+        let mut places = [UnmapEntry::EMPTY];
         // SAFETY: no thread reclaims while the guard lives.
         let mut guard = unsafe { tables.enter_unchecked() };
-        let mut removals = guard.removals(&mut places);
-        guard.unmap(first, &mut removals).unwrap();
-        removals.complete().for_each(drop);
-        drop((removals, guard));
+        let mut batch = guard.unmap_batch(&mut places);
+        guard.unmap(first, &mut batch).unwrap();
+        batch.complete().for_each(drop);
+        drop((batch, guard));
         tables.reclaim();
     };
     for way in 0..5 {
@@ -546,11 +546,11 @@ fn a_removal_that_was_forgotten_is_invalidated_with_the_table_that_remembers_it(
     space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
     space.map(range(1 << 30, 4 * K), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
     space.map(range((1 << 30) + 4 * K, 4 * K), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
-    let mut places = [Place::EMPTY];
+    let mut places = [UnmapEntry::EMPTY];
     let mut guard = space.enter();
-    let mut removals = guard.removals(&mut places);
-    guard.unmap(range(1 << 30, 4 * K), &mut removals).unwrap();
-    std::mem::forget(removals);
+    let mut batch = guard.unmap_batch(&mut places);
+    guard.unmap(range(1 << 30, 4 * K), &mut batch).unwrap();
+    std::mem::forget(batch);
     drop(guard);
     platform.take_events();
     space.discard(range(0, 2 * M)).unwrap();

@@ -9,7 +9,8 @@ use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::format::power::PowerK64;
 use slat::{
-    BreakBeforeMake, Format, Gpa, Hpa, Owner, OwnerError, PageSize, Place, TableCache, Tables, Vmid,
+    BreakBeforeMake, Format, Gpa, Hpa, Owner, OwnerError, PageSize, TableCache, Tables, UnmapEntry,
+    Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -92,15 +93,15 @@ fn an_address_that_had_an_owner_is_still_invalidated_before_it_is_mapped_again()
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         let page = range(0, 4 * K);
         guard.map(range(0, 8 * K), Hpa(0), RAM, PAGE, cache).unwrap();
-        let mut places = [Place::EMPTY];
-        let mut removals = guard.removals(&mut places);
-        guard.unmap(page, &mut removals).unwrap();
+        let mut places = [UnmapEntry::EMPTY];
+        let mut batch = guard.unmap_batch(&mut places);
+        guard.unmap(page, &mut batch).unwrap();
         guard.set_owner(page, None, ONE, cache).unwrap();
         guard.set_owner(page, ONE, None, cache).unwrap();
         assert_eq!(guard.counts().invalidations, 0);
         guard.map(page, Hpa(2 * M), RAM, PAGE, cache).unwrap();
         assert_eq!(guard.counts().invalidations, 1, "the removal has not completed");
-        removals.complete().for_each(drop);
+        batch.complete().for_each(drop);
     });
 }
 
@@ -108,13 +109,13 @@ fn an_address_that_had_an_owner_is_still_invalidated_before_it_is_mapped_again()
 fn a_table_in_place_of_a_block_that_was_removed_is_linked_behind_an_invalidation() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         guard.map(range(0, 4 * M), Hpa(0), RAM, BLOCK, cache).unwrap();
-        let mut places = [Place::EMPTY];
-        let mut removals = guard.removals(&mut places);
-        guard.unmap(range(0, 2 * M), &mut removals).unwrap();
+        let mut places = [UnmapEntry::EMPTY];
+        let mut batch = guard.unmap_batch(&mut places);
+        guard.unmap(range(0, 2 * M), &mut batch).unwrap();
         assert_eq!(guard.counts().invalidations, 0);
         guard.set_owner(range(0, 4 * K), None, ONE, cache).unwrap();
         assert_eq!(guard.counts().invalidations, 1);
-        removals.complete().for_each(drop);
+        batch.complete().for_each(drop);
     });
 }
 

@@ -7,8 +7,8 @@ use crate::common::world::VMID;
 use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Attributes, BreakBeforeMake, Frame, Gpa, Hpa, Inactive, Invalidation, PageSize, Place,
-    Platform, Pte, Reader, ReaderSlot, Readers, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Frame, Gpa, Hpa, Inactive, Invalidation, PageSize, Platform, Pte,
+    Reader, ReaderSlot, Readers, TableCache, Tables, UnmapEntry, Vmid,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -87,10 +87,10 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
     guard.map(block, Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
     let panics = || guard.collapse_where(block, BLOCK, |_| panic!("the closure's own"));
     assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
-    let mut places = [Place::EMPTY; 4];
-    let mut removals = guard.removals(&mut places);
-    assert_eq!(guard.unmap(range(0, 4 * K), &mut removals), Ok(4 * K));
-    drop((removals, guard));
+    let mut places = [UnmapEntry::EMPTY; 4];
+    let mut batch = guard.unmap_batch(&mut places);
+    assert_eq!(guard.unmap(range(0, 4 * K), &mut batch), Ok(4 * K));
+    drop((batch, guard));
     drop((cache, reader));
     destroy(tables);
 }
@@ -152,13 +152,13 @@ fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
         // invalidated.
         drop(tables.shootdown(log).unwrap());
         pager.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
-        let mut places = [const { Place::EMPTY }; 2];
-        let mut removals = pager.removals(&mut places);
-        assert_eq!(pager.unmap(range(0, 8 * K), &mut removals), Ok(8 * K));
+        let mut places = [const { UnmapEntry::EMPTY }; 2];
+        let mut batch = pager.unmap_batch(&mut places);
+        assert_eq!(pager.unmap(range(0, 8 * K), &mut batch), Ok(8 * K));
         // Of two pages in one run, one is unmapped before and one after: the whole run may be
         // dirty.
-        assert!(removals.complete().all(|run| run.attributes.dirty));
-        drop(removals);
+        assert!(batch.complete().all(|run| run.attributes.dirty));
+        drop(batch);
         log.invalidate();
         assert!(!dirty(&mut pager, 8 * K), "the clean has completed");
         // A harvest that is refused cleans nothing, and one that returned has completed.
@@ -177,17 +177,17 @@ fn a_run_of_clean_pages_becomes_dirty_as_a_whole_if_a_clean_begins_in_its_middle
         for room in [1, 2] {
             pager.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
             pager.map(range(4 * K, 8 * K), Hpa((1 << 32) + 4 * K), RAM, PAGE, cache).unwrap();
-            let mut places = [const { Place::EMPTY }; 2];
-            let mut removals = pager.removals(&mut places[..room]);
-            assert_eq!(pager.unmap(range(0, 4 * K), &mut removals), Ok(4 * K));
+            let mut places = [const { UnmapEntry::EMPTY }; 2];
+            let mut batch = pager.unmap_batch(&mut places[..room]);
+            assert_eq!(pager.unmap(range(0, 4 * K), &mut batch), Ok(4 * K));
             assert_eq!(log.clean(range(4 * K, 8 * K)), Ok(8 * K));
-            assert_eq!(pager.unmap(range(4 * K, 8 * K), &mut removals), Ok(8 * K));
-            let runs: Vec<_> = removals.complete().collect();
+            assert_eq!(pager.unmap(range(4 * K, 8 * K), &mut batch), Ok(8 * K));
+            let runs: Vec<_> = batch.complete().collect();
             let dirty: u64 =
                 runs.iter().filter(|run| run.attributes.dirty).map(|run| run.bytes).sum();
             assert!(dirty >= 8 * K, "{runs:?}");
             assert_eq!(runs.iter().map(|run| run.bytes).sum::<u64>(), 12 * K);
-            drop(removals);
+            drop(batch);
             log.invalidate();
             cache.fill(8).unwrap();
         }
@@ -203,16 +203,16 @@ fn tables_whose_invalidation_has_completed_are_given_back_without_another() {
     for completes in [true, false] {
         let mut guard = tables.enter(&mut reader).unwrap();
         guard.map(range(0, 2 * M), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
-        let mut places = [Place::EMPTY; 4];
-        let mut removals = guard.removals(&mut places);
-        guard.unmap(range(0, 2 * M), &mut removals).unwrap();
+        let mut places = [UnmapEntry::EMPTY; 4];
+        let mut batch = guard.unmap_batch(&mut places);
+        guard.unmap(range(0, 2 * M), &mut batch).unwrap();
         platform.take_events();
         if completes {
-            assert_eq!(removals.complete().count(), 1);
+            assert_eq!(batch.complete().count(), 1);
             let [Event::Invalidate(what)] = platform.take_events()[..] else { panic!() };
             assert!(what.tables, "walk caches were named");
         }
-        drop(removals);
+        drop(batch);
         drop(guard);
         assert_ne!(tables.reclaim(), 0);
         let events = platform.take_events();

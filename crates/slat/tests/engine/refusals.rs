@@ -17,7 +17,7 @@ use slat::format::{AttributeError, GeometryError};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute, Format,
     Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, OutOfFrames, PageSize, Pages,
-    Place, RangeError, Reader, Software, SplitError, TableCache, Tables, TooManyReaders,
+    RangeError, Reader, Software, SplitError, TableCache, Tables, TooManyReaders, UnmapEntry,
     UnmapError, Vmid, WrongPlatform, WrongTables,
 };
 
@@ -76,11 +76,11 @@ fn every_operation_refuses_the_same_ranges<H: Hardware>() {
             };
             let result = guard.map(bad, Hpa(0), RAM, PageSize::SIZE_4K, cache);
             says(&refused(result, start, MapError::Range(why)), &[what, right]);
-            let mut storage = [const { Place::EMPTY }; 2];
-            let mut removals = guard.removals(&mut storage);
-            let result = guard.unmap(bad, &mut removals);
+            let mut storage = [const { UnmapEntry::EMPTY }; 2];
+            let mut batch = guard.unmap_batch(&mut storage);
+            let result = guard.unmap(bad, &mut batch);
             says(&refused(result, start, UnmapError::Range(why)), &[what, right]);
-            assert_eq!(removals.complete().next(), None);
+            assert_eq!(batch.complete().next(), None);
             changes::<H>(guard, bad, true, |result| {
                 says(&refused(result, start, ChangeError::Range(why)), &[what, right]);
             });
@@ -267,13 +267,13 @@ fn members_removals_and_guards_of_others_are_refused() {
     );
     let (mut one, mut two) = (platform.register(), platform.register());
     let (mut guard, beside) = (tables.enter(&mut one).unwrap(), second.enter(&mut two).unwrap());
-    let mut storage = [const { Place::EMPTY }; 1];
-    let mut removals = beside.removals(&mut storage);
-    let result = guard.unmap(range(0, 4 * K), &mut removals);
-    says(&refused(result, 0, UnmapError::ForeignRemovals), &["other tables"]);
-    assert_eq!(removals.complete().next(), None);
+    let mut storage = [const { UnmapEntry::EMPTY }; 1];
+    let mut batch = beside.unmap_batch(&mut storage);
+    let result = guard.unmap(range(0, 4 * K), &mut batch);
+    says(&refused(result, 0, UnmapError::ForeignBatch), &["other tables"]);
+    assert_eq!(batch.complete().next(), None);
     assert_eq!(second.shootdown(&mut guard).err(), Some(WrongTables));
-    drop((removals, guard, beside));
+    drop((batch, guard, beside));
     destroy(tables);
     destroy(second);
 }
@@ -344,12 +344,12 @@ fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done<H:
         let size = PageSize::SIZE_2M;
         for cut in [range(0, 2 * M + 4 * K), range(4 * K, 4 * M - 4 * K), range(4 * K, 4 * K)] {
             let at = cut.start().0;
-            let mut storage = [const { Place::EMPTY }; 2];
-            let mut removals = guard.removals(&mut storage);
-            let result = guard.unmap(cut, &mut removals);
+            let mut storage = [const { UnmapEntry::EMPTY }; 2];
+            let mut batch = guard.unmap_batch(&mut storage);
+            let result = guard.unmap(cut, &mut batch);
             let text = refused(result, at, UnmapError::CutsBlock { size });
             says(&text, &["2m", "split it first, or cover it"]);
-            assert_eq!(removals.complete().next(), None);
+            assert_eq!(batch.complete().next(), None);
             changes::<H>(guard, cut, false, |result| {
                 let text = refused(result, at, ChangeError::CutsBlock { size });
                 says(&text, &["2m", "split it first, or cover it"]);

@@ -5,7 +5,9 @@ use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
 use crate::common::stage::{K, M, RAM, on_stage, range};
 use crate::common::world::cache;
-use slat::{Aged, Ageing, Ages, BreakBeforeMake, Gpa, Hpa, PageSize, Place, Skip, Tables, Vmid};
+use slat::{
+    Aged, Ageing, Ages, BreakBeforeMake, Gpa, Hpa, PageSize, Skip, Tables, UnmapEntry, Vmid,
+};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -22,14 +24,14 @@ fn a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied
         guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, &mut frames).unwrap();
         let early = guard.reserve(Gpa(0), PAGE, &mut frames).unwrap();
         let mut other = tables.enter(&mut second).unwrap();
-        let mut places = [const { Place::EMPTY }; 1];
+        let mut places = [const { UnmapEntry::EMPTY }; 1];
         let pte = H::of(&tables).pte(&platform, 0).0;
         let token = pte.load(SeqCst);
         for _ in 0..300 {
-            let mut removals = other.removals(&mut places);
-            assert_eq!(other.unmap(range(0, 4 * K), &mut removals), Ok(0));
-            assert_eq!(removals.complete().count(), 0);
-            drop(removals);
+            let mut batch = other.unmap_batch(&mut places);
+            assert_eq!(other.unmap(range(0, 4 * K), &mut batch), Ok(0));
+            assert_eq!(batch.complete().count(), 0);
+            drop(batch);
             assert_ne!(pte.load(SeqCst), token);
             let _ = other.reserve(Gpa(0), PAGE, &mut frames).unwrap();
             assert_ne!(pte.load(SeqCst), token);

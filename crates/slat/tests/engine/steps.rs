@@ -13,7 +13,7 @@ use crate::common::stage::{
 use crate::common::world::{GuardOf, Mapping, World, cache, size};
 use slat::{
     Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Gpa, GpaRange, Halted, Hpa,
-    MapError, PageSize, Place, Removed, Software, SplitWalk, UnmapError,
+    MapError, PageSize, Software, SplitWalk, UnmapEntry, UnmapError, UnmappedRun,
 };
 
 /// Maps with every number of frames from none to enough, and then fetches the missing frames one by
@@ -147,15 +147,15 @@ fn unmap_by<H: Hardware>(
     guard: &mut GuardOf<'_, '_, H>,
     all: GpaRange,
     room: usize,
-) -> (Vec<Removed>, usize) {
+) -> (Vec<UnmappedRun>, usize) {
     let mut storage = Vec::new();
-    storage.resize_with(room, || Place::EMPTY);
-    let mut removals = guard.removals(&mut storage);
+    storage.resize_with(room, || UnmapEntry::EMPTY);
+    let mut batch = guard.unmap_batch(&mut storage);
     let (mut gone, mut stops, mut from) = (Vec::new(), 0, all.start().0);
     loop {
-        let result = guard.unmap(range(from, all.end().0 - from), &mut removals);
-        let full = removals.is_full();
-        gone.extend(removals.complete());
+        let result = guard.unmap(range(from, all.end().0 - from), &mut batch);
+        let full = batch.is_full();
+        gone.extend(batch.complete());
         match result {
             Ok(_) => return (gone, stops),
             Err(Halted { at, why }) => {
@@ -201,16 +201,16 @@ fn an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end<H: Hardware>
     on_stage::<H>((format, 40, 8), |_, guard, cache| {
         let done = guard.map(range(0, 4 * M), Hpa(0), RAM, PageSize::SIZE_4K, cache);
         assert_eq!(done, Ok(4 * M));
-        let mut removals = guard.removals(&mut []);
-        refused(guard.unmap(all, &mut removals), 0, UnmapError::Full);
-        assert_eq!(removals.complete().next(), None);
+        let mut batch = guard.unmap_batch(&mut []);
+        refused(guard.unmap(all, &mut batch), 0, UnmapError::Full);
+        assert_eq!(batch.complete().next(), None);
         assert_eq!(host::<H>(guard, 0), Some(Hpa(0)));
         let (gone, stops) = unmap_by::<H>(guard, all, 1);
         assert_eq!((gone.len(), gone[0].bytes, stops), (1, 4 * M, 0));
         let before = guard.counts();
-        let mut removals = guard.removals(&mut []);
-        assert_eq!(guard.unmap(all, &mut removals), Ok(0), "nothing needs no room");
-        assert_eq!(removals.complete().next(), None);
+        let mut batch = guard.unmap_batch(&mut []);
+        assert_eq!(guard.unmap(all, &mut batch), Ok(0), "nothing needs no room");
+        assert_eq!(batch.complete().next(), None);
         assert_eq!(guard.counts().entries_written, before.entries_written);
     });
     on_stage::<H>((format, 40, 0), |_, guard, _| idle::<H>(guard));

@@ -6,7 +6,7 @@ use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{K, M, RAM, range};
 use crate::common::world::{CacheOf, GuardOf, cache, check_sizes};
-use slat::{BreakBeforeMake, Gpa, Halted, Hpa, MapError, PageSize, Place, Tables};
+use slat::{BreakBeforeMake, Gpa, Halted, Hpa, MapError, PageSize, Tables, UnmapEntry};
 use slat::{UnmapError, Vmid};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -70,11 +70,11 @@ fn no_other_thread_maps_or_unmaps_a_range_while_its_mapping_is_reported() {
             let mut told = false;
             let done = pte.commit_told(Hpa(0), RAM, || {
                 told = true;
-                let mut places = [const { Place::EMPTY }; 1];
-                let mut removals = other.removals(&mut places);
+                let mut places = [const { UnmapEntry::EMPTY }; 1];
+                let mut batch = other.unmap_batch(&mut places);
                 let why = UnmapError::Contended;
-                assert_eq!(other.unmap(all, &mut removals), Err(Halted { at, why }));
-                drop(removals);
+                assert_eq!(other.unmap(all, &mut batch), Err(Halted { at, why }));
+                drop(batch);
                 assert!(other.translate(at).is_err(), "somebody changes it");
                 let why = MapError::Contended;
                 let reserved = other.reserve(at, PAGE, others);

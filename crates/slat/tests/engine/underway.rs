@@ -7,8 +7,8 @@ use crate::common::hardware::Hardware;
 use crate::common::stage::{BBM, K, M, RAM, range};
 use crate::common::world::{ALL, GuardOf, TablesOf, invalidations};
 use slat::{
-    Attributes, BreakBeforeMake, Consumer, Gpa, GpaRange, Hpa, PageSize, Pages, Place, Removals,
-    Software,
+    Attributes, BreakBeforeMake, Consumer, Gpa, GpaRange, Hpa, PageSize, Pages, Software,
+    UnmapBatch, UnmapEntry,
 };
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -94,14 +94,14 @@ fn unmaps<H: Hardware>() -> [(&'static str, Unmap<H>); 7] {
         ("a page that continues one that was taken before", |tables, clean| {
             map::<H>(tables, range(0, 4 * K), UNWRITTEN, PAGE);
             map::<H>(tables, range(4 * K, 4 * K), RAM, PAGE);
-            let mut places = [const { Place::EMPTY }; 1];
-            let mut removals = Removals::new(tables, &mut places);
+            let mut places = [const { UnmapEntry::EMPTY }; 1];
+            let mut batch = UnmapBatch::new(tables, &mut places);
             inside::<H, _>(tables, |guard, _| {
-                guard.unmap(range(0, 4 * K), &mut removals).unwrap();
+                guard.unmap(range(0, 4 * K), &mut batch).unwrap();
                 clean(range(4 * K, 4 * K));
-                guard.unmap(range(4 * K, 4 * K), &mut removals).unwrap();
+                guard.unmap(range(4 * K, 4 * K), &mut batch).unwrap();
             });
-            removals.complete().all(|run| run.bytes == 8 * K && run.attributes.dirty)
+            batch.complete().all(|run| run.bytes == 8 * K && run.attributes.dirty)
         }),
         ("a page of a larger range", |tables, clean| {
             map::<H>(tables, range(0, 4 * K), RAM, PAGE);
@@ -146,12 +146,12 @@ fn between_tables<H: Hardware>(tables: Guest<H>, clean: &Rc<dyn Fn(GpaRange)>, m
             clean(range(2 * M, more));
         }
     })));
-    let mut places = [const { Place::EMPTY }; 2];
-    let mut removals = Removals::new(tables, &mut places);
+    let mut places = [const { UnmapEntry::EMPTY }; 2];
+    let mut batch = UnmapBatch::new(tables, &mut places);
     let all = range(0, 2 * M + more);
-    inside::<H, _>(tables, |guard, _| guard.unmap(all, &mut removals).unwrap());
+    inside::<H, _>(tables, |guard, _| guard.unmap(all, &mut batch).unwrap());
     platform.entered(None);
-    let runs: Vec<_> = removals.complete().collect();
+    let runs: Vec<_> = batch.complete().collect();
     assert_eq!(runs.iter().map(|run| run.bytes).sum::<u64>(), all.size());
     assert_eq!(runs.len(), 1, "the second table's pages continue those of the first");
     runs[0].attributes.dirty
@@ -208,12 +208,12 @@ fn what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it<H: Hardwar
         assert_eq!(executed(tables), [ALL], "what the other thread dropped");
         inside::<H, _>(tables, |guard, _| guard.invalidate());
         assert_eq!(executed(tables), [], "it is covered now");
-        // Removals.
+        // removals.
         let tables = new();
         late::<H>(tables, move || {
-            let mut places = [const { Place::EMPTY }; 1];
-            let mut removals = Removals::new(tables, &mut places);
-            inside::<H, _>(tables, |guard, _| guard.unmap(page(1), &mut removals).unwrap());
+            let mut places = [const { UnmapEntry::EMPTY }; 1];
+            let mut batch = UnmapBatch::new(tables, &mut places);
+            inside::<H, _>(tables, |guard, _| guard.unmap(page(1), &mut batch).unwrap());
         });
         map::<H>(tables, page(1), RAM, PAGE);
         let breaks = H::REFILL_BREAKS || bbm == BreakBeforeMake::Always;
@@ -247,10 +247,10 @@ fn an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another<H
             counts.set(invalidations(&events).len());
             *tables.platform().events.borrow_mut() = before;
         };
-        let mut places = [const { Place::EMPTY }; 1];
-        let mut removals = Removals::new(tables, &mut places);
-        inside::<H, _>(tables, |guard, _| guard.unmap(range(0, 4 * K), &mut removals).unwrap());
-        meanwhile(tables.platform(), refill, || assert_eq!(removals.complete().count(), 1));
+        let mut places = [const { UnmapEntry::EMPTY }; 1];
+        let mut batch = UnmapBatch::new(tables, &mut places);
+        inside::<H, _>(tables, |guard, _| guard.unmap(range(0, 4 * K), &mut batch).unwrap());
+        meanwhile(tables.platform(), refill, || assert_eq!(batch.complete().count(), 1));
         let breaks = H::REFILL_BREAKS || bbm == BreakBeforeMake::Always;
         assert_eq!(count.get(), usize::from(breaks), "{bbm:?}");
     }

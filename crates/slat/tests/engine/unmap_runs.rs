@@ -5,7 +5,7 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{CLEAN, K, M, RAM, arm, on_stage, range};
 use crate::common::world::{CacheOf, GuardOf};
-use slat::{Attributes, Counts, Gpa, GpaRange, Hpa, PageSize, Place};
+use slat::{Attributes, Counts, Gpa, GpaRange, Hpa, PageSize, UnmapEntry};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -48,11 +48,11 @@ fn unmap<H: Hardware>(
     at: GpaRange,
 ) -> (Vec<(u64, u64, u64, Attributes)>, Counts) {
     let before = guard.counts();
-    let mut places = [const { Place::EMPTY }; 8];
-    let mut removals = guard.removals(&mut places);
-    let bytes = guard.unmap(at, &mut removals).unwrap();
+    let mut places = [const { UnmapEntry::EMPTY }; 8];
+    let mut batch = guard.unmap_batch(&mut places);
+    let bytes = guard.unmap(at, &mut batch).unwrap();
     let after = guard.counts();
-    let runs = removals.complete().map(|run| {
+    let runs = batch.complete().map(|run| {
         assert_eq!(run.size, PAGE);
         let page = |bytes: u64| bytes / (4 * K);
         (page(run.gpa.0), page(run.bytes), page(run.hpa.0 - HOST), run.attributes)
@@ -99,10 +99,10 @@ fn a_group_in_a_table_that_is_retired_is_taken_out_and_counts_as_its_entries() {
         let group = pages(16, 16);
         assert_eq!(guard.map_contiguous(group, Hpa(HOST), RAM, PAGE, cache), Ok(group.size()));
         let before = guard.counts().entries_written;
-        let mut places = [const { Place::EMPTY }; 2];
-        let mut removals = guard.removals(&mut places);
-        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(group.size()));
-        let removed: Vec<_> = removals.complete().map(|run| (run.gpa, run.bytes)).collect();
+        let mut places = [const { UnmapEntry::EMPTY }; 2];
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut batch), Ok(group.size()));
+        let removed: Vec<_> = batch.complete().map(|run| (run.gpa, run.bytes)).collect();
         assert_eq!(removed, [(Gpa(64 * K), 64 * K)]);
         // Its members are frozen and emptied; then all entries, and the table's link.
         assert_eq!(guard.counts().entries_written - before, 2 * 16 + 512 + 1);

@@ -86,12 +86,12 @@ fn an_unmapped_entry_of_a_group_is_not_filled_again_while_the_rest_is_being_unma
             guest.access(0, false, Use::Never);
         });
         let mut inside = guest.inside();
-        let mut storage = [const { slat::Place::EMPTY }; 2];
-        let mut removals = inside.guard.removals(&mut storage);
-        let _ = inside.guard.unmap(range(&(0..BLOCK)), &mut removals);
+        let mut storage = [const { slat::UnmapEntry::EMPTY }; 2];
+        let mut batch = inside.guard.unmap_batch(&mut storage);
+        let _ = inside.guard.unmap(range(&(0..BLOCK)), &mut batch);
         other.join().unwrap();
-        removals.complete().for_each(drop);
-        drop(removals);
+        batch.complete().for_each(drop);
+        drop(batch);
         drop(inside);
         let retired = guest.pages() - 1 - guest.linked();
         guest.world.running.set(false);

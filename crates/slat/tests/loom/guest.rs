@@ -444,15 +444,15 @@ impl<F: Walked> In<'_, F> {
     }
 
     /// Unmaps, leaf by leaf. Afterwards no CPU can reach the memory that was handed out.
-    pub fn unmap(&mut self, at: Range<u64>) -> (Vec<Removed>, Outcome<UnmapError>) {
+    pub fn unmap(&mut self, at: Range<u64>) -> (Vec<UnmappedRun>, Outcome<UnmapError>) {
         let world = self.on.world;
-        let mut storage = [const { Place::EMPTY }; 4];
-        let mut removals = Removals::new(self.on.tables(), &mut storage);
-        let result = self.guard.unmap(range(&at), &mut removals);
+        let mut storage = [const { UnmapEntry::EMPTY }; 4];
+        let mut batch = UnmapBatch::new(self.on.tables(), &mut storage);
+        let result = self.guard.unmap(range(&at), &mut batch);
         let mut removed = Vec::new();
-        for run in removals.complete() {
+        for run in batch.complete() {
             let size = run.size.bytes();
-            removed.extend((0..run.bytes / size).map(|n| Removed {
+            removed.extend((0..run.bytes / size).map(|n| UnmappedRun {
                 gpa: Gpa(run.gpa.0 + n * size),
                 hpa: Hpa(run.hpa.0 + n * size),
                 bytes: size,
@@ -533,7 +533,7 @@ unregistered! {
     fn protect(at: Range<u64>) -> Outcome<ChangeError>;
     fn round(at: Range<u64>) -> Outcome<ChangeError>;
     fn relax(at: Range<u64>, access: Access) -> Outcome<ChangeError>;
-    fn unmap(at: Range<u64>) -> (Vec<Removed>, Outcome<UnmapError>);
+    fn unmap(at: Range<u64>) -> (Vec<UnmappedRun>, Outcome<UnmapError>);
     fn age(at: Range<u64>, how: Ageing) -> (Vec<u64>, Vec<u64>);
     fn look(gpa: u64) -> Option<Option<Hpa>>;
     fn mark(at: Range<u64>) -> Outcome<ChangeError>;
@@ -570,8 +570,8 @@ impl<F: Walked> On<F> {
 
     pub fn unmap_rest(
         &self,
-        (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
-    ) -> Vec<Removed> {
+        (mut removed, rest): (Vec<UnmappedRun>, Outcome<UnmapError>),
+    ) -> Vec<UnmappedRun> {
         if let Some(rest) = rest {
             let (more, rest) = self.unmap(rest.range);
             assert!(rest.is_none(), "{rest:?}");
@@ -583,9 +583,9 @@ impl<F: Walked> On<F> {
     /// As [`On::unmap_rest`], but leaves `beside`, which another thread may have mapped since.
     pub fn unmap_rest_unless(
         &self,
-        (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
+        (mut removed, rest): (Vec<UnmappedRun>, Outcome<UnmapError>),
         beside: Range<u64>,
-    ) -> Vec<Removed> {
+    ) -> Vec<UnmappedRun> {
         let Some(rest) = rest else { return removed };
         for at in rest.range.step_by(PAGE as usize).filter(|at| !beside.contains(at)) {
             removed =

@@ -245,7 +245,7 @@ pub fn run(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Syn
 }
 
 /// Bytes that were handed out, each exactly once.
-pub fn bytes(removed: &[Removed]) -> u64 {
+pub fn bytes(removed: &[UnmappedRun]) -> u64 {
     let mut leaves: Vec<_> = removed.iter().map(|r| (r.gpa.0, r.size.bytes())).collect();
     leaves.sort();
     for pair in leaves.windows(2) {

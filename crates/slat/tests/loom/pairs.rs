@@ -71,7 +71,7 @@ const ALL: Range<u64> = 0..BLOCK;
 enum Left<F: Walked> {
     Nothing,
     Map(Outcome<MapError>, Cache<F>),
-    Unmap(Vec<Removed>, Outcome<UnmapError>),
+    Unmap(Vec<UnmappedRun>, Outcome<UnmapError>),
     Again(Op),
     Split(Outcome<SplitError>, Cache<F>),
 }
@@ -253,7 +253,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
 }
 
 /// Properties that must hold at the end.
-fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed]) {
+fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[UnmappedRun]) {
     let either = |op: Op| ops.contains(&op);
     let unmaps = either(Unmap) || either(Retire);
     let maps = either(Map) || either(Fault);

@@ -5,7 +5,7 @@ use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TinyEpt};
-use slat::{Access, Attributes, Gpa, Hpa, Removals, ReplaceError};
+use slat::{Access, Attributes, Gpa, Hpa, ReplaceError, UnmapBatch};
 
 const NEW: u64 = 2 * MEMORY;
 /// The state of a page while it is moved.
@@ -97,10 +97,10 @@ fn an_unmap<F: crate::hardware::Walked>(name: &str) {
     bounded(name, 4, || {
         let guest = On::<F>::new(14, NEVER).mapped(0..PAGE, HELD, PAGE);
         let unmaps = spawn(move || {
-            let mut storage = [const { slat::Place::EMPTY }; 2];
-            let mut removals = Removals::new(guest.tables(), &mut storage);
-            let done = guest.inside().guard.unmap(range(&(0..PAGE)), &mut removals);
-            (done.is_ok(), removals.complete().collect::<std::vec::Vec<_>>())
+            let mut storage = [const { slat::UnmapEntry::EMPTY }; 2];
+            let mut batch = UnmapBatch::new(guest.tables(), &mut storage);
+            let done = guest.inside().guard.unmap(range(&(0..PAGE)), &mut batch);
+            (done.is_ok(), batch.complete().collect::<std::vec::Vec<_>>())
         });
         let moved = moves(guest, NEW);
         let (unmapped, gone) = unmaps.join().unwrap();

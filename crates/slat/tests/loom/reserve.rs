@@ -47,10 +47,10 @@ fn change<F: Walked>(guest: On<F>, at: Range<u64>, host: &Backing) {
 
 /// Unmaps all that is mapped there; returns the range that is left to do.
 fn unmapped<F: Walked>(guest: On<F>, at: Range<u64>) -> Option<Range<u64>> {
-    let mut storage = [const { slat::Place::EMPTY }; 4];
-    let mut removals = slat::Removals::new(guest.tables(), &mut storage);
-    let result = guest.inside().guard.unmap(range(&at), &mut removals);
-    removals.complete().for_each(drop);
+    let mut storage = [const { slat::UnmapEntry::EMPTY }; 4];
+    let mut batch = slat::UnmapBatch::new(guest.tables(), &mut storage);
+    let result = guest.inside().guard.unmap(range(&at), &mut batch);
+    batch.complete().for_each(drop);
     result.err().map(|halted| halted.at.0..at.end)
 }
 
@@ -185,10 +185,10 @@ fn tells<F: Walked>(sizes: [u64; 2], unmaps: bool) {
     });
     let mut removed = 0;
     if unmaps {
-        let mut storage = [const { slat::Place::EMPTY }; 4];
-        let mut removals = slat::Removals::new(guest.tables(), &mut storage);
-        let _contended = guest.inside().guard.unmap(range(&(0..PAGE)), &mut removals);
-        removed = removals.complete().count() as u64;
+        let mut storage = [const { slat::UnmapEntry::EMPTY }; 4];
+        let mut batch = slat::UnmapBatch::new(guest.tables(), &mut storage);
+        let _contended = guest.inside().guard.unmap(range(&(0..PAGE)), &mut batch);
+        removed = batch.complete().count() as u64;
     }
     threads.into_iter().for_each(|thread| drop(thread.join().unwrap()));
     let there = u64::from(guest.at(0).is_some());

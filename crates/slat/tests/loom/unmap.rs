@@ -4,10 +4,10 @@ use crate::guest::*;
 use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::Removed;
+use slat::UnmappedRun;
 
 /// Returns whether `gpa` is mapped now; it must be so in exactly one of the accounts.
-fn one_account(guest: Guest, gpa: u64, removed: &[Removed]) -> bool {
+fn one_account(guest: Guest, gpa: u64, removed: &[UnmappedRun]) -> bool {
     let stands = guest.at(gpa).is_some();
     let gone = removed.iter().any(|leaf| leaf.gpa.0 == gpa);
     assert!(stands != gone, "{gpa:#x}: stands {stands}, removed {gone}");
@@ -185,10 +185,10 @@ fn reclaim_invalidates_what_an_unmap_still_owes() {
     explore("unmap without shootdown, reclaim || hardware", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, CLEAN, PAGE);
         let vcpu = spawn(move || guest.access(0, false, Use::Always));
-        let mut storage = [const { slat::Place::EMPTY }; 2];
-        let mut removals = slat::Removals::new(guest.tables(), &mut storage);
-        let result = guest.inside().guard.unmap(range(&(0..BLOCK)), &mut removals);
-        drop(removals);
+        let mut storage = [const { slat::UnmapEntry::EMPTY }; 2];
+        let mut batch = slat::UnmapBatch::new(guest.tables(), &mut storage);
+        let result = guest.inside().guard.unmap(range(&(0..BLOCK)), &mut batch);
+        drop(batch);
         vcpu.join().unwrap();
         let retired = usize::from(result.is_ok() || guest.linked() == 0);
         guest.end(retired);
@@ -233,11 +233,11 @@ fn no_cpu_holds_the_old_and_the_new_memory_of_a_page_that_is_mapped_again() {
         guest.access(0, true, Use::Always);
         let mut cache = guest.cache(1);
         let unmaps = spawn(move || {
-            let mut storage = [const { slat::Place::EMPTY }; 2];
-            let mut removals = slat::Removals::new(guest.tables(), &mut storage);
-            let result = guest.inside().guard.unmap(range(&(0..PAGE)), &mut removals);
+            let mut storage = [const { slat::UnmapEntry::EMPTY }; 2];
+            let mut batch = slat::UnmapBatch::new(guest.tables(), &mut storage);
+            let result = guest.inside().guard.unmap(range(&(0..PAGE)), &mut batch);
             if complete {
-                removals.complete().for_each(drop);
+                batch.complete().for_each(drop);
             }
             result.is_ok()
         });
@@ -260,10 +260,10 @@ fn what_was_dropped_is_covered_when_the_next_to_complete_returns() {
     explore("unmap, dropped || complete || complete, lazy TLB", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, RAM, PAGE);
         guest.access(0, true, Use::Always);
-        let mut storage = [const { slat::Place::EMPTY }; 2];
-        let mut removals = slat::Removals::new(guest.tables(), &mut storage);
-        assert!(guest.inside().guard.unmap(range(&(0..PAGE)), &mut removals).is_ok());
-        drop(removals);
+        let mut storage = [const { slat::UnmapEntry::EMPTY }; 2];
+        let mut batch = slat::UnmapBatch::new(guest.tables(), &mut storage);
+        assert!(guest.inside().guard.unmap(range(&(0..PAGE)), &mut batch).is_ok());
+        drop(batch);
         let complete = move || {
             guest.inside().guard.invalidate();
             // It was dropped before: either of the two may rely on it.

@@ -258,12 +258,12 @@ impl<'w, F: Walked> Guest<'w, F> {
         // completes.
         let begin = self.ledger().protects();
         self.ledger().takes();
-        let mut storage = [const { Place::EMPTY }; 8];
-        let mut removals = Removals::new(&self.tables, &mut storage);
+        let mut storage = [const { UnmapEntry::EMPTY }; 8];
+        let mut batch = UnmapBatch::new(&self.tables, &mut storage);
         let mut guard = self.tables.enter(reader).unwrap();
-        let result = guard.unmap(at, &mut removals);
+        let result = guard.unmap(at, &mut batch);
         // Only from here on may the memory be handed out, and is the state complete.
-        let removed: Vec<_> = removals.complete().collect();
+        let removed: Vec<_> = batch.complete().collect();
         drop(guard);
         for leaf in removed {
             let leaves = range(leaf.gpa.0, leaf.gpa.0 + leaf.bytes);

@@ -4,7 +4,7 @@ use crate::machine::Machine;
 use crate::{announce, measured, wanted};
 use slat::{
     Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange,
-    Guard, Hpa, Inactive, PageSize, Pages, Reader, Removed, Software, TableCache, Tables, Vmid,
+    Guard, Hpa, Inactive, PageSize, Pages, Reader, Software, TableCache, Tables, UnmappedRun, Vmid,
 };
 use std::hint::black_box;
 use std::io;
@@ -164,11 +164,11 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     })?;
     let all = in_pages(Attributes::RAM);
     bench.count::<F, _>("unmap, one call", PAGES, all, |guard, _| {
-        let mut storage = [const { slat::Place::EMPTY }; 16];
+        let mut storage = [const { slat::UnmapEntry::EMPTY }; 16];
         unmap(guard, pages(PAGES), &mut storage)
     })?;
     bench.count::<F, _>("unmap, page by page", PAGES, all, |guard, _| {
-        let mut storage = [const { slat::Place::EMPTY }; 16];
+        let mut storage = [const { slat::UnmapEntry::EMPTY }; 16];
         each().map(|page| unmap(guard, page, &mut storage)).sum::<u64>()
     })?;
     bench.count::<F, _>("write-protect", PAGES, all, |guard, _| {
@@ -288,14 +288,14 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
 fn unmap<F: Format>(
     guard: &mut Inside<'_, F>,
     range: GpaRange,
-    storage: &mut [slat::Place],
+    storage: &mut [slat::UnmapEntry],
 ) -> u64 {
-    let mut removals = guard.removals(storage);
+    let mut batch = guard.unmap_batch(storage);
     let mut bytes = 0;
     let mut rest = range;
     loop {
-        let result = guard.unmap(rest, &mut removals);
-        bytes += removals.complete().map(|removed: Removed| removed.bytes).sum::<u64>();
+        let result = guard.unmap(rest, &mut batch);
+        bytes += batch.complete().map(|removed: UnmappedRun| removed.bytes).sum::<u64>();
         match result {
             Ok(_) => return bytes,
             Err(halted) => {

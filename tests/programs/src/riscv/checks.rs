@@ -6,8 +6,8 @@ use crate::machine::{
 use slat::format::Kind;
 use slat::format::riscv::{Mode, RiscV};
 use slat::{
-    Access, Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Place, Reader,
-    TableCache, Tables, Vmid,
+    Access, Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Reader, TableCache,
+    Tables, UnmapEntry, Vmid,
 };
 
 const K4: u64 = 4 << 10;
@@ -216,10 +216,10 @@ impl Checks {
         self.is("split, it is pages", size(guard), Some(PageSize::SIZE_4K));
         self.is("and reads the same", pages(), 512);
         let hole = range(at + 5 * K4, K4);
-        let mut storage = [Place::EMPTY; 1];
-        let mut removals = guard.removals(&mut storage);
-        guard.unmap(hole, &mut removals).expect("a page");
-        let freed = removals.complete().next().map(|removed| removed.hpa.0);
+        let mut storage = [UnmapEntry::EMPTY; 1];
+        let mut batch = guard.unmap_batch(&mut storage);
+        guard.unmap(hole, &mut batch).expect("a page");
+        let freed = batch.complete().next().map(|removed| removed.hpa.0);
         self.is("an unmapped page says where it was", freed, Some(BLOCK + 5 * K4));
         let gone = at + 5 * K4;
         let found = (pages(), guest.store(gone, 0));

@@ -99,9 +99,9 @@ operations! {
         -> Option<u64> {
         guard.reserve(gpa, size, cache).ok()?.commit(hpa, how).ok()?
     }
-    op_unmap(guard: &mut On<'_>, at: GpaRange, removals: &mut Removals<'_, '_, F, Machine>)
+    op_unmap(guard: &mut On<'_>, at: GpaRange, batch: &mut UnmapBatch<'_, '_, F, Machine>)
         -> Result<u64, Halted<UnmapError>> {
-        guard.unmap(at, removals)
+        guard.unmap(at, batch)
     }
     op_write_protect(guard: &mut On<'_>, at: GpaRange) -> Changed {
         guard.write_protect(at)

@@ -15,10 +15,10 @@ pub enum UnmapError {
         /// The size of the block.
         size: PageSize,
     },
-    /// The removals have no room for another leaf.
+    /// The batch has no room for another leaf.
     Full,
-    /// The removals belong to other tables.
-    ForeignRemovals,
+    /// The batch belongs to other tables.
+    ForeignBatch,
     /// Another thread held an entry for too long.
     Contended,
     /// As many entries were read as [`Guard::limit`](crate::Guard::limit) allows.
@@ -30,10 +30,8 @@ impl fmt::Display for UnmapError {
         match self {
             Self::Range(error) => error.fmt(f),
             Self::CutsBlock { size } => ChangeError::CutsBlock { size: *size }.fmt(f),
-            Self::Full => {
-                f.write_str("no room for more; complete the removals and go on from there")
-            }
-            Self::ForeignRemovals => f.write_str("the removals are those of other tables"),
+            Self::Full => f.write_str("no room for more; complete the batch and go on from there"),
+            Self::ForeignBatch => f.write_str("the batch is of other tables"),
             Self::Contended => ChangeError::Contended.fmt(f),
             Self::Paused => ChangeError::Paused.fmt(f),
         }

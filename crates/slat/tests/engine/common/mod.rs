@@ -17,8 +17,8 @@ pub mod world;
 
 use machine::Machine;
 use slat::{
-    BreakBeforeMake, Format, Frame, GpaRange, Guard, Hpa, Invalidation, Maintenance, Place,
-    Platform, Pte, Reader, ReaderSlot, Readers, Removed, Tables,
+    BreakBeforeMake, Format, Frame, GpaRange, Guard, Hpa, Invalidation, Maintenance, Platform, Pte,
+    Reader, ReaderSlot, Readers, Tables, UnmapEntry, UnmappedRun,
 };
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
@@ -61,11 +61,11 @@ pub fn destroy<F: Format>(tables: Tables<'_, F, TestPlatform>) {
 pub fn unmap<F: Format>(
     guard: &mut Guard<'_, '_, F, TestPlatform>,
     range: GpaRange,
-) -> Vec<Removed> {
-    let mut storage = [const { Place::EMPTY }; 64];
-    let mut removals = guard.removals(&mut storage);
-    guard.unmap(range, &mut removals).unwrap();
-    removals.complete().collect()
+) -> Vec<UnmappedRun> {
+    let mut storage = [const { UnmapEntry::EMPTY }; 64];
+    let mut batch = guard.unmap_batch(&mut storage);
+    guard.unmap(range, &mut batch).unwrap();
+    batch.complete().collect()
 }
 
 struct Memory {

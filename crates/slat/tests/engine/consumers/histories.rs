@@ -150,10 +150,10 @@ impl<H: Hardware> Views<'_, '_, '_, '_, H> {
             }
             Op::Unmap(span) => {
                 let range = self.range(span);
-                let mut storage = [const { Place::EMPTY }; 600];
-                let mut removals = Removals::new(self.fixture.tables, &mut storage);
-                _ = self.fixture.guard.unmap(range, &mut removals);
-                for leaf in removals.complete() {
+                let mut storage = [const { UnmapEntry::EMPTY }; 600];
+                let mut batch = UnmapBatch::new(self.fixture.tables, &mut storage);
+                _ = self.fixture.guard.unmap(range, &mut batch);
+                for leaf in batch.complete() {
                     let gone = range_of(leaf.gpa, leaf.bytes);
                     for gpa in Self::pages(gone) {
                         self.is_as_told(gpa, &leaf.attributes);

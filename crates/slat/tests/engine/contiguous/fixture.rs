@@ -13,8 +13,8 @@ use crate::common::world::{
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa, GpaRange,
-    Halted, Hpa, Invalidation, MapError, PageSize, Place, Reader, Sizes, Software, SplitError,
-    Tables, UnmapError,
+    Halted, Hpa, Invalidation, MapError, PageSize, Reader, Sizes, Software, SplitError, Tables,
+    UnmapEntry, UnmapError,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -272,18 +272,18 @@ impl<'p, const G: u32> Fixture<'p, G> {
     }
 
     pub fn unmap(&mut self, range: GpaRange) {
-        let (mut storage, mut removed) = ([const { Place::EMPTY }; 8], Vec::new());
+        let (mut storage, mut removed) = ([const { UnmapEntry::EMPTY }; 8], Vec::new());
         let (mut at, end) = (range.start().0, range.end().0);
         let dropped = self.drops;
         loop {
             let rest = GpaRange::new(Gpa(at), end - at).unwrap();
             let (before, result, after) = self.run(rest, |tables, guard| {
-                let mut removals = slat::Removals::new(tables, &mut storage);
-                let result = guard.unmap(rest, &mut removals);
+                let mut batch = slat::UnmapBatch::new(tables, &mut storage);
+                let result = guard.unmap(rest, &mut batch);
                 // If the removals are dropped, the memory is not handed out, and the next map
                 // executes the invalidation.
                 if !dropped {
-                    removed.extend(removals.complete());
+                    removed.extend(batch.complete());
                 }
                 result
             });

@@ -12,7 +12,7 @@ use fixture::{Fixture, Rule};
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{
     Access, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa, GpaRange, Hpa,
-    Inactive, PageSize, Place, Software, TableCache, UnmapError, Vmid,
+    Inactive, PageSize, Software, TableCache, UnmapEntry, UnmapError, Vmid,
 };
 
 fn size(bytes: u64) -> PageSize {
@@ -132,11 +132,11 @@ fn a_group_of_which_one_entry_was_emptied_is_filled_behind_one_invalidation_of_a
             guard.map(range(3 * M, 4 * K), Hpa(3 * M), RAM, page, cache).unwrap();
             for pending in [true, false] {
                 assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
-                let mut storage = [Place::EMPTY; 1];
-                let mut removals = guard.removals(&mut storage);
-                assert_eq!(guard.unmap(one, &mut removals), Ok(4 * K));
+                let mut storage = [UnmapEntry::EMPTY; 1];
+                let mut batch = guard.unmap_batch(&mut storage);
+                assert_eq!(guard.unmap(one, &mut batch), Ok(4 * K));
                 if !pending {
-                    assert_eq!(removals.complete().count(), 1);
+                    assert_eq!(batch.complete().count(), 1);
                 }
                 // A group that was never filled needs no invalidation.
                 let fresh = range(2 * M + 128 * K, 64 * K);
@@ -169,8 +169,8 @@ fn a_group_of_which_one_entry_was_emptied_is_filled_behind_one_invalidation_of_a
                     let written = after.entries_written - before.entries_written;
                     assert!((48..=48 + alone).contains(&written), "{written}");
                 }
-                removals.complete().for_each(drop);
-                drop(removals);
+                batch.complete().for_each(drop);
+                drop(batch);
                 crate::common::unmap(guard, group);
             }
         });
@@ -238,22 +238,22 @@ fn an_unmap_that_is_full_leaves_the_group_behind_it_as_it_was() {
         // The range covers the group, or cuts it.
         for bytes in [2 * M, 68 * K] {
             guard.platform().take_events();
-            let mut storage = [Place::EMPTY; 1];
-            let mut removals = guard.removals(&mut storage);
-            let result = guard.unmap(range(2 * M, bytes), &mut removals);
+            let mut storage = [UnmapEntry::EMPTY; 1];
+            let mut batch = guard.unmap_batch(&mut storage);
+            let result = guard.unmap(range(2 * M, bytes), &mut batch);
             refused(result, 2 * M + 64 * K, UnmapError::Full);
             assert!(!invalidates(guard.platform()), "the group is not broken");
-            assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K]);
-            drop(removals);
+            assert_eq!(batch.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K]);
+            drop(batch);
             let left: Vec<_> =
                 guard.leaves(group).unwrap().map(|leaf| leaf.unwrap().size).collect();
             assert_eq!(left, [size(64 * K)]);
             assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
         }
-        let mut storage = [Place::EMPTY; 2];
-        let mut removals = guard.removals(&mut storage);
-        assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut removals), Ok(68 * K));
-        assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K, 64 * K]);
+        let mut storage = [UnmapEntry::EMPTY; 2];
+        let mut batch = guard.unmap_batch(&mut storage);
+        assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut batch), Ok(68 * K));
+        assert_eq!(batch.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K, 64 * K]);
     });
 }
 
@@ -268,11 +268,11 @@ fn groups_that_continue_the_last_run_need_no_room_and_no_break() {
         let page = size(4 * K);
         assert_eq!(guard.map_contiguous(all, Hpa(G), RAM, page, cache), Ok(all.size()));
         guard.platform().take_events();
-        let mut storage = [Place::EMPTY; 1];
-        let mut removals = guard.removals(&mut storage);
-        assert_eq!(guard.unmap(all, &mut removals), Ok(all.size()));
+        let mut storage = [UnmapEntry::EMPTY; 1];
+        let mut batch = guard.unmap_batch(&mut storage);
+        assert_eq!(guard.unmap(all, &mut batch), Ok(all.size()));
         assert!(!invalidates(guard.platform()), "no group is broken");
-        assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [all.size()]);
+        assert_eq!(batch.complete().map(|run| run.bytes).collect::<Vec<_>>(), [all.size()]);
     });
 }
 

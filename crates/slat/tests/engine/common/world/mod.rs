@@ -56,7 +56,7 @@ pub struct World<'p, H: Hardware> {
     pub drops: bool,
     /// A shootdown was dropped: the TLB may be stale until the next thread completes.
     pending: bool,
-    /// Removals were dropped, too.
+    /// removals were dropped, too.
     removing: bool,
     /// Tables may be unmarked while walk caches hold them.
     doubt: bool,
@@ -311,7 +311,7 @@ impl<'p, H: Hardware> World<'p, H> {
         H::REFILL_BREAKS || self.bbm == BreakBeforeMake::Always
     }
 
-    /// As `run`, with removals, which say whether they were dropped.
+    /// As `run`, with batches, and whether they were dropped.
     fn run_removing<R>(
         &mut self,
         op: impl for<'t> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &Cell<bool>) -> R,

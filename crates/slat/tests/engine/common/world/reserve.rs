@@ -5,7 +5,9 @@ use super::super::hardware::Hardware;
 use super::links::retire_around;
 use super::shape::{maintained, maintenance};
 use super::{Mapping, World, cache, floor, size};
-use slat::{Attributes, Gpa, GpaRange, Halted, Hpa, MapError, PageSize, Place, RangeError, Sizes};
+use slat::{
+    Attributes, Gpa, GpaRange, Halted, Hpa, MapError, PageSize, RangeError, Sizes, UnmapEntry,
+};
 use std::cell::Cell;
 
 /// The work of another thread while the fault waits for its page.
@@ -51,10 +53,10 @@ impl<H: Hardware> World<'_, H> {
             match between {
                 Between::Nothing => {}
                 Between::Unmaps => {
-                    let mut none = [Place::EMPTY; 1];
-                    let mut removals = their.removals(&mut none);
-                    assert_eq!(their.unmap(range, &mut removals), Ok(0));
-                    assert_eq!(removals.complete().next(), None);
+                    let mut none = [UnmapEntry::EMPTY; 1];
+                    let mut batch = their.unmap_batch(&mut none);
+                    assert_eq!(their.unmap(range, &mut batch), Ok(0));
+                    assert_eq!(batch.complete().next(), None);
                 }
                 Between::Maps => {
                     let one = GpaRange::new(range.start(), 1 << H::PAGE).unwrap();

@@ -8,7 +8,8 @@ use super::{
 };
 use slat::{
     Attributes, BreakBeforeMake, ChangeError, Execute, Gpa, GpaRange, Halted, Hpa, Invalidation,
-    Maintenance, MapError, Memory, PageSize, Place, Removed, SplitError, SplitWalk, UnmapError,
+    Maintenance, MapError, Memory, PageSize, SplitError, SplitWalk, UnmapEntry, UnmapError,
+    UnmappedRun,
 };
 
 /// Returns the maintenance that memory needs before the guest sees it.
@@ -267,13 +268,13 @@ impl<H: Hardware> World<'_, H> {
     pub fn unmap(&mut self, range: GpaRange, room: usize) -> Option<u64> {
         let before = self.begin();
         let mut storage = Vec::new();
-        storage.resize_with(room, || Place::EMPTY);
+        storage.resize_with(room, || UnmapEntry::EMPTY);
         let (hardware, platform) = (self.hardware, self.platform);
         let (drops, pending) = (self.drops, self.pending);
         let out = self.run_removing(|_, guard, dropped| {
-            let mut removals = guard.removals(&mut storage);
-            let result = guard.unmap(range, &mut removals);
-            let full = removals.is_full();
+            let mut batch = guard.unmap_batch(&mut storage);
+            let result = guard.unmap(range, &mut batch);
+            let full = batch.is_full();
             let tree = hardware.tree(platform);
             assert_eq!(invalidations(&platform.events.borrow()), [], "nothing yet");
             if !matches!(result, Ok(_) | Err(Halted { why: UnmapError::Full, .. })) {
@@ -283,8 +284,8 @@ impl<H: Hardware> World<'_, H> {
                 dropped.set(tree.runs != before.runs || tree.tables != before.tables);
                 return (result, Vec::new(), full);
             }
-            let removed: Vec<_> = removals.complete().collect();
-            assert_eq!(removals.complete().next(), None, "handed out twice");
+            let removed: Vec<_> = batch.complete().collect();
+            assert_eq!(batch.complete().next(), None, "handed out twice");
             (result, removed, full)
         });
         let Outcome { result: (result, removed, full), counts, owed, events, tree } = out;
@@ -330,7 +331,7 @@ impl<H: Hardware> World<'_, H> {
         }
         self.retired += retired.len();
         self.unlinked += if drops { retired.len() } else { 0 };
-        assert_eq!(out.owed, None, "what is owed is in the removals");
+        assert_eq!(out.owed, None, "what is owed is in the batch");
         let ptes: u64 = retired.iter().map(|(start, end)| emptied::<H>(end - start)).sum();
         let leaves = gone.iter().map(Run::leaves).sum::<u64>();
         assert_eq!(out.counts.entries_written, leaves + ptes - at_once);
@@ -425,13 +426,13 @@ pub fn maintained(events: &[Event], wanted: Option<&Maintenance>) -> Vec<(u64, u
 }
 
 /// Returns the leaves that were removed, with neighbours of one size and kind joined.
-fn merged(gone: &[Run]) -> Vec<Removed> {
+fn merged(gone: &[Run]) -> Vec<UnmappedRun> {
     merged_onto(Vec::new(), gone)
 }
 
-fn merged_onto(mut removed: Vec<Removed>, gone: &[Run]) -> Vec<Removed> {
+fn merged_onto(mut removed: Vec<UnmappedRun>, gone: &[Run]) -> Vec<UnmappedRun> {
     for run in gone {
-        let new = Removed {
+        let new = UnmappedRun {
             gpa: Gpa(run.start),
             bytes: run.bytes(),
             size: size(run.size),

@@ -1,4 +1,4 @@
-//! Removals: leaves that an unmap took out, kept until the guest cannot reach them any more.
+//! A batch of leaves that an unmap took out, kept until the guest cannot reach them any more.
 
 use crate::addr::{Gpa, Hpa, PageSize};
 use crate::format::{Attributes, Format};
@@ -11,7 +11,7 @@ use crate::walk::Entry;
 
 /// Neighbouring leaves of one size and one set of attributes that were taken out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Removed {
+pub struct UnmappedRun {
     /// First guest address of the leaves.
     pub gpa: Gpa,
     /// Bytes of all of them.
@@ -35,7 +35,7 @@ pub struct Removed {
     pub attributes: Attributes,
 }
 
-impl Removed {
+impl UnmappedRun {
     /// Returns whether `new` continues these leaves, so that both are one run.
     #[inline(always)]
     pub(crate) fn continues(&self, new: &Self) -> bool {
@@ -45,11 +45,11 @@ impl Removed {
     }
 }
 
-/// Storage of one run of neighbouring leaves in [`Removals`].
+/// Storage of one run of neighbouring leaves in [`UnmapBatch`].
 #[derive(Debug)]
-pub struct Place(Option<Removed>);
+pub struct UnmapEntry(Option<UnmappedRun>);
 
-impl Place {
+impl UnmapEntry {
     /// An empty place.
     pub const EMPTY: Self = Self(None);
 }
@@ -57,35 +57,35 @@ impl Place {
 /// Leaves that were unmapped, kept back until the guest cannot reach them any more.
 ///
 /// The storage belongs to the caller; one place holds neighbours of one kind. Only
-/// [`Removals::complete`], which invalidates first, hands out the memory behind the leaves.
+/// [`UnmapBatch::complete`], which invalidates first, hands out the memory behind the leaves.
 ///
 /// If this is dropped, the tables take over the invalidation that it owes, and the memory is
 /// leaked. If it is forgotten, it stays under way for ever: each later removal invalidates all of
 /// the guest, and, if the CPU demands a break, each map of an emptied entry invalidates that entry.
 #[derive(Debug)]
 #[must_use = "the memory behind what was unmapped is in it"]
-pub struct Removals<'s, 't, F: Format, P: Platform> {
+pub struct UnmapBatch<'s, 't, F: Format, P: Platform> {
     pub(super) tables: &'t Tables<'t, F, P>,
-    storage: &'s mut [Place],
+    storage: &'s mut [UnmapEntry],
     len: usize,
     /// Whether earlier leaves are forgotten when there is no more room.
     forgets: bool,
     pub(super) owed: PendingFlush,
-    /// Whether the guest counts these removals among those that are under way.
+    /// Whether the guest counts this batch among those that are under way.
     pub(super) counted: bool,
-    /// Tables that were unlinked: the invalidation that the removals owe covers them too.
+    /// Tables that were unlinked: the invalidation that the batch owes covers them too.
     pub(super) unlinked: Chain<F>,
 }
 
-impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
-    /// Makes empty removals in the caller's storage, whose content is overwritten.
-    pub fn new(tables: &'t Tables<'t, F, P>, storage: &'s mut [Place]) -> Self {
+impl<'s, 't, F: Format, P: Platform> UnmapBatch<'s, 't, F, P> {
+    /// Makes an empty batch in the caller's storage, whose content is overwritten.
+    pub fn new(tables: &'t Tables<'t, F, P>, storage: &'s mut [UnmapEntry]) -> Self {
         let (owed, unlinked) = (PendingFlush::NOTHING, Chain::EMPTY);
         Self { tables, storage, len: 0, forgets: false, owed, counted: false, unlinked }
     }
 
-    /// Makes these removals never [full](super::UnmapError::Full): leaves without room take the
-    /// place of leaves that were removed before, which [`Removals::complete`] then does not hand
+    /// Makes this batch never [full](super::UnmapError::Full): leaves without room take the
+    /// place of leaves that were removed before, which [`UnmapBatch::complete`] then does not hand
     /// out. For a caller that knows the memory behind the range: one place, and one invalidation,
     /// serve a range of any size and content.
     pub const fn forgetting(mut self) -> Self {
@@ -100,7 +100,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
     ///
     /// Leaves that the caller does not take from the iterator are leaked.
     #[inline]
-    pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
+    pub fn complete(&mut self) -> impl Iterator<Item = UnmappedRun> {
         let owed = core::mem::replace(&mut self.owed, PendingFlush::NOTHING);
         // Entries found empty here may have been emptied by other threads, which have not
         // invalidated yet.
@@ -124,7 +124,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
 
     /// Returns the last leaves, if `new` continues them.
     #[inline]
-    pub(super) fn continued(&mut self, new: &Removed) -> Option<&mut Removed> {
+    pub(super) fn continued(&mut self, new: &UnmappedRun) -> Option<&mut UnmappedRun> {
         let last = self.storage[..self.len].last_mut()?.0.as_mut()?;
         last.continues(new).then_some(last)
     }
@@ -155,7 +155,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
 
     /// Adds `new`, if there is room, and what it owes, even if the walk fails later.
     #[inline]
-    pub(super) fn push(&mut self, new: Removed) {
+    pub(super) fn push(&mut self, new: UnmappedRun) {
         match self.continued(&new) {
             Some(last) => {
                 last.bytes += new.bytes;
@@ -165,28 +165,28 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         }
     }
 
-    /// As [`Removals::push`], for a leaf that continues no other.
+    /// As [`UnmapBatch::push`], for a leaf that continues no other.
     #[inline(always)]
-    pub(super) fn put(&mut self, new: Removed) {
+    pub(super) fn put(&mut self, new: UnmappedRun) {
         self.owed.leaves(new.gpa.0, new.gpa.0 + new.bytes, new.size);
         if self.forgets && self.len == self.storage.len() {
             self.len = 0;
         }
         if let Some(place) = self.storage.get_mut(self.len) {
-            *place = Place(Some(new));
+            *place = UnmapEntry(Some(new));
             self.len += 1;
         }
     }
 }
 
 impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
-    /// Makes an empty collection of removals in the caller's storage, as [`Removals::new`].
-    pub fn removals<'s>(&self, storage: &'s mut [Place]) -> Removals<'s, 't, F, P> {
-        Removals::new(self.tables, storage)
+    /// Makes an empty batch in the caller's storage, as [`UnmapBatch::new`].
+    pub fn unmap_batch<'s>(&self, storage: &'s mut [UnmapEntry]) -> UnmapBatch<'s, 't, F, P> {
+        UnmapBatch::new(self.tables, storage)
     }
 }
 
-impl<F: Format, P: Platform> Drop for Removals<'_, '_, F, P> {
+impl<F: Format, P: Platform> Drop for UnmapBatch<'_, '_, F, P> {
     #[inline]
     fn drop(&mut self) {
         self.tables.retired.unlinked(self.tables.platform, &self.unlinked.take());
