@@ -13,7 +13,9 @@ use crate::settings::engine::Part;
 use crate::stopwatch::Stopwatch;
 use crate::touch::touch;
 use anyhow::ensure;
-use slat::{Access, Ageing, Ages, Attributes, Counts, Format, PageSize, Reader, Skip, Tables};
+use slat::{
+    Access, AgeBitmaps, AgeOptions, Attributes, Counts, Format, PageSize, Reader, TableBits, Tables,
+};
 use std::hint::black_box;
 use std::rc::Rc;
 use std::slice::from_ref;
@@ -28,14 +30,14 @@ pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Cont
             let touched = touched.clone();
             let (mut young, mut unanswered) = (fixture.bitmap(), fixture.bitmap());
             move |arena: &mut Arena, check: bool| {
-                let ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                let ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
                 age_once(&fixture, &touched, skip, ages, arena, check)
             }
         };
         let young = touched.clone();
         pose(Part::AgeTables, name, memory, of)
-            .enter("exact", ENGINE, entrant(Skip::Exact))
-            .enter("leaves", ENGINE, entrant(Skip::Nothing))
+            .enter("exact", ENGINE, entrant(TableBits::Exact))
+            .enter("leaves", ENGINE, entrant(TableBits::Ignored))
             .enter("cas", MACHINE, move |arena, _| exchange_once(&fixture, &young, arena))
             .ratio(format!("{}, age by tables, {of}", shown(name)), &["exact"], &["leaves"])
             .ratio("  exchanges of these pages alone", &["cas"], &["leaves"])
@@ -56,14 +58,14 @@ fn shown(format: TableFormat) -> String {
 fn aged<'a, F: Format>(
     fixture: &Fixture<F>,
     pages: &[u64],
-    ages: &mut Ages<'_>,
+    ages: &mut AgeBitmaps<'_>,
     arena: &'a Arena,
 ) -> anyhow::Result<Tables<'a, F, Arena>> {
     let old = Attributes { accessed: false, ..Attributes::RAM };
     let tables = fixture.live(arena, PageSize::SIZE_4K, old)?;
     let mut reader = Reader::register(arena)?;
     let mut guard = tables.enter(&mut reader)?;
-    let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
+    let how = AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
     let aged = guard.age(fixture.range(), ages, how)?;
     ensure!(aged.young == 0, "{} pages are young before the guest ran", aged.young);
     drop(guard);
@@ -81,8 +83,8 @@ fn emptied<F: Format>(arena: &mut Arena) -> &Arena {
 fn age_once<F: Format>(
     fixture: &Fixture<F>,
     touched: &[u64],
-    skip: Skip,
-    mut ages: Ages<'_>,
+    skip: TableBits,
+    mut ages: AgeBitmaps<'_>,
     arena: &mut Arena,
     check: bool,
 ) -> anyhow::Result<Sample> {
@@ -94,7 +96,11 @@ fn age_once<F: Format>(
     let before = arena.invalidations();
     let watch = Stopwatch::start();
     let mut guard = tables.enter(&mut reader)?;
-    let aged = guard.age(fixture.range(), &mut ages, Ageing { clear: true, skip, fresh: false })?;
+    let aged = guard.age(
+        fixture.range(),
+        &mut ages,
+        AgeOptions { clear: true, table_bits: skip, flush_tlb: false },
+    )?;
     let counts = guard.counts();
     guard.invalidate();
     drop(guard);
@@ -109,7 +115,7 @@ fn age_once<F: Format>(
         let named = |page: &u64| ages.young[(page / 64) as usize] >> (page % 64) & 1 == 1;
         ensure!(touched.iter().all(named), "a page that was touched is not young");
         let mut guard = tables.enter(&mut reader)?;
-        let how = Ageing { clear: false, skip: Skip::Nothing, fresh: false };
+        let how = AgeOptions { clear: false, table_bits: TableBits::Ignored, flush_tlb: false };
         let left = guard.age(fixture.range(), &mut ages, how)?;
         ensure!(left.young == 0, "pages are young after they were aged");
     }
@@ -124,7 +130,7 @@ fn exchange_once<F: Format>(
 ) -> anyhow::Result<Sample> {
     let arena = emptied::<F>(arena);
     let (mut young, mut unanswered) = (fixture.bitmap(), fixture.bitmap());
-    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
     let tables = aged(fixture, touched, &mut ages, arena)?;
     let ptes = fixture.entries(&tables, arena);
     let table = ptes.first().map_or(1, |table| table.len() as u64);
@@ -287,7 +293,7 @@ mod tests {
         for by_hardware in [true, false] {
             arena.reset();
             let (mut young, mut unanswered) = (fixture.bitmap(), fixture.bitmap());
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             let tables = aged(&fixture, &[], &mut ages, &arena).unwrap();
             let mut reader = Reader::register(&arena).unwrap();
             let clean = path(&tables, &arena, fixture.page(0));

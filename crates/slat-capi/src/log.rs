@@ -6,7 +6,9 @@
 
 use crate::abi::{access, range, size, slat_owing, slat_result, slat_shootdown, slat_status};
 use crate::handle::{Entered, of_each, slat_space};
-use slat::{Ageing, Ages, Format, Frame, Gpa, Halted, Pages, Skip, SplitError, TableCache};
+use slat::{
+    AgeBitmaps, AgeOptions, Format, Frame, Gpa, Halted, Pages, SplitError, TableBits, TableCache,
+};
 
 /// The number of table pages that a split asks the platform for at once.
 const BATCH: usize = 8;
@@ -251,12 +253,12 @@ pub unsafe extern "C" fn slat_age(
             return Err(slat_status::Argument);
         }
         let range = range(gpa, bytes)?;
-        let how = Ageing {
+        let how = AgeOptions {
             clear: flags & SLAT_AGE_CLEAR != 0,
-            skip: Skip::Nothing,
-            fresh: flags & SLAT_AGE_FRESH != 0,
+            table_bits: TableBits::Ignored,
+            flush_tlb: flags & SLAT_AGE_FRESH != 0,
         };
-        let mut ages = Ages { young: bitmaps.0?, unanswered: bitmaps.1? };
+        let mut ages = AgeBitmaps { young: bitmaps.0?, unanswered: bitmaps.1? };
         Ok(operation!(entered, |guard| guard.age(range, &mut ages, how).map(|aged| aged.young)))
     }))
 }

@@ -10,7 +10,9 @@ use crate::worker::{Inside, Worker};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
-use slat::{Aged, Ageing, Ages, ChangeError, Format, Gpa, GpaRange, Guard, Halted, Pages};
+use slat::{
+    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Format, Gpa, GpaRange, Guard, Halted, Pages,
+};
 
 /// Why pages were not aged. Nothing was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,8 +56,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         selected: Option<&[u64]>,
         young: &mut [u64],
-        how: Ageing,
-    ) -> Result<Aged, AgeError> {
+        how: AgeOptions,
+    ) -> Result<AgeCounts, AgeError> {
         self.age_if(range, selected, young, how, |_| true)
     }
 
@@ -66,15 +68,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         selected: Option<&[u64]>,
         young: &mut [u64],
-        how: Ageing,
+        how: AgeOptions,
         wanted: impl Fn(&View) -> bool,
-    ) -> Result<Aged, AgeError> {
+    ) -> Result<AgeCounts, AgeError> {
         let needed = words::<F>(&range);
         let shortest = selected.map_or(young.len(), |selected| selected.len().min(young.len()));
         if shortest < needed {
             return Err(AgeError::Refused(ChangeError::Bitmap { needed, given: shortest }));
         }
-        let mut aged = Aged::default();
+        let mut aged = AgeCounts::default();
         // Private pages are never young.
         let shared = self.look(|view| shared_pages::<F>(view, &range, selected));
         let selected = shared.as_deref().or(selected);
@@ -91,7 +93,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 break;
             };
             let mut found = vec![0; count.div_ceil(64)];
-            let mut one = Aged::default();
+            let mut one = AgeCounts::default();
             self.age_run(run, &mut found, how, &mut one, &wanted)?;
             aged.unanswered += one.unanswered;
             aged.young += shift_into(young, &found, first);
@@ -111,8 +113,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         host: HvaRange,
         selected: Option<&[u64]>,
         young: &mut [u64],
-        how: Ageing,
-    ) -> Result<Aged, AgeError> {
+        how: AgeOptions,
+    ) -> Result<AgeCounts, AgeError> {
         let page = (1 << F::PAGE_SHIFT) - 1;
         if (host.start.0 | host.bytes) & page != 0 {
             return Err(AgeError::Unaligned);
@@ -127,7 +129,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let parts = view.backed_by(host);
             parts.map(|(slot, range)| (slot.spec, slot.deleting, range)).collect::<Vec<_>>()
         });
-        let mut aged = Aged::default();
+        let mut aged = AgeCounts::default();
         for (spec, going, range) in parts {
             let first = (spec.host_of(range.start().0).0 - host.start.0) >> F::PAGE_SHIFT;
             let pages = range.size() >> F::PAGE_SHIFT;
@@ -159,8 +161,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         range: GpaRange,
         young: &mut [u64],
-        how: Ageing,
-        aged: &mut Aged,
+        how: AgeOptions,
+        aged: &mut AgeCounts,
         wanted: &impl Fn(&View) -> bool,
     ) -> Result<(), AgeError> {
         let guest = self.guest;
@@ -210,23 +212,26 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         young: &mut [u64],
         unanswered: &mut [u64],
-        how: Ageing,
+        how: AgeOptions,
         wanted: &impl Fn(&View) -> bool,
-    ) -> Result<Aged, AgeError> {
+    ) -> Result<AgeCounts, AgeError> {
         let found = self.with_slots(tables, |view, Inside { guard, .. }| {
             let page = |at: Gpa| ((at.0 - range.start().0) >> F::PAGE_SHIFT) as usize;
             // The host does not age private pages. The caller has left out those that were private
             // when it looked.
             if !wanted(view) || view.has_private::<F>(&range) {
                 let pages = page(range.end());
-                return Ok(Aged { young: 0, unanswered: shift_into(unanswered, &ones(pages), 0) });
+                return Ok(AgeCounts {
+                    young: 0,
+                    unanswered: shift_into(unanswered, &ones(pages), 0),
+                });
             }
             let mut inner = range;
-            let mut aged = Aged::default();
+            let mut aged = AgeCounts::default();
             // The engine refuses a range that does not consist of whole pages.
             let page_mask = (1 << F::PAGE_SHIFT) - 1;
             if how.clear && (range.start().0 | range.size()) & page_mask == 0 {
-                let (rest, held) = age_ends(view, guard, range, how.fresh)?;
+                let (rest, held) = age_ends(view, guard, range, how.flush_tlb)?;
                 for held in held.into_iter().flatten() {
                     let pages = ones((held.size() >> F::PAGE_SHIFT) as usize);
                     aged.unanswered += shift_into(unanswered, &pages, page(held.start()));
@@ -238,14 +243,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let first = page(inner.start());
             let found = if first == 0 {
-                guard.age(inner, &mut Ages { young, unanswered }, how)?
+                guard.age(inner, &mut AgeBitmaps { young, unanswered }, how)?
             } else {
                 let words = words::<F>(&inner);
                 let (mut some, mut open) = (vec![0; words], vec![0; words]);
-                let mut ages = Ages { young: &mut some, unanswered: &mut open };
+                let mut ages = AgeBitmaps { young: &mut some, unanswered: &mut open };
                 guard.age(inner, &mut ages, how)?;
                 let young = shift_into(young, &some, first);
-                Aged { young, unanswered: shift_into(unanswered, &open, first) }
+                AgeCounts { young, unanswered: shift_into(unanswered, &open, first) }
             };
             aged.young += found.young;
             aged.unanswered += found.unanswered;

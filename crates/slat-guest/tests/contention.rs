@@ -3,7 +3,7 @@
 #![cfg(all(not(loom), target_os = "linux"))]
 
 use slat::format::ept::Ept1G;
-use slat::{Access, Ageing, Gpa, GpaRange, Hpa, Memory, PageSize, Skip, Vmid};
+use slat::{Access, AgeOptions, Gpa, GpaRange, Hpa, Memory, PageSize, TableBits, Vmid};
 use slat_guest::*;
 use slat_sim::Ept;
 use slat_sim::fast::FastMachine;
@@ -13,7 +13,8 @@ const BASE: u64 = 1 << 32;
 const HOST: u64 = 1 << 40;
 const K4: u64 = 4096;
 const M2: u64 = 2 << 20;
-const TEST: Ageing = Ageing { clear: false, skip: Skip::Nothing, fresh: false };
+const TEST: AgeOptions =
+    AgeOptions { clear: false, table_bits: TableBits::Ignored, flush_tlb: false };
 
 struct OnePiece(u64);
 
@@ -111,7 +112,7 @@ fn nor_while_its_block_is_split_and_put_together() {
 /// Each use is reported once, by the scan that comes first to the page; both scan in pieces.
 #[test]
 fn no_use_is_lost_between_scans_in_pieces() {
-    let clear = Ageing { clear: true, ..TEST };
+    let clear = AgeOptions { clear: true, ..TEST };
     let piece = |first: u64| GpaRange::new(Gpa(BASE + first * K4), 100 * K4).unwrap();
     let told = [const { std::sync::atomic::AtomicU64::new(0) }; 2];
     let scan = |who: usize, worker: &mut TheWorker<'_>| {

@@ -4,7 +4,7 @@
 
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
-use slat::{Access, Ageing, Format, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
+use slat::{Access, AgeOptions, Format, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
 use slat_guest::*;
 use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
@@ -76,7 +76,7 @@ fn work<F: Format, H: Host>(
     let range = GpaRange::new(page(0), PAGES * K4).unwrap();
     let mut young = [0; PAGES as usize / 64];
     stored.age = lines(|| {
-        worker.age(range, None, &mut young, Ageing::LEAVES).unwrap();
+        worker.age(range, None, &mut young, AgeOptions::LEAVES).unwrap();
     });
     assert!(young.iter().all(|word| *word == u64::MAX));
     stored

@@ -7,7 +7,7 @@
 
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::format::ept::Ept1G;
-use slat::{Access, Ageing, Format, Gpa, GpaRange, Hpa, Memory, PageSize, Skip, Vmid};
+use slat::{Access, AgeOptions, Format, Gpa, GpaRange, Hpa, Memory, PageSize, TableBits, Vmid};
 use slat_guest::*;
 use slat_sim::fast::FastMachine;
 use slat_sim::{Arch, Arm, Ept};
@@ -162,8 +162,9 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
                     EagerSplit::new(table, PageSize::SIZE_4K).run(&mut worker, || false);
                 }
                 _ => {
-                    let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)];
-                    let how = Ageing { clear: true, skip, fresh: rng.bool() };
+                    let skip =
+                        [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)];
+                    let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: rng.bool() };
                     let some = GpaRange::new(Gpa(BASE + page * K4), count * K4).unwrap();
                     worker.age(some, None, &mut [0], how).unwrap();
                 }

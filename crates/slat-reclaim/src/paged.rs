@@ -10,7 +10,7 @@ use crate::stats::Counters;
 use crate::swap::Swap;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use slat::{Access, Memory, Skip};
+use slat::{Access, Memory, TableBits};
 use slat_guest::{Backing, Hva, HvaRange, NoPage, Page};
 use spin::Mutex;
 
@@ -41,8 +41,8 @@ pub struct Config {
     /// memory.
     pub window: u32,
     /// Which parts of the tables a walk skips, if non-leaf entries have accessed bits. With
-    /// [`Skip::Exact`] each call of a walk costs a TLB invalidation: windows should be large.
-    pub skip: Skip,
+    /// [`TableBits::Exact`] each call of a walk costs a TLB invalidation: windows should be large.
+    pub table_bits: TableBits,
     /// Ends each call of a walk with a TLB invalidation; without it, a page that a TLB holds may
     /// look idle while it is used.
     pub fresh: bool,
@@ -67,7 +67,7 @@ pub struct Config {
 
 impl Config {
     /// Returns the default configuration with this limit: generations with look-around and
-    /// frequency, windows of 2^18 pages (1 GiB of 4 KiB pages), [`Skip::Exact`], batches of 64
+    /// frequency, windows of 2^18 pages (1 GiB of 4 KiB pages), [`TableBits::Exact`], batches of 64
     /// pages, no huge pages, no minimum residency, no bound on swap, and no protected pages.
     pub const fn new(limit: u32) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Config {
             look_around: true,
             frequency: true,
             window: 1 << 18,
-            skip: Skip::Exact,
+            table_bits: TableBits::Exact,
             fresh: false,
             huge: false,
             residency: 0,

@@ -23,7 +23,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::Ordering;
-use slat::{Access, Ageing, ChangeError, Format, Hpa, PageSize, Skip};
+use slat::{Access, AgeOptions, ChangeError, Format, Hpa, PageSize, TableBits};
 use slat_guest::{AgeError, Host, Hva, HvaRange, PinError, Worker};
 
 /// Lock under which pages are aged and unmapped: a baseline, to measure the cost of such a lock.
@@ -518,10 +518,10 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
         let paged = pager.paged;
         let begin = pager.now();
         let walk = look == Look::Walk;
-        let how = Ageing {
+        let how = AgeOptions {
             clear: true,
-            skip: if walk { paged.config.skip } else { Skip::Nothing },
-            fresh: walk && paged.config.fresh,
+            table_bits: if walk { paged.config.table_bits } else { TableBits::Ignored },
+            flush_tlb: walk && paged.config.fresh,
         };
         let range = paged.host(first, count);
         let unanswered = match pager.alone(|worker| worker.age_host(range, None, young, how)) {

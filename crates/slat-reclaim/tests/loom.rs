@@ -21,7 +21,7 @@ use fixture::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, slot};
 use loom::sync::Mutex;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TwoSlots};
-use slat::{Access, Ageing, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Vmid};
+use slat::{Access, AgeOptions, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Vmid};
 use slat_guest::{Guest, Hva, Outcome, Retry, Vcpu, Worker};
 use slat_reclaim::*;
 
@@ -186,7 +186,8 @@ fn a_first_write_while_its_page_leaves_and_comes_back_is_not_lost() {
         back_with_a_copy(&mut writer);
         // So that the first look finds it idle.
         let range = GpaRange::new(Gpa(0), PAGE).unwrap();
-        let how = Ageing { clear: true, skip: slat::Skip::Nothing, fresh: false };
+        let how =
+            AgeOptions { clear: true, table_bits: slat::TableBits::Ignored, flush_tlb: false };
         writer.worker().age(range, None, &mut [0], how).unwrap();
         let writer = Sent(writer);
         let thread = spawn(move || {

@@ -135,9 +135,9 @@ pub use inactive::Inactive;
 pub use invalidation::{BreakBeforeMake, Invalidation, Vmid};
 pub use local_flush::LocalFlush;
 pub use ops::{
-    Aged, Ageing, Ages, ChangeError, Consumer, ConsumerError, Dump, Leaf, Leaves, MapError, Owner,
-    OwnerError, Pages, ReplaceError, Reservation, Skip, SplitError, UnmapBatch, UnmapEntry,
-    UnmapError, UnmappedRun,
+    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Consumer, ConsumerError, Dump, Leaf, Leaves,
+    MapError, Owner, OwnerError, Pages, ReplaceError, Reservation, SplitError, TableBits,
+    UnmapBatch, UnmapEntry, UnmapError, UnmappedRun,
 };
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use alloc::{format, vec};
 use core::sync::atomic::Ordering;
 use serde_json::json;
-use slat::{Ageing, Gpa, GpaRange, Skip};
+use slat::{AgeOptions, Gpa, GpaRange, TableBits};
 use slat_hypervisor::layout::GUEST_RAM;
 
 /// Page size in which the guest's program declares its set, in bytes. The program's memory is in
@@ -75,7 +75,7 @@ fn scan(hypervisor: &Hypervisor, thread: &mut Thread<'_>) -> Result<u64, String>
     let range = GpaRange::new(Gpa(GUEST_RAM), bytes).map_err(|error| error.to_string())?;
     let mut young = vec![0; (bytes / PAGE).div_ceil(64) as usize];
     // `fresh`, because an access through a TLB entry does not set the accessed mark.
-    let how = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
+    let how = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: true };
     let aged = thread.worker().age(range, None, &mut young, how).map_err(|e| e.to_string())?;
     if aged.unanswered != 0 {
         return Err(format!("{} pages were not answered", aged.unanswered));

@@ -16,8 +16,8 @@ use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, GpaRange, Inactive, PageSize, Reader,
-    TableCache, Tables,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, GpaRange, Inactive, PageSize,
+    Reader, TableCache, Tables,
 };
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -197,7 +197,7 @@ impl<'p> Scene<'_, 'p> {
                 self.read();
                 return Ok(());
             }
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             self.age(&mut reader, &mut ages)
         });
         done?;
@@ -219,7 +219,7 @@ impl<'p> Scene<'_, 'p> {
     }
 
     /// Makes pages old, then young again; each is an atomic exchange of an entry.
-    fn age(&self, reader: &mut Reader<'p, Arena>, ages: &mut Ages<'_>) -> anyhow::Result<()> {
+    fn age(&self, reader: &mut Reader<'p, Arena>, ages: &mut AgeBitmaps<'_>) -> anyhow::Result<()> {
         let (range, step) = match self.beside {
             Beside::AgesShared => (self.fixture.part(self.other.size(), FAULTED), 2 << 20),
             Beside::AgesLocked => (self.other, BATCH * 4096),
@@ -229,7 +229,7 @@ impl<'p> Scene<'_, 'p> {
             for step in steps(range, step) {
                 let mut turn = || -> anyhow::Result<()> {
                     let mut guard = self.tables.enter(reader)?;
-                    guard.age(step, ages, Ageing::LEAVES)?;
+                    guard.age(step, ages, AgeOptions::LEAVES)?;
                     guard.relax(step, Access::Read).map(slat::LocalFlush::not_needed_here)?;
                     guard.invalidate();
                     Ok(())

@@ -11,7 +11,9 @@ use crate::settings::engine::Part;
 use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
-use slat::{Ageing, Ages, Attributes, BreakBeforeMake, Format, PageSize, Platform, Reader, Tables};
+use slat::{
+    AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Format, PageSize, Platform, Reader, Tables,
+};
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
@@ -154,8 +156,8 @@ fn done<F: Format, P: Platform>(
     Ok(match op {
         Op::Protect => guard.write_protect(fixture.range())? >> F::PAGE_SHIFT,
         Op::Age => {
-            let mut ages = Ages { young: &mut bits.young, unanswered: &mut bits.unanswered };
-            let aged = guard.age(fixture.range(), &mut ages, Ageing::LEAVES)?;
+            let mut ages = AgeBitmaps { young: &mut bits.young, unanswered: &mut bits.unanswered };
+            let aged = guard.age(fixture.range(), &mut ages, AgeOptions::LEAVES)?;
             ensure!(aged.unanswered == 0, "{} pages without an answer", aged.unanswered);
             aged.young
         }

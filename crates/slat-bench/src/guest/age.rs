@@ -15,7 +15,7 @@ use crate::on_machine;
 use crate::threads::{Pin, cpus};
 use anyhow::{Context, ensure};
 use clap::Args;
-use slat::{Access, Ageing, Format, Reader};
+use slat::{Access, AgeOptions, Format, Reader};
 use slat_guest::Worker;
 use slat_lab::cli::count;
 use slat_lab::record::Measurement;
@@ -330,7 +330,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                             self.fixture.range(call, pages),
                             None,
                             &mut young,
-                            Ageing::LEAVES,
+                            AgeOptions::LEAVES,
                         )
                     };
                     let aged = match self.way.locked {

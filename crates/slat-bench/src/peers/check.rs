@@ -21,8 +21,8 @@ use fastrand::Rng;
 use serde_json::json;
 use slat::format::arm64::Arm64;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, PageSize,
-    Pages, Reader, TableCache, Tables, UnmapBatch, UnmapEntry,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard,
+    PageSize, Pages, Reader, TableCache, Tables, UnmapBatch, UnmapEntry,
 };
 use slat_lab::failure::Failure;
 use slat_lab::record::Measurement;
@@ -487,8 +487,8 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             Step::Age { start, size } => {
                 let words = (size / self.sizes[0].bytes()).div_ceil(64) as usize;
                 let (mut yes, mut unanswered) = (vec![0; words], vec![0; words]);
-                let mut ages = Ages { young: &mut yes, unanswered: &mut unanswered };
-                young = guard.age(range(start, size)?, &mut ages, Ageing::LEAVES)?.young;
+                let mut ages = AgeBitmaps { young: &mut yes, unanswered: &mut unanswered };
+                young = guard.age(range(start, size)?, &mut ages, AgeOptions::LEAVES)?.young;
             }
             Step::Write { gpa } | Step::Read { gpa } => {
                 let write = matches!(step, Step::Write { .. });

@@ -14,8 +14,8 @@ use crate::settings::peers::Caches;
 use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::{
-    Access, Ageing, Ages, Attributes, Batched, Counts, Format, GpaRange, Guard, Pages, Reader,
-    TableCache, Tables, UnmapBatch, UnmapEntry,
+    Access, AgeBitmaps, AgeOptions, Attributes, Batched, Counts, Format, GpaRange, Guard, Pages,
+    Reader, TableCache, Tables, UnmapBatch, UnmapEntry,
 };
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -206,8 +206,8 @@ fn age<F: Format>(
     range: GpaRange,
     bitmaps: &mut Bitmaps,
 ) -> anyhow::Result<u64> {
-    let mut ages = Ages { young: &mut bitmaps.young, unanswered: &mut bitmaps.unanswered };
-    let aged = guard.age(range, &mut ages, Ageing::LEAVES)?;
+    let mut ages = AgeBitmaps { young: &mut bitmaps.young, unanswered: &mut bitmaps.unanswered };
+    let aged = guard.age(range, &mut ages, AgeOptions::LEAVES)?;
     ensure!(aged.unanswered == 0, "{} pages without an answer", aged.unanswered);
     Ok(aged.young)
 }
@@ -247,8 +247,8 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
             Op::AgeOld => self.whole(reader, 0, |guard| age(guard, range, bitmaps)),
             Op::AgeEach => self.each(reader, pages, |guard, page| {
                 let (mut young, mut unanswered) = ([0], [0]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                Ok(guard.age(page, &mut ages, Ageing::LEAVES)?.young)
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+                Ok(guard.age(page, &mut ages, AgeOptions::LEAVES)?.young)
             }),
             Op::Relax => self.each(reader, work.memory, |guard, page| {
                 Ok(guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here)?)

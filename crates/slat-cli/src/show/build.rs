@@ -3,9 +3,9 @@
 use super::dump::{Dump, Rights, Run};
 use super::ops::{Op, What};
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa, GpaRange,
-    Guard, Halted, Hpa, MapError, Memory, PageSize, Software, SplitError, TableCache, Tables,
-    UnmapEntry, UnmapError, Vmid,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa,
+    GpaRange, Guard, Halted, Hpa, MapError, Memory, PageSize, Software, SplitError, TableCache,
+    Tables, UnmapEntry, UnmapError, Vmid,
 };
 use slat_bench::arena::Arena;
 use slat_bench::format::TableFormat;
@@ -214,8 +214,8 @@ impl<F: Format> Work<'_, '_, '_, F> {
     fn age(&mut self, range: GpaRange) -> anyhow::Result<()> {
         let words = (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize;
         let (mut young, mut unanswered) = (vec![0; words], vec![0; words]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let _ = self.guard.age(range, &mut ages, Ageing::LEAVES)?;
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let _ = self.guard.age(range, &mut ages, AgeOptions::LEAVES)?;
         Ok(())
     }
 }

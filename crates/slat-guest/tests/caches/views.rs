@@ -5,7 +5,7 @@ use crate::vm::{
     BASE, BYTES, Cpu, Manners, TestGuest, config, host_range, hpa, page, range, room, slot,
     with_guest,
 };
-use slat::{Access, Ageing, Gpa, Maintenance};
+use slat::{Access, AgeOptions, Gpa, Maintenance};
 use slat_guest::{CachePolicy, Config, Logging, MemslotId, Outcome, Retry, Worker};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -150,7 +150,7 @@ fn a_page_used_in_a_view_alone_is_young_until_it_is_aged() {
         cpu.read(page(5));
         for young in [1 << 5, 0] {
             let mut bits = [0];
-            worker.age(range(BASE, 64 << 12), None, &mut bits, Ageing::LEAVES).unwrap();
+            worker.age(range(BASE, 64 << 12), None, &mut bits, AgeOptions::LEAVES).unwrap();
             assert_eq!(bits[0], young);
         }
     });

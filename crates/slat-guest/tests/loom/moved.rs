@@ -3,7 +3,7 @@
 
 use crate::fixture::*;
 use crate::paused::{FIRST, Fixture, ID, SECOND, follow, is, logs, moved, store};
-use slat::{Aged, Ageing, BreakBeforeMake, Gpa, GpaRange, Skip};
+use slat::{AgeCounts, AgeOptions, BreakBeforeMake, Gpa, GpaRange, TableBits};
 use slat_guest::*;
 
 /// Clears `bits` in a thread of its own; returns the memory as it is after that, or `None` if the
@@ -77,9 +77,9 @@ fn a_mark_that_a_clear_takes_as_its_slot_moves_reaches_the_host() {
     });
 }
 
-fn young(worker: &mut TheWorker, page: u64) -> Aged {
+fn young(worker: &mut TheWorker, page: u64) -> AgeCounts {
     let host = HvaRange { start: Hva(HOST + page * PAGE), bytes: PAGE };
-    let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
+    let how = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: false };
     worker.age_host(host, None, &mut [0], how).unwrap()
 }
 

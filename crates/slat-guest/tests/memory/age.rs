@@ -2,11 +2,12 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Ageing, Gpa, PageSize, Skip};
+use slat::{Access, AgeOptions, Gpa, PageSize, TableBits};
 use slat_guest::*;
 
-const CLEAR: Ageing = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
-const TEST: Ageing = Ageing { clear: false, ..CLEAR };
+const CLEAR: AgeOptions =
+    AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: true };
+const TEST: AgeOptions = AgeOptions { clear: false, ..CLEAR };
 
 fn pages(bitmap: &[u64]) -> Vec<u64> {
     let set = |page: &u64| bitmap[*page as usize / 64] >> (page % 64) & 1 == 1;
@@ -110,7 +111,7 @@ on_all! {
                     attempt::<C>(&machine, &mut vcpu, gpa, access).unwrap();
                     attempt::<C>(&other, &mut its_vcpu, gpa, access).unwrap();
                 }
-                let how = Ageing { clear: rng.u8(..3) != 0, ..CLEAR };
+                let how = AgeOptions { clear: rng.u8(..3) != 0, ..CLEAR };
                 let (mut whole, mut pieces) = ([0; 16], [0; 16]);
                 let aged = vcpu.worker().age(range(BASE, 2 * M2), None, &mut whole, how).unwrap();
                 let mut cuts: Vec<u64> = (0..rng.u8(..12)).map(|_| rng.u64(..1024)).collect();

@@ -173,7 +173,7 @@ fn views_do_not_grow_beyond_the_bound_and_vcpus_go_on() {
     }
     // Pages in views that were emptied for room count as used, and written.
     let mut young = vec![0; blocks as usize * 8];
-    let how = slat::Ageing { clear: false, ..slat::Ageing::LEAVES };
+    let how = slat::AgeOptions { clear: false, ..slat::AgeOptions::LEAVES };
     vcpus[0].worker().age(range(BASE, blocks * M2), None, &mut young, how).unwrap();
     let used: Vec<_> = (0..blocks as usize).map(|block| young[block * 8]).collect();
     assert_eq!(used, vec![0b11; blocks as usize]);

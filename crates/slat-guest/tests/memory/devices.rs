@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Ageing, Gpa, Hpa, PageSize, Skip};
+use slat::{Access, AgeOptions, Gpa, Hpa, PageSize, TableBits};
 use slat_guest::*;
 use std::sync::mpsc;
 use std::thread;
@@ -83,7 +83,7 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
         }
         let all = range(BASE, M2);
-        let how = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
+        let how = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: true };
         let mut bits = [0; 8];
         vcpu.worker().age(all, None, &mut bits, how).unwrap();
         vcpu.worker().take_log(MemslotId(0), &mut bits).unwrap();

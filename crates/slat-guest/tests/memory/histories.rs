@@ -2,7 +2,7 @@
 //! Writers stamp pages; the test keeps a copy by the log; in the end copy and memory are equal.
 
 use crate::fixture::*;
-use slat::{Access, Ageing, Gpa, Hpa, Maintenance, PageSize, Platform, Skip, Vmid};
+use slat::{Access, AgeOptions, Gpa, Hpa, Maintenance, PageSize, Platform, TableBits, Vmid};
 use slat_guest::*;
 use slat_sim::Machine;
 use std::collections::HashMap;
@@ -369,8 +369,9 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     pub fn age(&mut self) {
         let page = self.page();
         let count = self.rng.u64(1..=200).min(PAGES - page);
-        let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][self.rng.usize(..3)];
-        let how = Ageing { clear: self.rng.bool(), skip, fresh: self.rng.bool() };
+        let skip = [TableBits::Ignored, TableBits::Hint, TableBits::Exact][self.rng.usize(..3)];
+        let how =
+            AgeOptions { clear: self.rng.bool(), table_bits: skip, flush_tlb: self.rng.bool() };
         let mut young = vec![0; 4];
         let some = range(BASE + page * K4, count * K4);
         self.vcpus[0].worker().age(some, None, &mut young, how).unwrap();

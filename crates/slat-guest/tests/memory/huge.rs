@@ -74,7 +74,7 @@ on_all! {
         let config = never_huge(ExecuteHuge::Split);
         with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
-        let how = slat::Ageing { fresh: true, ..slat::Ageing::LEAVES };
+        let how = slat::AgeOptions { flush_tlb: true, ..slat::AgeOptions::LEAVES };
         vcpu.worker().age(range(BASE, M2), None, &mut [0; 8], how).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Execute).unwrap();
         let mut young = [0; 8];

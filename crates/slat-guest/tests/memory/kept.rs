@@ -3,11 +3,12 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Ageing, Gpa, PageSize, Skip};
+use slat::{Access, AgeOptions, Gpa, PageSize, TableBits};
 use slat_guest::*;
 
-const CLEAR: Ageing = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
-const TEST: Ageing = Ageing { clear: false, ..CLEAR };
+const CLEAR: AgeOptions =
+    AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: true };
+const TEST: AgeOptions = AgeOptions { clear: false, ..CLEAR };
 
 /// Returns the pages of the memslot that are reported as dirty, and as accessed, when the host
 /// takes all of it.
@@ -26,7 +27,7 @@ fn taken<C: Case>(vcpu: &mut TheVcpu<'_, C>, bytes: u64) -> (Vec<u64>, Vec<u64>)
     (dirty, accessed)
 }
 
-fn young<C: Case>(vcpu: &mut TheVcpu<'_, C>, how: Ageing) -> Vec<u64> {
+fn young<C: Case>(vcpu: &mut TheVcpu<'_, C>, how: AgeOptions) -> Vec<u64> {
     let mut bits = [0; 8];
     let aged = vcpu.worker().age(range(BASE, M2), None, &mut bits, how).unwrap();
     let pages: Vec<_> = (0..512).filter(|page| bits[page / 64] >> (page % 64) & 1 == 1).collect();

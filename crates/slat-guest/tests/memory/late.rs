@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Ageing, Gpa, PageSize, Skip};
+use slat::{Access, AgeOptions, Gpa, PageSize, TableBits};
 use slat_guest::*;
 use std::sync::Mutex;
 
@@ -163,7 +163,7 @@ on_all! {
             }
         }
         let mut young = [0];
-        let how = Ageing { clear: false, skip: Skip::Nothing, fresh: false };
+        let how = AgeOptions { clear: false, table_bits: TableBits::Ignored, flush_tlb: false };
         vcpu.worker().age(range(BASE, 64 * K4), None, &mut young, how).unwrap();
         assert_eq!(young[0], 1 << 21);
         let mut bits = [0; 8];

@@ -2,12 +2,12 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Ageing, Gpa, Halted, Hpa, PageSize, Skip};
+use slat::{Access, AgeOptions, Gpa, Halted, Hpa, PageSize, TableBits};
 use slat_guest::*;
 use slat_sim::{Kind, PrivateCall};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const ALL: Ageing = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
+const ALL: AgeOptions = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: true };
 
 /// Converts pages, and makes the machine check that the guest uses them so.
 fn convert<C: Case>(

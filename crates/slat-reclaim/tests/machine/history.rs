@@ -5,7 +5,7 @@
 use crate::cases::*;
 use crate::on_all;
 use crate::world::World;
-use slat::{Access, Ageing, Format, Gpa, GpaRange, Hpa, Skip};
+use slat::{Access, AgeOptions, Format, Gpa, GpaRange, Hpa, TableBits};
 use slat_guest::*;
 use slat_reclaim::*;
 use std::sync::Mutex;
@@ -155,8 +155,9 @@ where
                 n if n < walks => _ = Pager::new(&mut worker).walk(),
                 0..5 => _ = Pager::new(&mut worker).reclaim(rng.u32(1..self.most)),
                 5 => {
-                    let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)];
-                    let how = Ageing { clear: true, skip, fresh: rng.bool() };
+                    let skip =
+                        [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)];
+                    let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: rng.bool() };
                     let range = self.range(0, self.pages);
                     let mut young = vec![0; self.pages.div_ceil(64) as usize];
                     worker.age(range, None, &mut young, how).unwrap();
@@ -364,7 +365,7 @@ where
         look_around: rng.bool(),
         frequency: rng.bool(),
         window: [1, 64, 1 << 18][rng.usize(usize::from(huge)..3)],
-        skip: [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)],
+        table_bits: [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)],
         fresh: rng.bool(),
         huge,
         batch: [1, 3, 8][rng.usize(..3)],

@@ -14,7 +14,7 @@ fn all_pages_keep_their_content<F: Format, A: Arch>(format: F, arch: A) {
             slat_reclaim::Config {
                 look_around: false,
                 window: 1,
-                skip: slat::Skip::Nothing,
+                table_bits: slat::TableBits::Ignored,
                 ..reclaim
             },
             slat_reclaim::Config { policy: Policy::TwoLists, batch: 1, ..reclaim },

@@ -2,7 +2,7 @@
 //! from the dirty log, a host that takes memory back, and a device.
 
 use crate::fixture::*;
-use slat::{Ageing, Format, Gpa, GpaRange, Skip};
+use slat::{AgeOptions, Format, Gpa, GpaRange, TableBits};
 use slat_guest::*;
 use slat_reclaim::*;
 use slat_sim::Arch;
@@ -45,8 +45,8 @@ fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
         match rng.u8(..16) {
             0 => _ = Pager::new(&mut worker).walk(),
             1 => {
-                let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)];
-                let how = Ageing { clear: true, skip, fresh: rng.bool() };
+                let skip = [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)];
+                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: rng.bool() };
                 let range = GpaRange::new(Gpa(BASE), PAGES * bench.page).unwrap();
                 worker.age(range, None, &mut [0; PAGES as usize / 64], how).unwrap();
             }

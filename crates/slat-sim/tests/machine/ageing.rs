@@ -3,7 +3,10 @@
 
 use crate::cases::Case;
 use crate::common::*;
-use slat::{Access, Ageing, Ages, Attributes, Format, Hpa, Reader, Skip, TableCache, UnmapBatch};
+use slat::{
+    Access, AgeBitmaps, AgeOptions, Attributes, Format, Hpa, Reader, TableBits, TableCache,
+    UnmapBatch,
+};
 use slat_sim::{Arch, Machine};
 use std::sync::{Arc, Mutex};
 
@@ -33,12 +36,12 @@ fn bit(bits: &[u64], page: usize) -> bool {
 /// Numbers of pages that are young, or for which a scan has no answer.
 type Known = Vec<usize>;
 
-fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, skip: Skip) -> Known {
+fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, skip: TableBits) -> Known {
     let (mut young, mut unanswered) = ([0u64; PAGES / 64], [0u64; PAGES / 64]);
     let mut reader = Reader::register(guest.machine).unwrap();
     let mut guard = guest.tables.enter(&mut reader).unwrap();
-    let how = Ageing { clear: true, skip, fresh: true };
-    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: true };
+    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
     let _ = guard.age(range(BASE, BYTES), &mut ages, how);
     drop(guard);
     (0..PAGES).filter(|&page| bit(&young, page) || bit(&unanswered, page)).collect()
@@ -51,7 +54,7 @@ fn see<A: Arch>(machine: &Machine<A>, known: &[usize]) {
 }
 
 /// Does `other`; returns the young pages that it learns of.
-fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip) -> Known {
+fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: TableBits) -> Known {
     let machine = guest.machine;
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(machine, &mut storage);
@@ -103,7 +106,7 @@ fn leaked<C: Case>() -> &'static Guest<'static, C::F, C::A> {
 
 /// Runs a scan and `other`: one of them at the `nth` moment of the other. CPUs use pages from the
 /// moment before that on. Returns whether there is an `nth` moment.
-fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> bool {
+fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: TableBits, nth: usize) -> bool {
     let guest = leaked::<C>();
     let machine = guest.machine;
     guest.map(BASE, RAM, 2 << 20, M2);
@@ -156,7 +159,7 @@ fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> b
 
 fn no_access_goes_unreported_regardless_of_what_runs_during_a_scan<C: Case>() {
     // If tables are not marked, both ways to skip are the same.
-    let skips = [Skip::Nothing, Skip::Exact];
+    let skips = [TableBits::Ignored, TableBits::Exact];
     let skips = if C::F::TABLE_ACCESSED == 0 { &skips[..1] } else { &skips };
     for &skip in skips {
         for other in OTHERS {

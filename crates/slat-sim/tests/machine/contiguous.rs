@@ -66,8 +66,14 @@ fn a_group_is_harvested_split_off_and_aged_while_cpus_have_it_in_their_tlbs() {
         let all = range(BASE, 2 * GROUP);
         let mut young = [0];
         guest.with(|guard, _| {
-            let mut ages = slat::Ages { young: &mut young, unanswered: &mut [0] };
-            guard.age(all, &mut ages, slat::Ageing { fresh: true, ..slat::Ageing::LEAVES }).unwrap()
+            let mut ages = slat::AgeBitmaps { young: &mut young, unanswered: &mut [0] };
+            guard
+                .age(
+                    all,
+                    &mut ages,
+                    slat::AgeOptions { flush_tlb: true, ..slat::AgeOptions::LEAVES },
+                )
+                .unwrap()
         });
         assert_eq!(young[0], 0xffff_ffff, "mapped as used");
         let mut dirty = [0];

@@ -4,8 +4,8 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{
-    Access, Ageing, Ages, Attributes, Execute, Format, Gpa, GpaRange, Hpa, PageSize, Skip,
-    UnmapBatch,
+    Access, AgeBitmaps, AgeOptions, Attributes, Execute, Format, Gpa, GpaRange, Hpa, PageSize,
+    TableBits, UnmapBatch,
 };
 use slat_sim::{Arch, Arm, Machine};
 use std::collections::BTreeMap;
@@ -327,10 +327,12 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         let some = self.all();
         let words = (some.size() / self.page).div_ceil(64) as usize;
         let (mut young, mut unanswered) = (vec![0u64; words], vec![0u64; words]);
-        let skip = [Skip::Nothing, Skip::Exact][self.rng.usize(..2)];
+        let skip = [TableBits::Ignored, TableBits::Exact][self.rng.usize(..2)];
         self.guest.with(|guard, _| {
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            guard.age(some, &mut ages, Ageing { clear: true, skip, fresh: true }).unwrap();
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            guard
+                .age(some, &mut ages, AgeOptions { clear: true, table_bits: skip, flush_tlb: true })
+                .unwrap();
         });
         for (index, gpa) in self.pages(some).enumerate() {
             if (young[index / 64] | unanswered[index / 64]) >> (index % 64) & 1 == 1 {

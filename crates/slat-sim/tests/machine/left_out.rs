@@ -3,7 +3,7 @@
 
 use crate::cases::Case;
 use crate::common::*;
-use slat::{Ageing, Ages, Attributes, Format, Hpa, Invalidation, Skip};
+use slat::{AgeBitmaps, AgeOptions, Attributes, Format, Hpa, Invalidation, TableBits};
 use slat_sim::{Arch, Firmware, Machine};
 use std::cell::Cell;
 
@@ -108,8 +108,8 @@ fn age<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     let (mut young, mut unanswered) = ([0], [0]);
     let all = range(BASE, 0x3000);
     guest.with(|guard, _| {
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let how = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let how = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: true };
         guard.age(all, &mut ages, how).unwrap();
     });
     guest.machine.seen(VMID, all);

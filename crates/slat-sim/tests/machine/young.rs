@@ -3,16 +3,16 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::format::arm64::Arm64;
-use slat::{Ageing, Ages, Format, Gpa, Platform, Skip};
+use slat::{AgeBitmaps, AgeOptions, Format, Gpa, Platform, TableBits};
 use slat_sim::{Arch, Kind};
 
 /// Scans a whole table from `BASE`, and records the pages that are young or have no answer as seen.
 /// Returns which of the first 64 pages are young.
-fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, how: Ageing) -> u64 {
+fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, how: AgeOptions) -> u64 {
     let (mut young, mut unanswered) = ([0u64; 8], [0u64; 8]);
     let all = range(BASE, 2 << 20);
     guest.with(|guard, _| {
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
         guard.age(all, &mut ages, how).unwrap();
     });
     let known = |page: &usize| (young[page / 64] | unanswered[page / 64]) >> (page % 64) & 1 == 1;
@@ -31,7 +31,7 @@ fn accessed<F: Format, A: Arch>(guest: &Guest<'_, F, A>, gpa: Gpa) -> bool {
     guest.look(gpa).is_some_and(|found| found.attributes.accessed)
 }
 
-const EXACT: Ageing = Ageing { clear: true, skip: Skip::Exact, fresh: true };
+const EXACT: AgeOptions = AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: true };
 
 #[test]
 fn a_young_page_cleared_without_an_invalidation_is_used_in_secret() {
@@ -81,7 +81,7 @@ fn a_tables_bit_cleared_after_its_leaves_hides_an_access<C: Case>() {
     caught(&machine, Kind::LostYoung);
 }
 
-fn scans<F: Format, A: Arch>(guest: &Guest<'_, F, A>, how: Ageing) {
+fn scans<F: Format, A: Arch>(guest: &Guest<'_, F, A>, how: AgeOptions) {
     guest.map(BASE, RAM, 0x20000, K4);
     for round in 0..6u64 {
         for page in 0..round {
@@ -97,8 +97,8 @@ fn scans<F: Format, A: Arch>(guest: &Guest<'_, F, A>, how: Ageing) {
 }
 
 fn the_engines_exact_scans_miss_no_access<C: Case>() {
-    for skip in [Skip::Nothing, Skip::Exact] {
-        let how = Ageing { skip, ..EXACT };
+    for skip in [TableBits::Ignored, TableBits::Exact] {
+        let how = AgeOptions { table_bits: skip, ..EXACT };
         let machine = C::machine();
         scans(&C::guest(&machine), how);
         clean(&machine);
@@ -112,7 +112,7 @@ fn a_scan_that_is_not_fresh_may_miss_what_a_tlb_holds() {
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x20000, K4);
     guest.read(0, BASE);
-    scan(&guest, Ageing { fresh: false, ..EXACT });
+    scan(&guest, AgeOptions { flush_tlb: false, ..EXACT });
     machine.seen(VMID, range(BASE, 0x20000));
     // Nothing was owed, so nothing was invalidated.
     guest.read(0, BASE);
@@ -149,7 +149,7 @@ fn an_exact_scan_hears_of_accesses_through_a_walk_cache_at_every_moment<C: Case>
         let scan = || {
             let (mut young, mut unanswered) = ([0u64; 16], [0u64; 16]);
             guest.with(|guard, _| {
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
                 guard.age(all, &mut ages, EXACT).unwrap();
             });
             for page in (0..1024).filter(|page| young[page / 64] >> (page % 64) & 1 == 1) {

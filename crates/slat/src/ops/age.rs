@@ -42,28 +42,28 @@ use crate::walk::{
 
 /// Options of an ageing scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ageing {
+pub struct AgeOptions {
     /// Clears the accessed bits that it finds; otherwise it only tests them.
     pub clear: bool,
     /// Which leaves the scan may skip.
-    pub skip: Skip,
+    pub table_bits: TableBits,
     /// With `clear`, the scan ends with an invalidation. Without one, a page that a TLB holds may
     /// be in use, and not become young again until the TLB drops it by itself. Linux does without.
-    pub fresh: bool,
+    pub flush_tlb: bool,
 }
 
-impl Ageing {
+impl AgeOptions {
     /// Tests and clears every leaf, as Linux does.
-    pub const LEAVES: Self = Self { clear: true, skip: Skip::Nothing, fresh: false };
+    pub const LEAVES: Self = Self { clear: true, table_bits: TableBits::Ignored, flush_tlb: false };
 }
 
 /// Use of non-leaf accessed bits by a scan, on formats that have them; on others all three are
-/// [`Skip::Nothing`]. Only one scan that clears can skip at a time; a concurrent one looks at every
-/// leaf.
+/// [`TableBits::Ignored`]. Only one scan that clears can skip at a time; a concurrent one looks at
+/// every leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Skip {
+pub enum TableBits {
     /// Looks at every leaf.
-    Nothing,
+    Ignored,
     /// Skips tables that are not accessed. A page below may have been used all the same, through a
     /// walk cache: this is a hint.
     Hint,
@@ -75,7 +75,7 @@ pub enum Skip {
 /// Bitmaps for the result of a scan: bit 0 is the first page of the range. Bits are set, none is
 /// cleared.
 #[derive(Debug)]
-pub struct Ages<'b> {
+pub struct AgeBitmaps<'b> {
     /// Pages that were used since their accessed bit was last cleared; for a block or a group
     /// ([`Guard::map_contiguous`]), all its pages in the range. A block or group that the range
     /// covers in part is tested, and not cleared.
@@ -86,15 +86,15 @@ pub struct Ages<'b> {
 
 /// Numbers of bits that a scan added.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Aged {
-    /// Bits set in [`Ages::young`].
+pub struct AgeCounts {
+    /// Bits set in [`AgeBitmaps::young`].
     pub young: u64,
-    /// Bits set in [`Ages::unanswered`].
+    /// Bits set in [`AgeBitmaps::unanswered`].
     pub unanswered: u64,
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Finds the pages of `range` that are young, and with [`Ageing::clear`] makes them old.
+    /// Finds the pages of `range` that are young, and with [`AgeOptions::clear`] makes them old.
     ///
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::Bitmap`] if one of the two is too short, and
@@ -103,9 +103,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     pub fn age(
         &mut self,
         range: GpaRange,
-        ages: &mut Ages<'_>,
-        how: Ageing,
-    ) -> Result<Aged, Halted<ChangeError>> {
+        ages: &mut AgeBitmaps<'_>,
+        how: AgeOptions,
+    ) -> Result<AgeCounts, Halted<ChangeError>> {
         let tables = self.tables;
         let shorter = ages.young.len().min(ages.unanswered.len());
         let refusal = tables.check(&range).map_err(ChangeError::Range);
@@ -116,12 +116,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             return Self::halted(range.start(), ChangeError::NotRecorded);
         }
         if range.size() == 1 << F::PAGE_SHIFT
-            && (F::TABLE_ACCESSED == 0 || how.skip == Skip::Nothing)
-            && !how.fresh
+            && (F::TABLE_ACCESSED == 0 || how.table_bits == TableBits::Ignored)
+            && !how.flush_tlb
             && let Some(young) = self.age_page(range.start().0, how.clear)
         {
             let young = or_bits(ages.young, 0, u64::from(young));
-            return Ok(Aged { young, unanswered: 0 });
+            return Ok(AgeCounts { young, unanswered: 0 });
         }
         self.age_walk(range, ages, how)
     }
@@ -154,30 +154,30 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     fn age_walk(
         &mut self,
         range: GpaRange,
-        ages: &mut Ages<'_>,
-        how: Ageing,
-    ) -> Result<Aged, Halted<ChangeError>> {
+        ages: &mut AgeBitmaps<'_>,
+        how: AgeOptions,
+    ) -> Result<AgeCounts, Halted<ChangeError>> {
         let tables = self.tables;
-        let ages = Ages { young: ages.young, unanswered: ages.unanswered };
+        let ages = AgeBitmaps { young: ages.young, unanswered: ages.unanswered };
         let sums = &mut self.sums;
-        let mut scan = Scan { range, ages, aged: Aged::default(), answered: 0, sums };
-        let skip = if F::TABLE_ACCESSED == 0 { Skip::Nothing } else { how.skip };
+        let mut scan = Scan { range, ages, aged: AgeCounts::default(), answered: 0, sums };
+        let skip = if F::TABLE_ACCESSED == 0 { TableBits::Ignored } else { how.table_bits };
         match (how.clear, skip) {
-            (false, Skip::Nothing) => scan.run::<F, P, false, ALL>(tables),
+            (false, TableBits::Ignored) => scan.run::<F, P, false, ALL>(tables),
             (false, skip) => {
                 scan.run::<F, P, false, MARKED>(tables);
                 // A concurrent or an earlier hint may have hidden pages that were used, which no
                 // scan has cleared since.
-                if skip == Skip::Exact && tables.scans.hinted() {
+                if skip == TableBits::Exact && tables.scans.hinted() {
                     scan.run::<F, P, false, ALL>(tables);
                 }
             }
-            (true, Skip::Nothing) => scan.run::<F, P, true, ALL>(tables),
+            (true, TableBits::Ignored) => scan.run::<F, P, true, ALL>(tables),
             (true, _) if !tables.scans.turn.take() => {
                 scan.run::<F, P, true, ALL>(tables);
             }
             (true, skip) => {
-                if skip == Skip::Hint {
+                if skip == TableBits::Hint {
                     tables.scans.hint();
                     scan.run::<F, P, true, HINT>(tables);
                 } else {
@@ -187,7 +187,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             }
         }
         let Scan { aged, sums, .. } = scan;
-        if how.fresh && how.clear {
+        if how.flush_tlb && how.clear {
             let mut stale = PendingFlush::NOTHING;
             stale.leaves(range.start().0, range.end().0, F::size(0));
             stale.leaves(range.start().0, range.end().0, F::size(1));
@@ -324,8 +324,8 @@ const NOTED: u8 = 3;
 
 struct Scan<'a> {
     range: GpaRange,
-    ages: Ages<'a>,
-    aged: Aged,
+    ages: AgeBitmaps<'a>,
+    aged: AgeCounts,
     /// The end of the last group, whose pages all have an answer.
     answered: u64,
     sums: &'a mut Sums,

@@ -29,7 +29,7 @@ pub use self::{
     baselines::*,
     split::{Batched, SplitWalk},
 };
-pub use age::{Aged, Ageing, Ages, Skip};
+pub use age::{AgeBitmaps, AgeCounts, AgeOptions, TableBits};
 pub use consumer::{Consumer, ConsumerError};
 pub use map::MapError;
 pub(crate) use map::{agrees, maintenance};

@@ -11,8 +11,8 @@ use crate::young::links;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
-    Aged, Ageing, Ages, BreakBeforeMake, Format, GpaRange, Hpa, PageSize, Reader, Skip, Tables,
-    Vmid,
+    AgeBitmaps, AgeCounts, AgeOptions, BreakBeforeMake, Format, GpaRange, Hpa, PageSize, Reader,
+    TableBits, Tables, Vmid,
 };
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -21,8 +21,9 @@ use std::sync::{Arc, Mutex};
 type Intel = Ept<true>;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
-const EXACT: Ageing = Ageing { clear: true, skip: Skip::Exact, fresh: false };
-const HINT: Ageing = Ageing { skip: Skip::Hint, ..EXACT };
+const EXACT: AgeOptions =
+    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
+const HINT: AgeOptions = AgeOptions { table_bits: TableBits::Hint, ..EXACT };
 const MARK: u64 = Ept1G::TABLE_ACCESSED;
 const NOTE: u64 = Ept1G::AGEING;
 
@@ -31,13 +32,13 @@ const NOTE: u64 = Ept1G::AGEING;
 fn scan<H: Hardware>(
     guard: &mut GuardOf<'_, '_, H>,
     at: GpaRange,
-    how: Ageing,
+    how: AgeOptions,
 ) -> ((u64, u64), [u64; 3]) {
     let words = (at.size() / (4 * K)).div_ceil(64) as usize;
     let (mut young, mut unanswered) = (vec![0; words], vec![0; words]);
-    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
     let before = guard.counts();
-    let Aged { young, unanswered } = guard.age(at, &mut ages, how).unwrap();
+    let AgeCounts { young, unanswered } = guard.age(at, &mut ages, how).unwrap();
     let after = guard.counts();
     let cost = [
         after.entries_read - before.entries_read,
@@ -78,7 +79,7 @@ fn an_exact_scan_that_meets_another_clears_leaves_and_no_table() {
         let mut reader = Reader::register(platform).unwrap();
         let mut guard = guest.enter(&mut reader).unwrap();
         let (mut young, mut unanswered) = ([0; 16], [0; 16]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
         let aged = guard.age(range(0, 4 * M), &mut ages, EXACT).unwrap();
         (aged.young, guard.counts().entries_written, guard.counts().invalidations)
     };
@@ -111,7 +112,7 @@ fn a_scan_of_every_leaf_marks_no_table_above_a_leaf_that_is_held() {
         links.iter().for_each(|link| _ = link.fetch_and(!MARK, SeqCst));
         let leaf = hardware.pte(platform, 0).0;
         leaf.fetch_or(Intel::MARK, SeqCst);
-        let (found, _) = scan::<Intel>(guard, range(0, 4 * M), Ageing::LEAVES);
+        let (found, _) = scan::<Intel>(guard, range(0, 4 * M), AgeOptions::LEAVES);
         leaf.fetch_and(!Intel::MARK, SeqCst);
         assert_eq!(found, (0, 1));
         assert!(links.iter().all(|link| link.load(SeqCst) & MARK == 0));
@@ -138,19 +139,19 @@ fn young_members_of_a_group_make_all_of_it_young_and_are_cleared_only_with_all_o
     on_stage::<Arm>((format, 39, 8), |tables, guard, cache| {
         let group = range(64 * K, 64 * K);
         assert_eq!(guard.map_contiguous(group, Hpa(0), CLEAN, PAGE, cache), Ok(64 * K));
-        scan::<Arm>(guard, group, Ageing::LEAVES);
+        scan::<Arm>(guard, group, AgeOptions::LEAVES);
         // As many as a walk loads at once.
         for page in 0..8 {
             let member = Arm::of(tables).pte(guard.platform(), 64 * K + page * 4 * K).0;
             member.fetch_or(Arm64K4::ACCESSED, SeqCst);
         }
         for half in [range(64 * K, 32 * K), range(96 * K, 32 * K)] {
-            let (found, [_, written, _]) = scan::<Arm>(guard, half, Ageing::LEAVES);
+            let (found, [_, written, _]) = scan::<Arm>(guard, half, AgeOptions::LEAVES);
             assert_eq!((found, written), ((8, 0), 0));
         }
-        let (found, [_, written, _]) = scan::<Arm>(guard, group, Ageing::LEAVES);
+        let (found, [_, written, _]) = scan::<Arm>(guard, group, AgeOptions::LEAVES);
         assert_eq!((found, written), ((16, 0), 8));
-        assert_eq!(scan::<Arm>(guard, group, Ageing::LEAVES).0, (0, 0));
+        assert_eq!(scan::<Arm>(guard, group, AgeOptions::LEAVES).0, (0, 0));
     });
 }
 
@@ -163,9 +164,9 @@ fn a_group_of_which_a_member_is_held_has_no_answer() {
         assert_eq!(guard.map_contiguous(group, Hpa(0), CLEAN, PAGE, cache), Ok(64 * K));
         let last = Arm::of(tables).pte(guard.platform(), 124 * K).0;
         last.fetch_or(Arm::MARK, SeqCst);
-        assert_eq!(scan::<Arm>(guard, group, Ageing::LEAVES).0, (0, 16));
+        assert_eq!(scan::<Arm>(guard, group, AgeOptions::LEAVES).0, (0, 16));
         last.fetch_and(!Arm::MARK, SeqCst);
-        assert_eq!(scan::<Arm>(guard, group, Ageing::LEAVES).0, (0, 0));
+        assert_eq!(scan::<Arm>(guard, group, AgeOptions::LEAVES).0, (0, 0));
     });
 }
 
@@ -176,7 +177,7 @@ fn meanwhile(
     (tables, guard): (&TablesOf<'_, Intel>, &mut GuardOf<'_, '_, Intel>),
     change: impl Fn(u64, &AtomicU64, &[AtomicU64]) + 'static,
     at: GpaRange,
-    how: Ageing,
+    how: AgeOptions,
 ) -> ((u64, u64), [u64; 3], u64) {
     let platform = guard.platform();
     let tree = Intel::of(tables).tree(platform);

@@ -7,9 +7,9 @@ use crate::common::stage::{G, K, M, RAM, ept, on_stage, range};
 use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{Moment, TestPlatform};
 use slat::{
-    Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Contended, Format, Gpa,
-    GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Rights, Skip, Software, SplitError,
-    TableCache, UnmapEntry, Vmid,
+    Access, AddressSpace, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Contended, Format,
+    Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Rights, Software, SplitError,
+    TableBits, TableCache, UnmapEntry, Vmid,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -42,10 +42,10 @@ fn granted<H: Hardware, E>(result: Result<LocalFlush<'_, '_, H::Format, TestPlat
 
 type Call<H> = for<'t, 'p> fn(&mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>);
 
-fn age<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, clear: bool, skip: Skip) {
+fn age<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, clear: bool, skip: TableBits) {
     let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-    guard.age(all(), &mut ages, Ageing { clear, skip, fresh: false }).unwrap();
+    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+    guard.age(all(), &mut ages, AgeOptions { clear, table_bits: skip, flush_tlb: false }).unwrap();
 }
 
 fn unmap<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, at: GpaRange) {
@@ -99,10 +99,10 @@ fn calls<H: Hardware>() -> Vec<(&'static str, Call<H>)> {
         ("clean", |g, _| { let _ = g.clean(all()); }),
         ("clean_pages", |g, _| { let _ = g.clean_pages(&pages(&[!5; 8])); }),
         ("harvest", |g, _| { let _ = g.harvest(all(), &mut [0; 8]); }),
-        ("age, every leaf", |g, _| age::<H>(g, true, Skip::Nothing)),
-        ("age, a hint", |g, _| age::<H>(g, true, Skip::Hint)),
-        ("age, exact", |g, _| age::<H>(g, true, Skip::Exact)),
-        ("age, test", |g, _| age::<H>(g, false, Skip::Exact)),
+        ("age, every leaf", |g, _| age::<H>(g, true, TableBits::Ignored)),
+        ("age, a hint", |g, _| age::<H>(g, true, TableBits::Hint)),
+        ("age, exact", |g, _| age::<H>(g, true, TableBits::Exact)),
+        ("age, test", |g, _| age::<H>(g, false, TableBits::Exact)),
         ("age_leaf", |g, _| { let _ = g.age_leaf(Gpa(HELD), true); }),
         ("split", |g, c| { let _ = g.split(all(), PAGE, c); }),
         ("split_to_execute", |g, c| {

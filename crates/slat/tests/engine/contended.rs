@@ -8,8 +8,9 @@ use crate::common::stage::{CLEAN, K, M, RAM, arm, ept, on_stage, range, refused,
 use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Moment, TestPlatform, destroy};
 use slat::{
-    Access, Aged, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Contended, Gpa, Hpa,
-    MapError, PageSize, Skip, SplitError, TableCache, Tables, UnmapEntry, UnmapError, Vmid,
+    Access, AgeBitmaps, AgeCounts, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Contended,
+    Gpa, Hpa, MapError, PageSize, SplitError, TableBits, TableCache, Tables, UnmapEntry,
+    UnmapError, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -109,9 +110,9 @@ fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change<H: Hardware>
         refused(guard.clean(pages), HELD, why);
         refused(guard.harvest(pages, &mut [0]), HELD, why);
         let (mut young, mut unanswered) = ([0], [0]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let aged = guard.age(pages, &mut ages, Ageing::LEAVES);
-        assert_eq!(aged, Ok(Aged { young: 0, unanswered: 1 }));
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let aged = guard.age(pages, &mut ages, AgeOptions::LEAVES);
+        assert_eq!(aged, Ok(AgeCounts { young: 0, unanswered: 1 }));
         assert_eq!((young, unanswered), ([0], [0b1000]));
         assert_eq!(pte.swap(raw, SeqCst), H::MARK);
     });
@@ -155,22 +156,22 @@ fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported<H: Hardware
     fn ages<H: Hardware>(format: H::Format, sealed: bool) {
         with_held::<H>(format, sealed, |tables, guard, _| {
             let pages = range(2 * M, PAGES);
-            for skip in [Skip::Nothing, Skip::Hint, Skip::Exact] {
+            for skip in [TableBits::Ignored, TableBits::Hint, TableBits::Exact] {
                 let (mut young, mut unanswered) = ([0], [0]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                let how = Ageing { clear: true, skip, fresh: false };
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
                 let aged = guard.age(pages, &mut ages, how);
-                assert_eq!(aged, Ok(Aged { young: 15, unanswered: 1 }));
+                assert_eq!(aged, Ok(AgeCounts { young: 15, unanswered: 1 }));
                 assert_eq!((young, unanswered), ([0xfff7], [0b1000]));
-                if H::TABLES_COUNT && skip != Skip::Nothing {
+                if H::TABLES_COUNT && skip != TableBits::Ignored {
                     // A table with a leaf that could not be cleared keeps its mark: the leaf is not
                     // forgotten.
                     let tree = H::of(tables).tree(guard.platform());
                     assert!(tree.tables.values().all(|table| table.accessed), "{skip:?}");
                 }
                 // All bits are in the bitmaps already, so none is added.
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                assert_eq!(guard.age(pages, &mut ages, how), Ok(Aged::default()));
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+                assert_eq!(guard.age(pages, &mut ages, how), Ok(AgeCounts::default()));
                 guard
                     .relax(range(2 * M, 12 * K), Access::Read)
                     .map(slat::LocalFlush::not_needed_here)
@@ -205,14 +206,14 @@ fn with_retired<H: Hardware>(format: H::Format, body: impl FnOnce(&mut GuardOf<'
 }
 
 fn ageing_does_not_wait_for_a_table_that_is_being_unmapped<H: Hardware>() {
-    for skip in [Skip::Nothing, Skip::Hint, Skip::Exact] {
+    for skip in [TableBits::Ignored, TableBits::Hint, TableBits::Exact] {
         with_retired::<H>(H::usual(), |guard| {
             let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             let before = guard.counts().entries_read;
-            let how = Ageing { clear: true, skip, fresh: false };
+            let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
             let aged = guard.age(range(2 * M, 2 * M), &mut ages, how);
-            assert_eq!(aged, Ok(Aged { young: 448, unanswered: 64 }));
+            assert_eq!(aged, Ok(AgeCounts { young: 448, unanswered: 64 }));
             assert_eq!((young[0], unanswered[0], unanswered[1]), (0, !0, 0));
             let read = guard.counts().entries_read - before;
             assert!(read < 2 * 512, "{read} entries were read for 512 pages");

@@ -4,7 +4,7 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
 use crate::common::stage::{G, K, M, RAM, on_stage, range};
 use crate::common::world::GuardOf;
-use slat::{Access, Ageing, Ages, Gpa, GpaRange, Hpa, PageSize, Skip, UnmapEntry};
+use slat::{Access, AgeBitmaps, AgeOptions, Gpa, GpaRange, Hpa, PageSize, TableBits, UnmapEntry};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
@@ -62,8 +62,8 @@ fn each_entry_on_the_way_and_each_in_the_range_is_read_once<H: Hardware>() {
         let harvest = cost::<H, _>(guard, |guard| guard.harvest(all, &mut bits));
         assert_eq!(harvest, (up + 1 + 512, 30));
         let (mut young, mut unanswered) = ([0; 16], [0; 16]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let how = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: false };
         let aged = cost::<H, _>(guard, |guard| guard.age(all, &mut ages, how));
         assert_eq!(aged, (up + 1 + 512, 30));
         // To find that all is split takes one load for each level. A block costs its table and

@@ -4,7 +4,9 @@ use crate::common::hardware::Hardware;
 use crate::common::stage::{K, M, RAM, host, on_stage, range, refused};
 use crate::common::unmap;
 use crate::common::world::size;
-use slat::{Access, Ageing, Ages, ChangeError, Gpa, Hpa, PageSize, Pages, RangeError, Skip};
+use slat::{
+    Access, AgeBitmaps, AgeOptions, ChangeError, Gpa, Hpa, PageSize, Pages, RangeError, TableBits,
+};
 
 /// Every operation, on the widest guests and on the smallest.
 fn everything_can_be_done_to_the_first_and_the_last_page<H: Hardware>(widths: &[u32]) {
@@ -51,10 +53,10 @@ fn pages_at_both_ends<H: Hardware>(bits: u32) {
             let mut bits_of = [0];
             assert_eq!(guard.harvest(at, &mut bits_of), Ok(1));
             assert_eq!(bits_of, [1]);
-            for skip in [Skip::Nothing, Skip::Exact, Skip::Hint] {
+            for skip in [TableBits::Ignored, TableBits::Exact, TableBits::Hint] {
                 let (mut young, mut unanswered) = ([0], [0]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                let how = Ageing { clear: true, skip, fresh: true };
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: true };
                 assert_eq!(guard.age(at, &mut ages, how).unwrap().young, 1);
                 assert_eq!(young, [1]);
                 assert_eq!(

@@ -3,8 +3,9 @@
 
 use slat::format::ept::Ept1G;
 use slat::{
-    Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa, Invalidation,
-    PageSize, Platform, Pte, Reader, ReaderSlot, Readers, Skip, TableCache, Tables, Vmid,
+    AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa,
+    Invalidation, PageSize, Platform, Pte, Reader, ReaderSlot, Readers, TableBits, TableCache,
+    Tables, Vmid,
 };
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -119,8 +120,8 @@ fn an_exact_test_finds_a_page_that_a_hint_had_hidden_and_that_nobody_has_cleared
     let mut two = Reader::register(platform).unwrap();
     let scan = |reader: &mut Reader<'static, Staged>, clear, skip| {
         let (mut young, mut unanswered) = ([0; 64], [0; 64]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let how = Ageing { clear, skip, fresh: false };
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let how = AgeOptions { clear, table_bits: skip, flush_tlb: false };
         tables.enter(reader).unwrap().age(all, &mut ages, how).unwrap();
         [512, 1025].map(|page: usize| young[page / 64] >> (page % 64) & 1 == 1)
     };
@@ -139,7 +140,7 @@ fn an_exact_test_finds_a_page_that_a_hint_had_hidden_and_that_nobody_has_cleared
     let at_2m = map(&mut one, 2 * M, CLEAN);
     platform.at_4m.store(map(&mut one, 4 * M, CLEAN), SeqCst);
     // The hint clears the marks of both tables, whose links a walk cache still holds.
-    scan(&mut one, true, Skip::Hint);
+    scan(&mut one, true, TableBits::Hint);
     // The guest uses the page at 2m through that walk cache: hardware marks the leaf alone.
     // SAFETY: the first entry of the table at 2m, which stays allocated.
     unsafe { &*(at_2m as *const AtomicU64) }.fetch_or(Ept1G::ACCESSED, SeqCst);
@@ -149,13 +150,13 @@ fn an_exact_test_finds_a_page_that_a_hint_had_hidden_and_that_nobody_has_cleared
         let scan = &scan;
         let tester = scope.spawn(move || {
             ROLE.set(Role::Tests);
-            scan(&mut one, false, Skip::Exact)
+            scan(&mut one, false, TableBits::Exact)
         });
         // The tester has passed the table at 2m by, and stands in that at 4m.
         tester_stands.recv().unwrap();
         let clearer = scope.spawn(move || {
             ROLE.set(Role::Clears);
-            scan(&mut two, true, Skip::Exact)
+            scan(&mut two, true, TableBits::Exact)
         });
         // The clearer has noted all tables, and has read no leaf.
         clearer_stands.recv().unwrap();

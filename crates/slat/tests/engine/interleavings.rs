@@ -340,8 +340,8 @@ fn fresh_ageing_invalidates_regardless_of_what_the_bitmap_held() {
     let mut reader = Reader::register(platform).unwrap();
     let mut guard = guest.enter(&mut reader).unwrap();
     let (mut young, mut unanswered) = ([1], [0]);
-    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-    let how = Ageing { fresh: true, ..Ageing::LEAVES };
+    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+    let how = AgeOptions { flush_tlb: true, ..AgeOptions::LEAVES };
     let aged = guard.age(range(0, 4096), &mut ages, how).unwrap();
     assert_eq!((aged.young, platform.invalidations()), (0, 1));
 }
@@ -355,8 +355,8 @@ fn a_block_that_is_aged_in_parts_is_young_in_each() {
     let mut guard = guest.enter(&mut reader).unwrap();
     let mut age = |part: GpaRange| {
         let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        guard.age(part, &mut ages, Ageing::LEAVES).unwrap().young
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        guard.age(part, &mut ages, AgeOptions::LEAVES).unwrap().young
     };
     assert_eq!((age(range(0, 4096)), age(range(4096, MIB2 - 4096))), (1, 511));
     assert_eq!((age(range(0, MIB2)), age(range(0, MIB2))), (512, 0));

@@ -5,26 +5,28 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{CLEAN, K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::{GuardOf, TablesOf};
-use slat::{Aged, Ageing, Ages, ChangeError, Gpa, GpaRange, Hpa, PageSize, RangeError};
+use slat::{
+    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Gpa, GpaRange, Hpa, PageSize, RangeError,
+};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
-const TEST: Ageing = Ageing { clear: false, ..Ageing::LEAVES };
+const TEST: AgeOptions = AgeOptions { clear: false, ..AgeOptions::LEAVES };
 
 /// Returns what a scan of a range of at most 64 pages finds, and what it reads, writes and changes.
 fn age<H: Hardware>(
     guard: &mut GuardOf<'_, '_, H>,
     at: GpaRange,
-    how: Ageing,
+    how: AgeOptions,
 ) -> (u64, u64, [u64; 3]) {
     let (mut young, mut unanswered) = ([0], [0]);
-    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
     let before = guard.counts();
     let aged = guard.age(at, &mut ages, how).unwrap();
     let after = guard.counts();
     let count = |bits: [u64; 1]| u64::from(bits[0].count_ones());
-    assert_eq!(aged, Aged { young: count(young), unanswered: count(unanswered) });
+    assert_eq!(aged, AgeCounts { young: count(young), unanswered: count(unanswered) });
     let cost = [
         after.entries_read - before.entries_read,
         after.entries_written - before.entries_written,
@@ -72,21 +74,21 @@ fn a_page_is_aged_without_its_neighbours_and_counts_its_way<H: Hardware>() {
             guard.map(page(number), Hpa(number * 4 * K), attributes, PAGE, cache).unwrap();
         }
         assert_eq!(age::<H>(guard, page(1), TEST), (1, 0, [way, 0, 0]));
-        assert_eq!(age::<H>(guard, page(1), Ageing::LEAVES), (1, 0, [way, 1, 4 * K]));
-        assert_eq!(age::<H>(guard, page(1), Ageing::LEAVES), (0, 0, [way, 0, 0]));
-        assert_eq!(age::<H>(guard, page(2), Ageing::LEAVES), (0, 0, [way, 0, 0]));
+        assert_eq!(age::<H>(guard, page(1), AgeOptions::LEAVES), (1, 0, [way, 1, 4 * K]));
+        assert_eq!(age::<H>(guard, page(1), AgeOptions::LEAVES), (0, 0, [way, 0, 0]));
+        assert_eq!(age::<H>(guard, page(2), AgeOptions::LEAVES), (0, 0, [way, 0, 0]));
         // Its neighbours are as they were.
         assert_eq!(age::<H>(guard, range(0, 32 * K), TEST).0, 0b1000);
         // No leaf, in a table and without one.
-        assert_eq!(age::<H>(guard, page(0), Ageing::LEAVES).0, 0);
-        assert_eq!(age::<H>(guard, range(8 * M, 4 * K), Ageing::LEAVES).0, 0);
+        assert_eq!(age::<H>(guard, page(0), AgeOptions::LEAVES).0, 0);
+        assert_eq!(age::<H>(guard, range(8 * M, 4 * K), AgeOptions::LEAVES).0, 0);
         // A block that the page cuts is tested only.
         guard.map(range(4 * M, 2 * M), Hpa(4 * M), RAM, BLOCK, cache).unwrap();
         let cut = range(4 * M + 8 * K, 4 * K);
-        assert_eq!(age::<H>(guard, cut, Ageing::LEAVES), (1, 0, [way - 1, 0, 0]));
-        assert_eq!(age::<H>(guard, cut, Ageing::LEAVES).0, 1);
+        assert_eq!(age::<H>(guard, cut, AgeOptions::LEAVES), (1, 0, [way - 1, 0, 0]));
+        assert_eq!(age::<H>(guard, cut, AgeOptions::LEAVES).0, 1);
         held::<H>(tables, guard, 12 * K, |guard| {
-            let (young, unanswered, cost) = age::<H>(guard, page(3), Ageing::LEAVES);
+            let (young, unanswered, cost) = age::<H>(guard, page(3), AgeOptions::LEAVES);
             assert_eq!((young, unanswered, cost[1]), (0, 1, 0));
         });
     });
@@ -136,6 +138,6 @@ fn a_group_is_aged_whole_by_the_leaf_around_any_of_its_addresses() {
             assert_eq!(cost[1..], [written, written * 4 * K]);
         }
         // A page of a group that has no young member is old.
-        assert_eq!(age::<Grouped<12>>(guard, range(100 * K, 4 * K), Ageing::LEAVES).0, 0);
+        assert_eq!(age::<Grouped<12>>(guard, range(100 * K, 4 * K), AgeOptions::LEAVES).0, 0);
     });
 }

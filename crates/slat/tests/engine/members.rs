@@ -9,8 +9,8 @@ use crate::common::world::{CacheOf, GuardOf, TablesOf, invalidations};
 use crate::common::{Moment, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, PageSize, Pages, Rights,
-    Skip, Software, UnmapEntry,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, PageSize,
+    Pages, Rights, Software, TableBits, UnmapEntry,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -165,8 +165,8 @@ fn a_group_that_was_used_by_way_of_any_member_is_young_once() {
         inside::<H, _>(tables, |guard, _| {
             let mut age = |clear| {
                 let (mut young, mut unanswered) = ([0], [0]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                let how = Ageing { clear, skip: Skip::Nothing, fresh: false };
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+                let how = AgeOptions { clear, table_bits: TableBits::Ignored, flush_tlb: false };
                 guard.age(all(), &mut ages, how).unwrap();
                 assert_eq!(unanswered, [0]);
                 young[0]

@@ -9,9 +9,9 @@ use slat::format::npt::Npt2M;
 use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
-    AddressSpace, Ageing, Ages, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError,
-    Contended, Execute, Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner, PageSize,
-    Rights, Skip, Software, SpaceError, TableCache, UnmapEntry, UnmapError, Vmid,
+    AddressSpace, AgeBitmaps, AgeOptions, AnyAddressSpace, Attributes, BreakBeforeMake,
+    ChangeError, Contended, Execute, Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner,
+    PageSize, Rights, Software, SpaceError, TableBits, TableCache, UnmapEntry, UnmapError, Vmid,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -475,11 +475,14 @@ fn a_page_that_is_mapped_next_to_the_last_one_is_young_to_a_scan_that_skips_tabl
     let mut space = AddressSpace::new(Ept1G::default(), Vmid(3), 40, &platform).unwrap();
     map_page(&mut space, 0);
     let all = range(0, 2 * M);
-    let (clear, skip) = (true, Skip::Hint);
+    let (clear, skip) = (true, TableBits::Hint);
     let young_pages = |space: &AddressSpace<'_, Ept1G, _>| {
         let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        space.enter().age(all, &mut ages, Ageing { clear, skip, fresh: true }).unwrap();
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        space
+            .enter()
+            .age(all, &mut ages, AgeOptions { clear, table_bits: skip, flush_tlb: true })
+            .unwrap();
         young[0]
     };
     map_page(&mut space, 4 * K);

@@ -15,10 +15,10 @@ use slat::format::arm64::{Arm64, Arm64K4};
 use slat::format::ept::{Ept1G, Ept2M};
 use slat::format::{AttributeError, GeometryError};
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute, Format,
-    Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, OutOfFrames, PageSize, Pages,
-    RangeError, Reader, Software, SplitError, TableCache, Tables, TooManyReaders, UnmapEntry,
-    UnmapError, Vmid, WrongPlatform, WrongTables,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute,
+    Format, Gpa, GpaRange, Hpa, LeafSizeError, MapError, Memory, NewError, OutOfFrames, PageSize,
+    Pages, RangeError, Reader, Software, SplitError, TableCache, Tables, TooManyReaders,
+    UnmapEntry, UnmapError, Vmid, WrongPlatform, WrongTables,
 };
 
 const SIZE_512G: PageSize = PageSize::from_bytes(512 * G).unwrap();
@@ -41,8 +41,8 @@ fn changes<H: Hardware>(
     if whole {
         check(guard.relax(range, Access::Read).map(slat::LocalFlush::not_needed_here));
         let (mut young, mut unanswered) = ([0; 1024], [0; 1024]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        check(guard.age(range, &mut ages, Ageing::LEAVES).map(|aged| aged.young));
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        check(guard.age(range, &mut ages, AgeOptions::LEAVES).map(|aged| aged.young));
         check(guard.flush(range));
     }
 }
@@ -392,8 +392,8 @@ fn a_bitmap_that_is_too_short_is_refused_with_what_is_needed<H: Hardware>() {
         for swapped in [false, true] {
             let (young, unanswered) =
                 if swapped { (&mut one[..], &mut two[..]) } else { (&mut two[..], &mut one[..]) };
-            let mut ages = Ages { young, unanswered };
-            refused(guard.age(all, &mut ages, Ageing::LEAVES), 0, why);
+            let mut ages = AgeBitmaps { young, unanswered };
+            refused(guard.age(all, &mut ages, AgeOptions::LEAVES), 0, why);
         }
         assert_eq!((one, two), ([0], [0; 2]));
         assert_eq!(guard.counts().entries_written, before.entries_written);
@@ -415,8 +415,8 @@ fn ages_are_refused_where_nothing_records_them() {
     let format = Ept1G { accessed_dirty: false, ..ept() };
     on_stage::<Ept<true>>((format, 40, 4), |_, guard, _| {
         let (mut young, mut unanswered) = ([0], [0]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-        let result = guard.age(range(0, 4 * K), &mut ages, Ageing::LEAVES);
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let result = guard.age(range(0, 4 * K), &mut ages, AgeOptions::LEAVES);
         let text = refused(result, 0, ChangeError::NotRecorded);
         says(&text, &["does not mark it"]);
         idle::<Ept<true>>(guard);

@@ -6,7 +6,8 @@ use crate::common::hardware::Hardware;
 use crate::common::stage::{K, M, RAM, on_stage, range};
 use crate::common::world::cache;
 use slat::{
-    Aged, Ageing, Ages, BreakBeforeMake, Gpa, Hpa, PageSize, Skip, Tables, UnmapEntry, Vmid,
+    AgeBitmaps, AgeCounts, AgeOptions, BreakBeforeMake, Gpa, Hpa, PageSize, TableBits, Tables,
+    UnmapEntry, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -87,10 +88,10 @@ fn a_reservation_is_never_taken_for_a_leaf<H: Hardware>() {
             assert_ne!(reserved, 0);
             let named = 0xffff & !(1 << (number % 8));
             let (mut young, mut unanswered) = ([0], [0]);
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            let how = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: false };
             let aged = guard.age(pages, &mut ages, how);
-            assert_eq!(aged, Ok(Aged { young: 15, unanswered: 0 }));
+            assert_eq!(aged, Ok(AgeCounts { young: 15, unanswered: 0 }));
             assert_eq!((young, unanswered), ([named], [0]));
             let mut dirty = [0];
             assert_eq!(guard.harvest(pages, &mut dirty), Ok(15));

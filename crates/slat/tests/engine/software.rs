@@ -9,11 +9,11 @@ use crate::common::stage::{CLEAN, RAM, host, idle, on_stage, range, refused, say
 use crate::common::world::GuardOf;
 use slat::format::{AttributeError, Kind};
 use slat::{
-    Access, Ageing, Ages, Attributes, ChangeError, Format, Gpa, Hpa, MapError, PageSize, Skip,
-    Software,
+    Access, AgeBitmaps, AgeOptions, Attributes, ChangeError, Format, Gpa, Hpa, MapError, PageSize,
+    Software, TableBits,
 };
 
-const EXACT: Ageing = Ageing { clear: true, skip: Skip::Exact, fresh: true };
+const EXACT: AgeOptions = AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: true };
 
 fn of<H: Hardware>(guard: &GuardOf<'_, '_, H>, gpa: u64) -> Software {
     guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.software
@@ -100,7 +100,7 @@ fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardw
             // Ageing, and protection in tables that is pushed down, leave marks in tables only.
             let mut young = vec![0; (count as usize).div_ceil(64)];
             let mut unanswered = young.clone();
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             guard.age(block, &mut ages, EXACT).unwrap();
             guard.write_protect_subtrees(block).unwrap();
             guard.invalidate();

@@ -6,7 +6,9 @@ use crate::common::hardware::{Descriptor, Hardware};
 use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
 use crate::common::world::{ALL, CacheOf, GuardOf};
 use crate::common::{Event, TestPlatform};
-use slat::{Access, Ageing, Ages, Format, Gpa, Hpa, Invalidation, PageSize, Skip, Software};
+use slat::{
+    Access, AgeBitmaps, AgeOptions, Format, Gpa, Hpa, Invalidation, PageSize, Software, TableBits,
+};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -197,7 +199,7 @@ fn what_was_made_accessed_before_an_early_end_is_below_marked_tables<H: Hardware
 on!(what_was_made_accessed_before_an_early_end_is_below_marked_tables: ept; npt);
 
 fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters<H: Hardware>() {
-    fn takes<H: Hardware>(format: H::Format, skip: Skip) {
+    fn takes<H: Hardware>(format: H::Format, skip: TableBits) {
         const TABLES: u64 = 21;
         on_stage::<H>((format, 40, 32), |tables, guard, cache| {
             for at in (0..TABLES).map(|table| table * 2 * M) {
@@ -208,8 +210,8 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters<H
                 let [young, unanswered] = &mut bits;
                 young.fill(0);
                 let before = guard.counts();
-                let how = Ageing { clear: true, skip, fresh: false };
-                let aged = guard.age(range(0, 64 * M), &mut Ages { young, unanswered }, how);
+                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
+                let aged = guard.age(range(0, 64 * M), &mut AgeBitmaps { young, unanswered }, how);
                 let after = guard.counts();
                 let written = after.entries_written - before.entries_written;
                 (aged.unwrap().young, after.entries_read - before.entries_read, written)
@@ -218,13 +220,13 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters<H
             // Leaves are cleared. An exact scan clears tables before them, and walks twice for
             // that.
             let (young, read, written) = scan(guard);
-            let walks = if skip == Skip::Exact { 2 } else { 1 };
+            let walks = if skip == TableBits::Exact { 2 } else { 1 };
             assert_eq!(young, TABLES);
             assert!(written >= walks * TABLES, "{written} entries were written");
             assert!(read >= walks * 32 + TABLES * 512, "{read} entries were read");
             let last = guard.platform().take_events();
             let all = Invalidation { vmid: guard.vmid(), range: Some(range(0, 64 * M)), ..ALL };
-            let exact = skip == Skip::Exact;
+            let exact = skip == TableBits::Exact;
             assert_eq!(last, if exact { vec![Event::Invalidate(all)] } else { vec![] });
             let tree = H::of(tables).tree(guard.platform());
             let marked = tree.tables.values().filter(|table| table.within(0, 64 * M));
@@ -244,14 +246,15 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters<H
                 // A leaf is marked through a walk cache, without a mark on the way.
                 let leaf = H::of(tables).pte(guard.platform(), 12 * M).0;
                 leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
-                let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
+                let how =
+                    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
                 let [young, unanswered] = &mut bits;
-                let aged = guard.age(range(0, 64 * M), &mut Ages { young, unanswered }, how);
+                let aged = guard.age(range(0, 64 * M), &mut AgeBitmaps { young, unanswered }, how);
                 assert_eq!(aged.unwrap().young, 1);
             }
         });
     }
-    for skip in [Skip::Exact, Skip::Hint] {
+    for skip in [TableBits::Exact, TableBits::Hint] {
         takes::<H>(H::usual(), skip);
     }
 }
@@ -261,11 +264,11 @@ fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         let pages = range(0, 64 * K);
         assert_eq!(guard.map(pages, Hpa(0), RAM, PAGE, cache), Ok(64 * K));
-        let how = Ageing { clear: true, skip: Skip::Hint, fresh: false };
+        let how = AgeOptions { clear: true, table_bits: TableBits::Hint, flush_tlb: false };
         // The end of the table, with the next table; then all of the first.
         for (part, pages) in [(range(32 * K, 4 * M), 8), (range(0, 2 * M), 8)] {
             let (mut young, mut unanswered) = ([0; 16], [0; 16]);
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             assert_eq!(guard.age(part, &mut ages, how).unwrap().young, pages);
         }
     });
@@ -273,7 +276,7 @@ fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest<H: Hardware>() {
 on!(a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest: ept; npt);
 
 fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() {
-    fn keeps<H: Hardware>(format: H::Format, skip: Skip, sealed: bool) {
+    fn keeps<H: Hardware>(format: H::Format, skip: TableBits, sealed: bool) {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
             let (hardware, platform) = (H::of(tables), guard.platform());
@@ -282,8 +285,8 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() 
             pte.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
             let mut scan = || {
                 let (mut young, mut unanswered) = ([0; 16], [0; 16]);
-                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                let how = Ageing { clear: true, skip, fresh: false };
+                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
                 let aged = guard.age(range(0, 4 * M), &mut ages, how).unwrap();
                 (aged.young, aged.unanswered)
             };
@@ -292,7 +295,9 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() 
             assert_eq!(scan(), (1, 0));
         });
     }
-    for (skip, sealed) in [(Skip::Exact, false), (Skip::Hint, false), (Skip::Exact, true)] {
+    for (skip, sealed) in
+        [(TableBits::Exact, false), (TableBits::Hint, false), (TableBits::Exact, true)]
+    {
         keeps::<H>(H::usual(), skip, sealed);
     }
 }
@@ -307,10 +312,10 @@ fn a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_no
             pte.fetch_and(!<H::Format as Format>::TABLE_ACCESSED, SeqCst);
             pte.fetch_or(<H::Format as Format>::AGEING, SeqCst);
         }
-        for skip in [Skip::Exact, Skip::Hint] {
+        for skip in [TableBits::Exact, TableBits::Hint] {
             let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            let how = Ageing { clear: false, skip, fresh: false };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            let how = AgeOptions { clear: false, table_bits: skip, flush_tlb: false };
             let aged = guard.age(range(0, 2 * M), &mut ages, how).unwrap();
             assert_eq!(aged.young, 1, "{skip:?}");
         }
@@ -330,8 +335,8 @@ fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest<H
             let [young, unanswered] = &mut bits;
             young.fill(0);
             let before = guard.counts().entries_read;
-            let how = Ageing { clear, skip, fresh: false };
-            let aged = guard.age(range(at, end - at), &mut Ages { young, unanswered }, how);
+            let how = AgeOptions { clear, table_bits: skip, flush_tlb: false };
+            let aged = guard.age(range(at, end - at), &mut AgeBitmaps { young, unanswered }, how);
             (aged.unwrap().young, guard.counts().entries_read - before)
         };
         let (hardware, platform) = (H::of(tables), guard.platform());
@@ -339,8 +344,8 @@ fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest<H
             let leaf = hardware.pte(platform, at).0;
             leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
         };
-        let (exact, end) = (Skip::Exact, 1 << 40);
-        assert_eq!(scan(guard, 0, end, true, Skip::Hint).0, 2);
+        let (exact, end) = (TableBits::Exact, 1 << 40);
+        assert_eq!(scan(guard, 0, end, true, TableBits::Hint).0, 2);
         used(0);
         assert_eq!(scan(guard, 0, end, false, exact).0, 1, "a test finds it");
         assert_eq!(scan(guard, 0, 64 * K, true, exact).0, 1, "in a part of a table");

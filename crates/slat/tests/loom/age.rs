@@ -5,10 +5,11 @@ use crate::guest::*;
 use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::{Ageing, Skip};
+use slat::{AgeOptions, TableBits};
 
-const HINT: Ageing = Ageing { clear: true, skip: Skip::Hint, fresh: true };
-const TEST: Ageing = Ageing { clear: false, skip: Skip::Exact, fresh: false };
+const HINT: AgeOptions = AgeOptions { clear: true, table_bits: TableBits::Hint, flush_tlb: true };
+const TEST: AgeOptions =
+    AgeOptions { clear: false, table_bits: TableBits::Exact, flush_tlb: false };
 
 #[test]
 fn a_page_next_to_a_table_that_is_unmapped_during_the_scan_is_not_lost() {

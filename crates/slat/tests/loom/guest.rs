@@ -240,7 +240,8 @@ impl<F: Walked> On<F> {
     }
 }
 
-pub const EXACT: Ageing = Ageing { clear: true, skip: Skip::Exact, fresh: true };
+pub const EXACT: AgeOptions =
+    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: true };
 
 impl<F: Walked> In<'_, F> {
     /// Maps to the memory at `MEMORY + gpa`.
@@ -473,9 +474,9 @@ impl<F: Walked> In<'_, F> {
     }
 
     /// Returns the pages that are young, and those without an answer.
-    pub fn age(&mut self, at: Range<u64>, how: Ageing) -> (Vec<u64>, Vec<u64>) {
+    pub fn age(&mut self, at: Range<u64>, how: AgeOptions) -> (Vec<u64>, Vec<u64>) {
         let (mut young, mut unanswered) = ([0], [0]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
         let aged = self.guard.age(range(&at), &mut ages, how).expect("ageing stops nowhere");
         assert_eq!(aged.young, u64::from(young[0].count_ones()));
         let named = |bits: u64| {
@@ -534,7 +535,7 @@ unregistered! {
     fn round(at: Range<u64>) -> Outcome<ChangeError>;
     fn relax(at: Range<u64>, access: Access) -> Outcome<ChangeError>;
     fn unmap(at: Range<u64>) -> (Vec<UnmappedRun>, Outcome<UnmapError>);
-    fn age(at: Range<u64>, how: Ageing) -> (Vec<u64>, Vec<u64>);
+    fn age(at: Range<u64>, how: AgeOptions) -> (Vec<u64>, Vec<u64>);
     fn look(gpa: u64) -> Option<Option<Hpa>>;
     fn mark(at: Range<u64>) -> Outcome<ChangeError>;
     fn clean(at: Range<u64>) -> usize;

@@ -67,7 +67,7 @@ pub enum Op {
     },
     Age {
         at: GpaRange,
-        how: Ageing,
+        how: AgeOptions,
     },
     Harvest {
         at: GpaRange,
@@ -436,18 +436,18 @@ impl<'w, F: Walked> Guest<'w, F> {
         }
     }
 
-    fn age(&self, reader: &mut Reader<'w, World>, at: GpaRange, how: Ageing) -> End {
+    fn age(&self, reader: &mut Reader<'w, World>, at: GpaRange, how: AgeOptions) -> End {
         if how.clear {
             self.ledger().takes();
         }
         let expected = how.clear.then(|| self.ledger().outstanding(false)).flatten();
         let (mut young, mut unanswered) = ([0], [0]);
-        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
         let mut guard = self.tables.enter(reader).unwrap();
         guard.age(at, &mut ages, how).unwrap();
         drop(guard);
         let first = pages(at).start;
-        if how.clear && how.skip != Skip::Hint {
+        if how.clear && how.table_bits != TableBits::Hint {
             let answered = |page: usize| (young[0] | unanswered[0]) >> (page - first) & 1 == 1;
             self.check(expected.as_ref(), at, answered, "was used, and is said to be old");
         }

@@ -70,8 +70,12 @@ impl Random {
             11 => Op::Split { at, to: self.of(&[PAGE, PAGE, BLOCK]), frames, complete },
             12 | 13 => Op::Collapse { at, to: self.of(&[BLOCK, BIG]) },
             14 => {
-                let skip = self.of(&[Skip::Nothing, Skip::Hint, Skip::Exact]);
-                let how = Ageing { clear: self.below(4) != 0, skip, fresh: self.coin() };
+                let skip = self.of(&[TableBits::Ignored, TableBits::Hint, TableBits::Exact]);
+                let how = AgeOptions {
+                    clear: self.below(4) != 0,
+                    table_bits: skip,
+                    flush_tlb: self.coin(),
+                };
                 // A scan that cuts a block makes all of it old, and reports the pages in its range.
                 let whole = [range(0, ALL), range(0, BIG), range(BIG, ALL)];
                 Op::Age { at: self.of(&whole), how }

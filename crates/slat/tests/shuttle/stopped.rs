@@ -112,7 +112,10 @@ fn others() -> Vec<Op> {
 /// Each operation that is stopped, by name.
 fn operations() -> Vec<(&'static str, Op)> {
     let (all, lower) = (range(0, ALL), range(0, BIG));
-    let age = |skip| Op::Age { at: all, how: Ageing { clear: true, skip, fresh: false } };
+    let age = |skip| Op::Age {
+        at: all,
+        how: AgeOptions { clear: true, table_bits: skip, flush_tlb: false },
+    };
     let map = |start, end| Op::Map {
         at: range(start, end),
         attributes: RAM,
@@ -131,9 +134,9 @@ fn operations() -> Vec<(&'static str, Op)> {
         ("relax for a read", Op::Relax { at: all, access: Access::Read, complete: true }),
         ("split", Op::Split { at: lower, to: PAGE, frames: 4, complete: true }),
         ("collapse", Op::Collapse { at: lower, to: BLOCK }),
-        ("age, every leaf", age(Skip::Nothing)),
-        ("age, by a hint", age(Skip::Hint)),
-        ("age, exactly", age(Skip::Exact)),
+        ("age, every leaf", age(TableBits::Ignored)),
+        ("age, by a hint", age(TableBits::Hint)),
+        ("age, exactly", age(TableBits::Exact)),
         ("harvest", Op::Harvest { at: all }),
         (
             "reserve and commit",

@@ -3,8 +3,9 @@
 use crate::machine::Machine;
 use crate::{announce, measured, wanted};
 use slat::{
-    Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange,
-    Guard, Hpa, Inactive, PageSize, Pages, Reader, Software, TableCache, Tables, UnmappedRun, Vmid,
+    Access, AddressSpace, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Format, Frame, Gpa,
+    GpaRange, Guard, Hpa, Inactive, PageSize, Pages, Reader, Software, TableCache, Tables,
+    UnmappedRun, Vmid,
 };
 use std::hint::black_box;
 use std::io;
@@ -198,15 +199,17 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     for (operation, attributes) in [("age, all young", Attributes::RAM), ("age, all old", OLD)] {
         bench.count::<F, _>(operation, PAGES, in_pages(attributes), |guard, _| {
             let (mut young, mut unanswered) = ([0; WORDS], [0; WORDS]);
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            guard.age(pages(PAGES), &mut ages, Ageing::LEAVES).expect("the bitmap is long enough")
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            guard
+                .age(pages(PAGES), &mut ages, AgeOptions::LEAVES)
+                .expect("the bitmap is long enough")
         })?;
     }
     bench.count::<F, _>("age, page by page", PAGES, all, |guard, _| {
         let (mut young, mut unanswered) = ([0; 1], [0; 1]);
         for page in each() {
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            let aged = guard.age(page, &mut ages, Ageing::LEAVES);
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            let aged = guard.age(page, &mut ages, AgeOptions::LEAVES);
             black_box(aged.expect("the bitmap is long enough"));
         }
     })?;

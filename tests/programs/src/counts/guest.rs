@@ -103,7 +103,7 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     let mut young = [0; WORDS];
     for operation in ["age, all young", "age, all old"] {
         count(operation, PAGES, &mut || {
-            let aged = vcpu.worker().age(memory, None, &mut young, slat::Ageing::LEAVES);
+            let aged = vcpu.worker().age(memory, None, &mut young, slat::AgeOptions::LEAVES);
             black_box(aged.expect("the bitmap is long enough"));
         })?;
     }

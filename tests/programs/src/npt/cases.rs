@@ -7,8 +7,8 @@ use core::fmt::Write;
 use slat::format::npt::fault::NestedPageFault;
 use slat::format::npt::{Npt, Npt1G};
 use slat::{
-    Access, Ageing, Ages, Attributes, Gpa, GpaRange, Guard, Hpa, PageSize, Reader, Skip,
-    TableCache, Tables, Vmid,
+    Access, AgeBitmaps, AgeOptions, Attributes, Gpa, GpaRange, Guard, Hpa, PageSize, Reader,
+    TableBits, TableCache, Tables, Vmid,
 };
 
 const K: u64 = 1 << 10;
@@ -122,11 +122,11 @@ fn marks(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
     fixture.done("the next write is allowed", Does::Write(WRITTEN + 8, 78));
     fixture.says("and marks it again", fixture.state(WRITTEN, 4) == Some(ACCESSED | DIRTY));
 
-    let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
+    let how = AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
     // All that the lowest table covers.
     let mut age = |young: &mut [u64; 8]| {
         let mut unanswered = [0; 8];
-        let mut ages = Ages { young, unanswered: &mut unanswered };
+        let mut ages = AgeBitmaps { young, unanswered: &mut unanswered };
         guest.age(range(0, 2 * M), &mut ages, how).expect("mapped");
         guest.complete();
     };

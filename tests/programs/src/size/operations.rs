@@ -151,8 +151,8 @@ operations! {
         -> Result<u64, Halted<SplitError>> {
         guard.collapse(at, size)
     }
-    op_age(guard: &mut On<'_>, at: GpaRange, ages: &mut Ages<'_>, how: Ageing)
-        -> Result<Aged, Halted<ChangeError>> {
+    op_age(guard: &mut On<'_>, at: GpaRange, ages: &mut AgeBitmaps<'_>, how: AgeOptions)
+        -> Result<AgeCounts, Halted<ChangeError>> {
         guard.age(at, ages, how)
     }
     op_harvest(guard: &mut On<'_>, at: GpaRange, bitmap: &mut [u64]) -> Changed {

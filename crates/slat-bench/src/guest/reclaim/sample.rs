@@ -10,7 +10,7 @@ use crate::guest::times::Times;
 use crate::threads::Pin;
 use anyhow::{Context, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
-use slat::{Access, Format, Gpa, Hpa, Skip, Vmid};
+use slat::{Access, Format, Gpa, Hpa, TableBits, Vmid};
 use slat_guest::{
     Guest, Host, Hva, MemslotId, MemslotSpec, Outcome, Retry, TableStorage, Vcpu, Worker,
 };
@@ -136,7 +136,7 @@ pub fn with_guest<F: Format, A: Arch, R>(
 fn config(case: &Case, policy: ReclaimPolicy) -> Config {
     let base = Config {
         window: case.window,
-        skip: Skip::Nothing,
+        table_bits: TableBits::Ignored,
         fresh: case.fresh,
         huge: case.huge,
         residency: case.residency,
@@ -150,7 +150,9 @@ fn config(case: &Case, policy: ReclaimPolicy) -> Config {
         }
         ReclaimPolicy::FreeRecent => Config { frequency: false, ..base },
         ReclaimPolicy::LockedBitmap | ReclaimPolicy::FreeBitmap => base,
-        ReclaimPolicy::FreeExact => Config { window: u32::MAX, skip: Skip::Exact, ..base },
+        ReclaimPolicy::FreeExact => {
+            Config { window: u32::MAX, table_bits: TableBits::Exact, ..base }
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 use super::hardware::Config;
 use super::world::{Between, Commit, Rule, Scan};
 use proptest::prelude::*;
-use slat::{Access, Ageing, Attributes, BreakBeforeMake, Execute, Memory, Rights, Skip, Software};
+use slat::{
+    Access, AgeOptions, Attributes, BreakBeforeMake, Execute, Memory, Rights, Software, TableBits,
+};
 
 /// An address near a boundary where something can go wrong.
 #[derive(Clone, Copy, Debug)]
@@ -187,9 +189,13 @@ fn rights() -> impl Strategy<Value = Rights> {
 }
 
 fn scan() -> impl Strategy<Value = Scan> {
-    let skip = prop_oneof![1 => Just(Skip::Nothing), 1 => Just(Skip::Hint), 3 => Just(Skip::Exact)];
+    let skip = prop_oneof![
+        1 => Just(TableBits::Ignored),
+        1 => Just(TableBits::Hint),
+        3 => Just(TableBits::Exact),
+    ];
     let how = (prop::bool::weighted(0.8), skip, prop::bool::weighted(0.4))
-        .prop_map(|(clear, skip, fresh)| Ageing { clear, skip, fresh });
+        .prop_map(|(clear, skip, fresh)| AgeOptions { clear, table_bits: skip, flush_tlb: fresh });
     (how, seed(), (missing(), missing())).prop_map(|(how, seed, missing)| Scan {
         how,
         seed,

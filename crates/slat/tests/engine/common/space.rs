@@ -4,7 +4,7 @@ use super::TestPlatform;
 use super::hardware::Hardware;
 use super::history::{Beside, Extent, History, Op, Place, Span, Step};
 use super::world::{Mapping, World};
-use slat::{Batched, Bounded, EveryEntry, Gpa, GpaRange, PageSize, Skip};
+use slat::{Batched, Bounded, EveryEntry, Gpa, GpaRange, PageSize, TableBits};
 use std::marker::PhantomData;
 
 pub struct Space<H> {
@@ -148,7 +148,8 @@ impl<H: Hardware> Space<H> {
             Op::Age { span, scan, ref beside } => {
                 let Some(range) = self.range(span) else { return };
                 // Only before an exact scan reads leaves is its result known.
-                if scan.how.clear && scan.how.skip == Skip::Exact && !scan.how.fresh {
+                if scan.how.clear && scan.how.table_bits == TableBits::Exact && !scan.how.flush_tlb
+                {
                     self.beside(world, range.start().0, beside);
                 }
                 world.age(range, scan);

@@ -12,9 +12,9 @@ use crate::common::world::{
 };
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa, GpaRange,
-    Halted, Hpa, Invalidation, MapError, PageSize, Reader, Sizes, Software, SplitError, Tables,
-    UnmapEntry, UnmapError,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa,
+    GpaRange, Halted, Hpa, Invalidation, MapError, PageSize, Reader, Sizes, Software, SplitError,
+    Tables, UnmapEntry, UnmapError,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -435,8 +435,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let words = (range.size() >> G).div_ceil(64) as usize;
         let (mut young, mut unanswered) = (vec![0; words], vec![0; words]);
         let (before, result, after) = self.run(range, |_, guard| {
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-            guard.age(range, &mut ages, Ageing { clear, ..Ageing::LEAVES })
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            guard.age(range, &mut ages, AgeOptions { clear, ..AgeOptions::LEAVES })
         });
         assert_eq!(result.unwrap().unanswered, 0);
         let (start, end) = (range.start().0, range.end().0);

@@ -3,12 +3,12 @@
 use super::super::hardware::{Hardware, Run, Table, Tree};
 use super::dirty::set;
 use super::{ALL, VMID, World, floor, invalidations};
-use slat::{Aged, Ageing, Ages, ChangeError, GpaRange, Invalidation, Skip};
+use slat::{AgeBitmaps, AgeCounts, AgeOptions, ChangeError, GpaRange, Invalidation, TableBits};
 
 /// How to scan, and the content of the bitmaps before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scan {
-    pub how: Ageing,
+    pub how: AgeOptions,
     /// The value of every word of the bitmaps. A hint starts from 0, so that the test sees what it
     /// adds.
     pub seed: u64,
@@ -19,15 +19,15 @@ pub struct Scan {
 impl<H: Hardware> World<'_, H> {
     pub fn age(&mut self, range: GpaRange, scan: Scan) {
         let Scan { how, missing, .. } = scan;
-        let skip = if H::TABLES_COUNT { how.skip } else { Skip::Nothing };
-        let seed = if skip == Skip::Hint { 0 } else { scan.seed };
+        let skip = if H::TABLES_COUNT { how.table_bits } else { TableBits::Ignored };
+        let seed = if skip == TableBits::Hint { 0 } else { scan.seed };
         let before = self.begin();
         let was = vec![seed; Self::words(&range, missing.0)];
         let nobody = vec![0; Self::words(&range, missing.1)];
         let (mut young, mut unanswered) = (was.clone(), nobody.clone());
         let pending = self.pending;
         let out = self.run(|guard| {
-            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             guard.age(range, &mut ages, how)
         });
         assert_eq!(unanswered, nobody, "nobody holds an entry");
@@ -42,7 +42,7 @@ impl<H: Hardware> World<'_, H> {
             return;
         }
         let page = |at: u64| ((at - start) >> H::PAGE) as usize;
-        let expected = if skip == Skip::Hint {
+        let expected = if skip == TableBits::Hint {
             self.hinted(&before, (start, end), &young, how.clear)
         } else {
             let mut expected = was.clone();
@@ -65,32 +65,33 @@ impl<H: Hardware> World<'_, H> {
         let count =
             |bits: &[u64]| bits.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
         let new = count(&young) - count(&was);
-        assert_eq!(out.result, Ok(Aged { young: new, unanswered: 0 }));
+        assert_eq!(out.result, Ok(AgeCounts { young: new, unanswered: 0 }));
         assert_eq!(out.owed, None);
 
         let mut expected = Vec::new();
-        if how.clear && skip == Skip::Exact && self.notes(&before, start, end) {
+        if how.clear && skip == TableBits::Exact && self.notes(&before, start, end) {
             expected.push(Invalidation { range: Some(range), ..ALL });
         }
-        if how.fresh && how.clear {
+        if how.flush_tlb && how.clear {
             let range = Some(range);
             expected.push(Invalidation { vmid: VMID, range, leaf: None, tables: false });
         }
         if pending && let Some(first) = expected.first_mut() {
             *first = ALL;
         }
-        if skip != Skip::Hint {
+        if skip != TableBits::Hint {
             assert_eq!(invalidations(&out.events), expected, "invalidations inside");
         }
         if H::TABLES_COUNT && how.clear {
             let all = start == 0 && end >> self.hardware.address_bits() != 0;
-            self.doubt = skip == Skip::Hint || self.doubt && !(skip == Skip::Exact && all);
+            self.doubt =
+                skip == TableBits::Hint || self.doubt && !(skip == TableBits::Exact && all);
         }
-        if how.clear && how.fresh && !self.pending {
+        if how.clear && how.flush_tlb && !self.pending {
             let tree = self.tree();
             self.machine(|machine| machine.check_old(&tree, start, end));
         }
-        if skip == Skip::Nothing {
+        if skip == TableBits::Ignored {
             let (from, to) = whole(&before, start, end);
             let old = before.within(from, to.max(from)).filter(|run| run.leaf.own.accessed);
             let old: Vec<_> = old.filter(|_| how.clear).collect();
