@@ -226,8 +226,8 @@ fn window_comes_and_goes(
                     machine.write_host(Hpa(page), TAKEN);
                 }
             }
-            let Err(halted) = result else { break };
-            left = range(halted.at.0, part.end().0 - halted.at.0);
+            let Err(stopped) = result else { break };
+            left = range(stopped.at.0, part.end().0 - stopped.at.0);
         }
         for page in 0..WINDOW_BYTES / PAGE {
             machine.write_host(Hpa(memory + page * PAGE), RAM_BYTES / PAGE + page);

@@ -5,7 +5,8 @@ use axaddrspace::{AddrSpaceError, AddrSpaceResult, MappingFlags};
 use axvm_types::GuestPhysAddr;
 use slat::format::AttributeError;
 use slat::{
-    Attributes, Execute, Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, PageSize, SpaceError,
+    Attributes, Execute, Format, Gpa, GpaRange, Hpa, MapError, Memory, PageSize, SpaceError,
+    Stopped,
 };
 
 /// Checks `size` bytes from `start` against tables for addresses of `bits` bits.
@@ -89,8 +90,8 @@ pub fn flags(of: Attributes) -> MappingFlags {
 }
 
 /// Converts the reason for which the engine refused.
-pub const fn refused(halted: Halted<SpaceError>) -> AddrSpaceError {
-    match halted.why {
+pub const fn refused(stopped: Stopped<SpaceError>) -> AddrSpaceError {
+    match stopped.reason {
         SpaceError::Map(MapError::Occupied { .. }) => AddrSpaceError::MappingConflict,
         SpaceError::OutOfFrames => AddrSpaceError::MappingState,
         _ => AddrSpaceError::InvalidMapping,

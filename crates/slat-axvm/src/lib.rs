@@ -128,14 +128,14 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
         if self.leaves(range).next().is_some() {
             return Err(AddrSpaceError::MappingConflict);
         }
-        self.reclaimed().map(range, hpa, attributes, largest).map_err(|halted| {
+        self.reclaimed().map(range, hpa, attributes, largest).map_err(|stopped| {
             // All that precedes the address is new. If nothing does, this range is empty, which is
             // an error.
-            if let Ok(done) = GpaRange::new(range.start(), halted.at.0 - range.start().0) {
+            if let Ok(done) = GpaRange::new(range.start(), stopped.at.0 - range.start().0) {
                 // The range cuts no leaf, so this needs no table page.
                 let _ = self.space.discard(done);
             }
-            refused(halted)
+            refused(stopped)
         })
     }
 

@@ -5,8 +5,8 @@ use crate::limit::TablePages;
 use anyhow::{Context, ensure};
 use slat::format::Kind;
 use slat::{
-    Attributes, BreakBeforeMake, Contended, Counts, Format, Frame, Gpa, GpaRange, Guard, Halted,
-    Hpa, Inactive, PageSize, SplitError, SplitWalk, TableCache, Tables, Translation, Vmid,
+    Attributes, BreakBeforeMake, Contended, Counts, Format, Frame, Gpa, GpaRange, Guard, Hpa,
+    Inactive, PageSize, SplitError, SplitWalk, Stopped, TableCache, Tables, Translation, Vmid,
 };
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
@@ -247,11 +247,11 @@ pub fn split_range<F: Format, W: SplitWalk>(
     loop {
         match guard.split_by::<W>(rest, target, cache, W::MERGED) {
             Ok(_) => return Ok(()),
-            Err(Halted { at, why: SplitError::CacheEmpty }) => {
+            Err(Stopped { at, reason: SplitError::CacheEmpty }) => {
                 rest = GpaRange::new(at, rest.end().0 - at.0)?;
                 cache.fill(usize::MAX)?;
             }
-            Err(halted) => return Err(halted.into()),
+            Err(stopped) => return Err(stopped.into()),
         }
     }
 }

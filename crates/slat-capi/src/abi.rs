@@ -3,8 +3,8 @@
 use core::ffi::c_void;
 use slat::format::{AttributeError, Software};
 use slat::{
-    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Hpa, MapError, Memory,
-    NewError, PageSize, RangeError, Rights, SpaceError, SplitError, Translation, UnmapError,
+    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Hpa, MapError, Memory, NewError,
+    PageSize, RangeError, Rights, SpaceError, SplitError, Stopped, Translation, UnmapError,
     UnmappedRun,
 };
 
@@ -82,10 +82,10 @@ impl slat_result {
         Self { status, at: 0, done: 0 }
     }
 
-    pub(crate) fn of<E: Into<slat_status>>(result: Result<u64, Halted<E>>) -> Self {
+    pub(crate) fn of<E: Into<slat_status>>(result: Result<u64, Stopped<E>>) -> Self {
         match result {
             Ok(done) => Self { status: slat_status::Ok, at: 0, done },
-            Err(Halted { at, why }) => Self { status: why.into(), at: at.0, done: 0 },
+            Err(Stopped { at, reason }) => Self { status: reason.into(), at: at.0, done: 0 },
         }
     }
 }
@@ -509,8 +509,8 @@ impl From<AttributeError> for slat_status {
 }
 
 impl From<NewError> for slat_status {
-    fn from(why: NewError) -> Self {
-        match why {
+    fn from(reason: NewError) -> Self {
+        match reason {
             NewError::OutOfFrames { .. } => Self::OutOfFrames,
             _ => Self::AddressBits,
         }
@@ -521,8 +521,8 @@ impl From<NewError> for slat_status {
 // `Argument`.
 
 impl From<MapError> for slat_status {
-    fn from(why: MapError) -> Self {
-        match why {
+    fn from(reason: MapError) -> Self {
+        match reason {
             MapError::Range(_) => Self::Range,
             MapError::HostAddress { .. } => Self::HostAddress,
             MapError::LeafSize(_) => Self::LeafSize,
@@ -536,8 +536,8 @@ impl From<MapError> for slat_status {
 }
 
 impl From<ChangeError> for slat_status {
-    fn from(why: ChangeError) -> Self {
-        match why {
+    fn from(reason: ChangeError) -> Self {
+        match reason {
             ChangeError::Range(_) => Self::Range,
             ChangeError::CutsBlock { .. } => Self::CutsBlock,
             ChangeError::Bitmap { .. } => Self::Bitmap,
@@ -550,8 +550,8 @@ impl From<ChangeError> for slat_status {
 }
 
 impl From<UnmapError> for slat_status {
-    fn from(why: UnmapError) -> Self {
-        match why {
+    fn from(reason: UnmapError) -> Self {
+        match reason {
             UnmapError::Range(_) => Self::Range,
             UnmapError::CutsBlock { .. } => Self::CutsBlock,
             UnmapError::Contended => Self::Contended,
@@ -561,8 +561,8 @@ impl From<UnmapError> for slat_status {
 }
 
 impl From<SplitError> for slat_status {
-    fn from(why: SplitError) -> Self {
-        match why {
+    fn from(reason: SplitError) -> Self {
+        match reason {
             SplitError::Range(_) => Self::Range,
             SplitError::LeafSize(_) => Self::LeafSize,
             SplitError::CacheEmpty => Self::OutOfFrames,
@@ -573,11 +573,11 @@ impl From<SplitError> for slat_status {
 }
 
 impl From<SpaceError> for slat_status {
-    fn from(why: SpaceError) -> Self {
-        match why {
-            SpaceError::Map(why) => why.into(),
-            SpaceError::Change(why) => why.into(),
-            SpaceError::Unmap(why) => why.into(),
+    fn from(reason: SpaceError) -> Self {
+        match reason {
+            SpaceError::Map(reason) => reason.into(),
+            SpaceError::Change(reason) => reason.into(),
+            SpaceError::Unmap(reason) => reason.into(),
             SpaceError::Contended => Self::Contended,
             SpaceError::OutOfFrames => Self::OutOfFrames,
             _ => Self::Argument,

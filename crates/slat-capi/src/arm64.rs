@@ -134,7 +134,7 @@ mod with {
         // SAFETY: null or writable, by the caller's promise.
         match unsafe { store(format, of) } {
             slat_status::Ok => Ok(()),
-            why => Err(why),
+            reason => Err(reason),
         }
     }
 
@@ -165,7 +165,7 @@ mod with {
         // SAFETY: null or writable, by the caller's promise.
         let stored = unsafe { [store(vttbr, root), store(vtcr, control)] };
         match stored.into_iter().find(|status| *status != slat_status::Ok) {
-            Some(why) => Err(why),
+            Some(reason) => Err(reason),
             None => Ok(()),
         }
     }
@@ -178,7 +178,7 @@ mod with {
         // SAFETY: null or a value, by the caller's promise.
         let id = match unsafe { load(id) } {
             Ok(id) => IdRegisters::from(id),
-            Err(why) => return why,
+            Err(reason) => return reason,
         };
         let number = match id.break_before_make(handles_conflicts) {
             BreakBeforeMake::Always => 0,

@@ -10,7 +10,7 @@ use crate::abi::{slat_owing, slat_result, slat_shootdown, slat_status};
 use crate::machine::Machine;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use slat::{AddressSpace, AnyAddressSpace, Format, Guard, Halted, Shootdown};
+use slat::{AddressSpace, AnyAddressSpace, Format, Guard, Shootdown, Stopped};
 
 /// Size of a `slat_space`, in bytes.
 pub const SLAT_SPACE_BYTES: usize = 2048;
@@ -175,9 +175,9 @@ pub(crate) unsafe fn create(
             word.store(body as usize | IDLE, Ordering::Release);
             Ok(())
         }
-        Err(why) => {
+        Err(reason) => {
             word.store(before, Ordering::Release);
-            Err(why)
+            Err(reason)
         }
     }
 }
@@ -286,7 +286,7 @@ impl Entered {
     pub fn owing<F: Kept, E: Into<slat_status>>(
         &mut self,
         space: &'static AddressSpace<'static, F, Machine>,
-        operation: impl FnOnce(&mut Guard<'static, 'static, F, Machine>) -> Result<u64, Halted<E>>,
+        operation: impl FnOnce(&mut Guard<'static, 'static, F, Machine>) -> Result<u64, Stopped<E>>,
     ) -> slat_owing {
         *self.unlinked() = true;
         let mut guard = space.enter();

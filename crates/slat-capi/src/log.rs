@@ -7,7 +7,7 @@
 use crate::abi::{access, range, size, slat_owing, slat_result, slat_shootdown, slat_status};
 use crate::handle::{Entered, of_each, slat_space};
 use slat::{
-    AgeBitmaps, AgeOptions, Format, Frame, Gpa, Halted, Pages, SplitError, TableBits, TableCache,
+    AgeBitmaps, AgeOptions, Format, Frame, Gpa, Pages, SplitError, Stopped, TableBits, TableCache,
 };
 
 /// The number of table pages that a split asks the platform for at once.
@@ -38,13 +38,13 @@ pub unsafe extern "C" fn slat_complete(
     // SAFETY: the caller's promise is the callee's.
     match unsafe { Entered::new(space) } {
         Ok(mut entered) => entered.complete(owed),
-        Err(why) => why,
+        Err(reason) => reason,
     }
 }
 
 fn owing(of: Result<slat_owing, slat_status>) -> slat_owing {
     let refused =
-        |why| slat_owing { result: slat_result::refused(why), owed: slat_shootdown::NOTHING };
+        |reason| slat_owing { result: slat_result::refused(reason), owed: slat_shootdown::NOTHING };
     of.unwrap_or_else(refused)
 }
 
@@ -268,17 +268,18 @@ fn split<F: Format>(
     guard: &mut slat::Guard<'static, 'static, F, crate::machine::Machine>,
     range: slat::GpaRange,
     to: slat::PageSize,
-) -> Result<u64, Halted<SplitError>> {
+) -> Result<u64, Stopped<SplitError>> {
     let mut storage: [Option<Frame>; BATCH] = [const { None }; BATCH];
     let mut cache = TableCache::new(guard.platform(), &mut storage);
     let (mut bytes, mut left) = (guard.counts().bytes_changed, range);
     loop {
         let result = guard.split(left, to, &mut cache);
-        let Err(Halted { at, why }) = result else { break };
-        let empty =
-            matches!(why, SplitError::CacheEmpty) && cache.fill(BATCH).is_err() && cache.is_empty();
-        if empty || !matches!(why, SplitError::CacheEmpty | SplitError::Contended) {
-            return Err(Halted { at, why });
+        let Err(Stopped { at, reason }) = result else { break };
+        let empty = matches!(reason, SplitError::CacheEmpty)
+            && cache.fill(BATCH).is_err()
+            && cache.is_empty();
+        if empty || !matches!(reason, SplitError::CacheEmpty | SplitError::Contended) {
+            return Err(Stopped { at, reason });
         }
         if let Ok(rest) = slat::GpaRange::new(at, range.end().0.saturating_sub(at.0)) {
             left = rest;

@@ -227,7 +227,7 @@ pub unsafe extern "C" fn slat_destroy(space: *mut slat_space) -> slat_status {
             unsafe { entered.destroy() };
             slat_status::Ok
         }
-        Err(why) => why,
+        Err(reason) => reason,
     }
 }
 
@@ -354,7 +354,7 @@ pub unsafe extern "C" fn slat_unmap_leaf(
                 let stored = unsafe { store(removed, leaf.into()) };
                 Ok(slat_result { status: stored, at: 0, done: leaf.bytes })
             }
-            Err(halted) => Ok(slat_result::of(Err(halted))),
+            Err(stopped) => Ok(slat_result::of(Err(stopped))),
         }
     }))
 }
@@ -381,7 +381,7 @@ pub unsafe extern "C" fn slat_query(
             Ok(None) => slat_status::NotMapped,
             Err(_) => slat_status::Contended,
         },
-        Err(why) => why,
+        Err(reason) => reason,
     }
 }
 
@@ -404,7 +404,7 @@ pub unsafe extern "C" fn slat_descriptor(
     // SAFETY: the caller's promise is the callee's.
     let entered = match unsafe { Entered::new(space) } {
         Ok(entered) => entered,
-        Err(why) => return why,
+        Err(reason) => return reason,
     };
     let found = of_each!(entered.space(), space => space.enter().descriptor(Gpa(gpa)));
     let Some((descriptor, size)) = found else { return slat_status::Range };
@@ -412,7 +412,7 @@ pub unsafe extern "C" fn slat_descriptor(
     match unsafe { store(raw, descriptor) } {
         // SAFETY: as above.
         slat_status::Ok => unsafe { store(bytes, size.bytes()) },
-        why => why,
+        reason => reason,
     }
 }
 
@@ -429,7 +429,7 @@ pub unsafe extern "C" fn slat_root(
     // SAFETY: the caller's promise is the callee's.
     let entered = match unsafe { Entered::new(space) } {
         Ok(entered) => entered,
-        Err(why) => return why,
+        Err(reason) => return reason,
     };
     let (space, of) = (entered.space(), entered.space().geometry());
     let found = slat_geometry {
@@ -459,7 +459,7 @@ pub unsafe extern "C" fn slat_root_register(
     // SAFETY: the caller's promise is the callee's.
     let entered = match unsafe { Entered::new(space) } {
         Ok(entered) => entered,
-        Err(why) => return why,
+        Err(reason) => return reason,
     };
     let register: Option<u64> = match entered.space() {
         #[cfg(feature = "ept")]

@@ -11,7 +11,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use slat::{
-    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Format, Gpa, GpaRange, Guard, Halted, Pages,
+    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Format, Gpa, GpaRange, Guard, Pages, Stopped,
 };
 
 /// Why pages were not aged. Nothing was done.
@@ -256,7 +256,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             aged.unanswered += found.unanswered;
             Ok(aged)
         });
-        found.map_err(|Halted { why, .. }| AgeError::Refused(why))
+        found.map_err(|Stopped { reason, .. }| AgeError::Refused(reason))
     }
 
     /// Adds the pages of `range` that are kept as used, and clears these marks if `clear` is set.
@@ -302,7 +302,7 @@ fn age_ends<F: Format, H: Host>(
     guard: &mut Guard<'_, '_, F, H>,
     range: GpaRange,
     fresh: bool,
-) -> Result<(Option<GpaRange>, [Option<GpaRange>; 2]), Halted<ChangeError>> {
+) -> Result<(Option<GpaRange>, [Option<GpaRange>; 2]), Stopped<ChangeError>> {
     let (mut start, mut end) = (range.start().0, range.end().0);
     let mut held = [None; 2];
     for (side, held) in held.iter_mut().enumerate() {
@@ -314,13 +314,13 @@ fn age_ends<F: Format, H: Host>(
             Ok(None) => continue,
             Ok(Some(leaf)) if !is_kept(view, &leaf) => continue,
             Ok(Some(_)) => guard.age_leaf(at, true),
-            Err(_) => Err(Halted { at, why: ChangeError::Contended }),
+            Err(_) => Err(Stopped { at, reason: ChangeError::Contended }),
         };
         let (leaf, used) = match leaf {
             // The leaf has become smaller, or is gone: the scan looks at what is there.
             Ok(None) => continue,
             Ok(Some((leaf, used))) => (leaf, used),
-            Err(Halted { why: ChangeError::Contended, .. }) => {
+            Err(Stopped { reason: ChangeError::Contended, .. }) => {
                 // The size of the leaf is not known: the page at the end has no answer, and the
                 // scan looks at the rest.
                 let page = if side == 0 { start } else { end - (1 << F::PAGE_SHIFT) };
@@ -331,7 +331,7 @@ fn age_ends<F: Format, H: Host>(
                 }
                 continue;
             }
-            Err(halted) => return Err(halted),
+            Err(stopped) => return Err(stopped),
         };
         if used {
             for (slot, part) in view.parts(&leaf) {
@@ -341,7 +341,7 @@ fn age_ends<F: Format, H: Host>(
         if fresh {
             guard
                 .defer_invalidation(leaf)
-                .map_err(|why| Halted { at, why: ChangeError::Range(why) })?;
+                .map_err(|reason| Stopped { at, reason: ChangeError::Range(reason) })?;
             guard.invalidate();
         }
         match side {

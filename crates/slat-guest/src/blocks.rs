@@ -21,7 +21,7 @@ use crate::private::MemoryKind;
 use crate::ranges::{cut_by, fitting, pieces};
 use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::vec::Vec;
-use slat::{Attributes, Contended, Execute, Format, Gpa, GpaRange, Halted, PageSize, SplitError};
+use slat::{Attributes, Contended, Execute, Format, Gpa, GpaRange, PageSize, SplitError, Stopped};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Collapses tables in `range` into blocks of at most `to`, where their pages are physically
@@ -67,11 +67,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                             // If a thread holds an entry, or a device walks the tables, the table
                             // stays as it is.
                             Ok(_)
-                            | Err(Halted {
-                                why: SplitError::Contended | SplitError::Shared, ..
+                            | Err(Stopped {
+                                reason: SplitError::Contended | SplitError::Shared,
+                                ..
                             }) => {}
-                            Err(Halted { why, .. }) => {
-                                unreachable!("a slot's pages, a leaf's size: {why}")
+                            Err(Stopped { reason, .. }) => {
+                                unreachable!("a slot's pages, a leaf's size: {reason}")
                             }
                         }
                     }
@@ -123,7 +124,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let level = (0..=F::LARGEST_LEAF).find(|&level| F::size(level).bytes() == leaf.size());
         if level.is_none() {
             let unfolded = self.inside(&guest.tables, |Inside { guard, .. }| guard.unfold(leaf));
-            return unfolded.map(drop).map_err(|halted| Contended { at: halted.at });
+            return unfolded.map(drop).map_err(|stopped| Contended { at: stopped.at });
         }
         let page = GpaRange::new(at, F::size(0).bytes()).expect("a page is not empty");
         let mut bytes = 0;

@@ -21,7 +21,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use slat::{
-    Format, Gpa, GpaRange, Halted, OutOfFrames, SplitError, UnmapBatch, UnmapEntry, UnmapError,
+    Format, Gpa, GpaRange, OutOfFrames, SplitError, Stopped, UnmapBatch, UnmapEntry, UnmapError,
 };
 
 /// Why pages were not converted, or private memory was not invalidated.
@@ -53,10 +53,10 @@ impl fmt::Display for ConvertError {
                  (`MemslotSpec::private`)",
             ),
             Self::Pinned => f.write_str("a device has some of the range pinned; let it go first"),
-            Self::Denied(why) => why.fmt(f),
-            Self::OutOfFrames(why) => why.fmt(f),
-            Self::TableLimit(why) => why.fmt(f),
-            Self::Split(why) => why.fmt(f),
+            Self::Denied(reason) => reason.fmt(f),
+            Self::OutOfFrames(reason) => reason.fmt(f),
+            Self::TableLimit(reason) => reason.fmt(f),
+            Self::Split(reason) => reason.fmt(f),
         }
     }
 }
@@ -91,11 +91,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         to: MemoryKind,
         mut taken: impl FnMut(Taken),
-    ) -> Result<u64, Halted<ConvertError>> {
+    ) -> Result<u64, Stopped<ConvertError>> {
         let guest = self.guest;
-        let halted = |at, why| Err(Halted { at, why });
+        let stopped = |at, reason| Err(Stopped { at, reason });
         if (range.start().0 | range.size()) & (F::size(0).bytes() - 1) != 0 {
-            return halted(range.start(), ConvertError::Unaligned);
+            return stopped(range.start(), ConvertError::Unaligned);
         }
         let _turn = guest.change_turn();
         let parts = self.look(|view| {
@@ -112,16 +112,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             covered = part.end();
         }
         if covered != range.end() {
-            return halted(covered, ConvertError::NotPrivate);
+            return stopped(covered, ConvertError::NotPrivate);
         }
         if guest.pins.overlap(&range) {
-            return halted(range.start(), ConvertError::Pinned);
+            return stopped(range.start(), ConvertError::Pinned);
         }
         let mut pages = 0;
         for (slot, kinds, part) in &parts {
             for run in slot.runs::<F>(*part, to.other()) {
                 let converted = self.convert_run(slot, kinds, run, to, &mut taken);
-                converted.map_err(|why| Halted { at: run.start(), why })?;
+                converted.map_err(|reason| Stopped { at: run.start(), reason })?;
                 let done = run.size() >> F::PAGE_SHIFT;
                 guest.counters.converted_pages.add(done);
                 pages += done;
@@ -203,10 +203,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         range: PrivateRange,
         mut removed: impl FnMut(PrivateLeaves),
-    ) -> Result<InvalidationInProgress<'w>, Halted<ConvertError>> {
+    ) -> Result<InvalidationInProgress<'w>, Stopped<ConvertError>> {
         let guest = self.guest;
         if (range.start.0 | range.bytes) & (F::size(0).bytes() - 1) != 0 {
-            return Err(Halted { at: Gpa(0), why: ConvertError::Unaligned });
+            return Err(Stopped { at: Gpa(0), reason: ConvertError::Unaligned });
         }
         let _turn = guest.no_change();
         let host = HvaRange { start: Hva(range.start.0), bytes: range.bytes };
@@ -219,7 +219,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for (slot, part) in parts {
             for run in slot.runs::<F>(part, MemoryKind::Private) {
                 let taken = self.take_private(run, &mut removed);
-                taken.map_err(|why| Halted { at: run.start(), why })?;
+                taken.map_err(|reason| Stopped { at: run.start(), reason })?;
             }
         }
         Ok(invalidation)
@@ -250,10 +250,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         // One of the two is inside the block, whose split is along the path to both pages.
         for at in [start, start + page] {
-            self.split_private(Gpa(at)).map_err(|why| match why {
+            self.split_private(Gpa(at)).map_err(|reason| match reason {
                 ConvertError::Denied(denied) => Refused::Private(denied),
                 ConvertError::TableLimit(limit) => Refused::TableLimit(limit),
-                ConvertError::Split(why) => Refused::Split(why),
+                ConvertError::Split(reason) => Refused::Split(reason),
                 _ => Refused::OutOfFrames,
             })?;
         }
@@ -298,10 +298,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             });
             match split {
                 Ok(_) => return Ok(()),
-                Err(Halted { why: SplitError::Contended | SplitError::CacheEmpty, .. }) => {
+                Err(Stopped { reason: SplitError::Contended | SplitError::CacheEmpty, .. }) => {
                     host.wait();
                 }
-                Err(Halted { why, .. }) => return Err(ConvertError::Split(why)),
+                Err(Stopped { reason, .. }) => return Err(ConvertError::Split(reason)),
             }
         }
     }
@@ -338,17 +338,19 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let behind = |at: Gpa| GpaRange::new(at, range.end().0.saturating_sub(at.0)).ok();
                 rest = match result {
                     Ok(_) => None,
-                    Err(Halted { at, why: UnmapError::Full }) => behind(at),
-                    Err(Halted { at, why: UnmapError::Contended }) => {
+                    Err(Stopped { at, reason: UnmapError::Full }) => behind(at),
+                    Err(Stopped { at, reason: UnmapError::Contended }) => {
                         host.wait();
                         behind(at)
                     }
                     // A fault that saw the pages before the change has mapped a block meanwhile.
-                    Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
+                    Err(Stopped { reason: UnmapError::CutsBlock { .. }, .. }) => {
                         self.split_ends(range)?;
                         Some(range)
                     }
-                    Err(Halted { why, .. }) => unreachable!("a slot's pages, these tables': {why}"),
+                    Err(Stopped { reason, .. }) => {
+                        unreachable!("a slot's pages, these tables': {reason}")
+                    }
                 };
             }
         }

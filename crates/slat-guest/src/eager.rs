@@ -6,7 +6,7 @@ use crate::host::Host;
 use crate::outcome::{SplitReport, SplitStop};
 use crate::sync::{AtomicU64, Ordering};
 use crate::worker::{Inside, PATIENCE, Worker};
-use slat::{Format, Gpa, GpaRange, Halted, PageSize, SplitError};
+use slat::{Format, Gpa, GpaRange, PageSize, SplitError, Stopped};
 
 /// A split of a range, in chunks that any number of threads take in turn.
 ///
@@ -143,8 +143,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             });
             match result {
                 Ok(done) => start = done,
-                Err(Halted { at, why: SplitError::CacheEmpty }) => start = at.0,
-                Err(Halted { at, why: SplitError::Contended }) => {
+                Err(Stopped { at, reason: SplitError::CacheEmpty }) => start = at.0,
+                Err(Stopped { at, reason: SplitError::Contended }) => {
                     if at.0 > start {
                         patience = PATIENCE;
                     }
@@ -155,7 +155,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     }
                     host.wait();
                 }
-                Err(Halted { why, .. }) => return Err(SplitStop::Refused(why)),
+                Err(Stopped { reason, .. }) => return Err(SplitStop::Refused(reason)),
             }
         }
         Ok(())

@@ -19,8 +19,8 @@ use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
-    Access, ChangeError, Format, Gpa, GpaRange, Guard, Halted, LocalFlush, PageSize, Software,
-    SplitError, Translation, UnmappedRun,
+    Access, ChangeError, Format, Gpa, GpaRange, Guard, LocalFlush, PageSize, Software, SplitError,
+    Stopped, Translation, UnmappedRun,
 };
 
 /// The number of attempts at a fault while other threads change the same entries.
@@ -282,8 +282,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 granted.at(fault.gpa).flush_local();
                 outcome.into()
             }
-            Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => Step::Again,
-            Err(Halted { why, .. }) => Outcome::from(why).into(),
+            Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => Step::Again,
+            Err(Stopped { reason, .. }) => Outcome::from(reason).into(),
         }
     }
 
@@ -321,8 +321,10 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     Ok(granted) => {
                         granted.not_needed_here();
                     }
-                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
-                    Err(Halted { why, .. }) => return Outcome::from(why).into(),
+                    Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
+                        return Step::Again;
+                    }
+                    Err(Stopped { reason, .. }) => return Outcome::from(reason).into(),
                 }
             }
             return match self.relax(fault, F::size(0), MAY_WRITE) {
@@ -360,7 +362,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             &mut Guard<'t, 'w, F, H>,
             GpaRange,
             &mut slat::TableCache<'w, F, H>,
-        ) -> Result<T, Halted<SplitError>>,
+        ) -> Result<T, Stopped<SplitError>>,
     ) -> Result<T, Step> {
         let page = fault.page(F::size(0));
         let before = self.guard.counts().bytes_changed;
@@ -369,8 +371,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         self.guest.count_split(self.counters, fault.gpa, split);
         match result {
             Ok(done) => Ok(done),
-            Err(Halted { why: SplitError::CacheEmpty, .. }) => Err(Step::Dry),
-            Err(Halted { why, .. }) => Err(Outcome::from(why).into()),
+            Err(Stopped { reason: SplitError::CacheEmpty, .. }) => Err(Step::Dry),
+            Err(Stopped { reason, .. }) => Err(Outcome::from(reason).into()),
         }
     }
 
@@ -433,7 +435,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 granted.map(LocalFlush::not_needed_here);
                 None
             }
-            Err(Halted { why, .. }) => Some(Outcome::from(why).into()),
+            Err(Stopped { reason, .. }) => Some(Outcome::from(reason).into()),
         }
     }
 

@@ -74,29 +74,29 @@ pub enum LogError {
         /// The address at which the operation stopped.
         at: Gpa,
         /// The reason.
-        why: ChangeError,
+        reason: ChangeError,
     },
     /// The tables refuse to split a leaf.
     Split {
         /// The address at which the operation stopped.
         at: Gpa,
         /// The reason.
-        why: SplitError,
+        reason: SplitError,
     },
 }
 
 impl LogError {
-    fn changing(at: Gpa, why: ChangeError) -> Self {
-        match why {
+    fn changing(at: Gpa, reason: ChangeError) -> Self {
+        match reason {
             ChangeError::Contended => Self::Contended { at },
-            why => Self::Change { at, why },
+            reason => Self::Change { at, reason },
         }
     }
 
-    fn splitting(at: Gpa, why: SplitError) -> Self {
-        match why {
+    fn splitting(at: Gpa, reason: SplitError) -> Self {
+        match reason {
             SplitError::Contended => Self::Contended { at },
-            why => Self::Split { at, why },
+            reason => Self::Split { at, reason },
         }
     }
 }
@@ -132,8 +132,10 @@ impl fmt::Display for LogError {
             Self::Contended { at } => {
                 write!(f, "the entry of {at} is held by somebody else; go on from there")
             }
-            Self::Change { at, why } => write!(f, "the leaf at {at} cannot be changed: {why}"),
-            Self::Split { at, why } => write!(f, "the leaf at {at} cannot be split: {why}"),
+            Self::Change { at, reason } => {
+                write!(f, "the leaf at {at} cannot be changed: {reason}")
+            }
+            Self::Split { at, reason } => write!(f, "the leaf at {at} cannot be split: {reason}"),
         }
     }
 }

@@ -91,19 +91,19 @@ pub enum Refused {
 }
 
 impl From<ChangeError> for Outcome {
-    fn from(why: ChangeError) -> Self {
-        match why {
+    fn from(reason: ChangeError) -> Self {
+        match reason {
             ChangeError::Contended => Self::Retry(Retry::Contended),
-            why => Self::Refused(Refused::Change(why)),
+            reason => Self::Refused(Refused::Change(reason)),
         }
     }
 }
 
 impl From<SplitError> for Outcome {
-    fn from(why: SplitError) -> Self {
-        match why {
+    fn from(reason: SplitError) -> Self {
+        match reason {
             SplitError::Contended => Self::Retry(Retry::Contended),
-            why => Self::Refused(Refused::Split(why)),
+            reason => Self::Refused(Refused::Split(reason)),
         }
     }
 }

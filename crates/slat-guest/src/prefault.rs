@@ -75,8 +75,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     *count(&mut done) += next - at;
                     at = next;
                 }
-                Err(why) => {
-                    done.stop = Some((Gpa(at), why));
+                Err(reason) => {
+                    done.stop = Some((Gpa(at), reason));
                     break;
                 }
             }

@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use alloc::vec::{self, Vec};
 use core::marker::PhantomData;
 use slat::{
-    Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, Leaf, LocalFlush,
+    Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Leaf, LocalFlush, Stopped,
 };
 
 /// The result of a turn of recovery.
@@ -128,9 +128,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             guard.invalidate();
             match result {
                 // Pages that another thread held may still differ: the table is tried again later.
-                Ok(_) | Err(Halted { why: ChangeError::Contended, .. }) => {}
-                Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {}
-                Err(Halted { why, .. }) => unreachable!("a slot's pages: {why}"),
+                Ok(_) | Err(Stopped { reason: ChangeError::Contended, .. }) => {}
+                Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {}
+                Err(Stopped { reason, .. }) => unreachable!("a slot's pages: {reason}"),
             }
         });
     }

@@ -23,7 +23,7 @@ use crate::worker::Worker;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Execute, Format, GpaRange, Guard, Halted, LeafSizeError, PageSize,
+    ChangeError, Contended, Execute, Format, GpaRange, Guard, LeafSizeError, PageSize, Stopped,
 };
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
@@ -140,13 +140,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 fn executable_block<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     range: GpaRange,
-) -> Result<Option<GpaRange>, Halted<ChangeError>> {
+) -> Result<Option<GpaRange>, Stopped<ChangeError>> {
     let leaves = guard.leaves(range);
-    let leaves = leaves.map_err(|why| Halted { at: range.start(), why })?;
+    let leaves = leaves.map_err(|reason| Stopped { at: range.start(), reason })?;
     for leaf in leaves {
         match leaf {
             // Another thread may be splitting this block into blocks that may be executed.
-            Err(Contended { at }) => return Err(Halted { at, why: ChangeError::Contended }),
+            Err(Contended { at }) => return Err(Stopped { at, reason: ChangeError::Contended }),
             Ok(leaf) if leaf.size > F::size(0) && leaf.attributes.execute != Execute::None => {
                 let block = GpaRange::new(leaf.gpa, leaf.size.bytes());
                 return Ok(Some(block.expect("a leaf is not empty")));

@@ -9,7 +9,7 @@ use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::widened;
 use alloc::vec::Vec;
 use slat::{
-    Format, GpaRange, Guard, Halted, Maintenance, Memory, Tables, UnmapBatch, UnmapEntry,
+    Format, GpaRange, Guard, Maintenance, Memory, Stopped, Tables, UnmapBatch, UnmapEntry,
     UnmapError, UnmappedRun,
 };
 
@@ -136,7 +136,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             let mut rest = range;
             loop {
                 let at = match guard.unmap(rest, &mut batch) {
-                    Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
+                    Err(Stopped { reason: UnmapError::CutsBlock { .. }, .. }) => {
                         complete(&mut batch);
                         match widened(guard, rest) {
                             Ok(wider) => rest = wider,
@@ -144,17 +144,19 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
                         }
                         continue;
                     }
-                    Err(Halted { at, why: UnmapError::Full }) => {
+                    Err(Stopped { at, reason: UnmapError::Full }) => {
                         complete(&mut batch);
                         at
                     }
-                    Err(Halted { at, why: UnmapError::Contended }) => {
+                    Err(Stopped { at, reason: UnmapError::Contended }) => {
                         complete(&mut batch);
                         tables.platform().wait();
                         at
                     }
                     Ok(_) => break,
-                    Err(Halted { why, .. }) => unreachable!("a slot's pages, these tables': {why}"),
+                    Err(Stopped { reason, .. }) => {
+                        unreachable!("a slot's pages, these tables': {reason}")
+                    }
                 };
                 match GpaRange::new(at, rest.end().0.saturating_sub(at.0)) {
                     Ok(behind) => rest = behind,

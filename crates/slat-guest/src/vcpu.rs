@@ -24,7 +24,7 @@ use slat::{Format, Frame, GuestRoot, Hpa, TooManyReaders};
 ///         match vcpu.fault(gpa, access) {
 ///             Outcome::Mmio => emulate(gpa),
 ///             Outcome::RingFull => _ = vcpu.worker().reset_rings(), // after a harvest
-///             Outcome::Refused(why) => return why,
+///             Outcome::Refused(reason) => return reason,
 ///             _ => {} // the guest goes on
 ///         }
 ///     }

@@ -9,7 +9,7 @@ use crate::ranges::{pieces, widened};
 use crate::stats::Counters;
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, Halted, PageSize, Reader,
+    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, PageSize, Reader, Stopped,
     TableCache, Tables, TooManyReaders, Translation,
 };
 
@@ -92,7 +92,7 @@ pub struct Worker<'w, F: Format, H: Host, B: Backing> {
 }
 
 /// The result of an operation of the engine on a piece of a range.
-type Changed = Result<u64, Halted<ChangeError>>;
+type Changed = Result<u64, Stopped<ChangeError>>;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Makes the thread's handle for the guest: takes a reader slot among the threads that walk the
@@ -250,18 +250,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     loop {
                         match change(guard, rest) {
                             Ok(_) => break,
-                            Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
+                            Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
                                 match widened(guard, rest) {
                                     Ok(wider) => rest = wider,
                                     Err(_) => host.wait(),
                                 }
                             }
-                            Err(Halted { at, why: ChangeError::Contended }) => {
+                            Err(Stopped { at, reason: ChangeError::Contended }) => {
                                 let behind = GpaRange::new(at, rest.end().0.saturating_sub(at.0));
                                 rest = behind.unwrap_or(rest);
                                 host.wait();
                             }
-                            Err(Halted { why, .. }) => unreachable!("a slot's pages: {why}"),
+                            Err(Stopped { reason, .. }) => unreachable!("a slot's pages: {reason}"),
                         }
                     }
                 });

@@ -100,7 +100,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
                 }
                 match vcpu.fault(Gpa(gpa), access) {
                     Outcome::RingFull | Outcome::Retry(_) => std::thread::yield_now(),
-                    Outcome::Refused(why) => panic!("{why:?}"),
+                    Outcome::Refused(reason) => panic!("{reason:?}"),
                     // While the memslot is being replaced.
                     Outcome::Mmio => std::thread::yield_now(),
                     _ => {}

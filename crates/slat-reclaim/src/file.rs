@@ -105,7 +105,7 @@ impl Swap for SwapFile {
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
-        self.file.write_all_at(page, self.at(slot)).map_err(|why| error(&why))
+        self.file.write_all_at(page, self.at(slot)).map_err(|reason| error(&reason))
     }
 
     fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
@@ -114,8 +114,8 @@ impl Swap for SwapFile {
             match self.file.read_at(&mut page[done..], self.at(slot) + done as u64) {
                 Ok(0) => return Err(SwapError::Short { bytes: done as u32 }),
                 Ok(bytes) => done += bytes,
-                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
-                Err(why) => return Err(error(&why)),
+                Err(reason) if reason.kind() == io::ErrorKind::Interrupted => {}
+                Err(reason) => return Err(error(&reason)),
             }
         }
         Ok(())
@@ -131,7 +131,7 @@ impl Swap for SwapFile {
             }
             self.overwrite(slots.clone())
         };
-        forget().map_err(|why| error(&why))
+        forget().map_err(|reason| error(&reason))
     }
 }
 

@@ -79,7 +79,7 @@ pub enum PageError {
     /// There is no free frame, and no page can be given up: the guest has to wait.
     NoRoom {
         /// Why no page can be given up.
-        why: ReclaimError,
+        reason: ReclaimError,
     },
 }
 
@@ -98,8 +98,8 @@ impl fmt::Display for PageError {
             Self::Read { host, error } => {
                 write!(f, "the page at {host} does not come back from swap: {error}")
             }
-            Self::NotPinned(why) => why.fmt(f),
-            Self::NoRoom { why } => write!(f, "no room for a page: {why}"),
+            Self::NotPinned(reason) => reason.fmt(f),
+            Self::NoRoom { reason } => write!(f, "no room for a page: {reason}"),
         }
     }
 }
@@ -262,10 +262,10 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     /// statistics.
     fn frame(&mut self) -> Result<u32, PageError> {
         let frame = self.find_frame();
-        if let Err(PageError::NoRoom { why }) = frame {
+        if let Err(PageError::NoRoom { reason }) = frame {
             let counters = &self.paged.counters;
             Counters::add(
-                match why {
+                match reason {
                     ReclaimError::Quota { .. } => &counters.over_quota,
                     ReclaimError::Protected { .. } => &counters.below_protected,
                     ReclaimError::Thrashing => &counters.thrashing,
@@ -294,14 +294,14 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             match self.reclaim_of(want, 1) {
                 Ok(Reclaimed { busy: true, .. }) => self.wait(),
                 Ok(_) => made_room = true,
-                Err(why @ (ReclaimError::Nothing | ReclaimError::InUse)) => {
+                Err(reason @ (ReclaimError::Nothing | ReclaimError::InUse)) => {
                     attempts += 1;
                     if attempts == ATTEMPTS || paged.all_pinned() {
-                        return Err(PageError::NoRoom { why });
+                        return Err(PageError::NoRoom { reason });
                     }
                     self.wait();
                 }
-                Err(why) => return Err(PageError::NoRoom { why }),
+                Err(reason) => return Err(PageError::NoRoom { reason }),
             }
         }
     }

@@ -231,11 +231,11 @@ impl<A: Arch> State<A> {
             log.report(Kind::TableExposed, who, at, used(), expected);
             return hpa;
         }
-        if let Some(why) = self.host.refuses(hpa) {
-            log.report(Kind::FreedMemory, who, at, used(), why);
+        if let Some(reason) = self.host.refuses(hpa) {
+            log.report(Kind::FreedMemory, who, at, used(), reason);
         }
-        if let Some(why) = self.owned.refuses(hpa, gpa) {
-            log.report(Kind::PrivateExposed, who, at, used(), why);
+        if let Some(reason) = self.owned.refuses(hpa, gpa) {
+            log.report(Kind::PrivateExposed, who, at, used(), reason);
         }
         if write && self.uses.is_protected(root.vmid.0, gpa) {
             log.report(Kind::RevokedRight, who, at, used(), "the page was said to be protected");
@@ -251,8 +251,8 @@ impl<A: Arch> State<A> {
                 self.host.guest_access(hpa, write, bypass)
             }
         };
-        if let Err(why) = stale {
-            log.report(Kind::MissingMaintenance, who, at, used(), why);
+        if let Err(reason) = stale {
+            log.report(Kind::MissingMaintenance, who, at, used(), reason);
         }
         hpa
     }

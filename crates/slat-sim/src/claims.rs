@@ -44,9 +44,9 @@ impl<A: Arch> Machine<A> {
     pub fn host_read(&self, memory: Hpa) {
         let mut state = self.state();
         state.check_host(memory.0, "reads");
-        if let Err(why) = state.host.host_read(memory.0) {
+        if let Err(reason) = state.host.host_read(memory.0) {
             let used = format!("the host reads {memory}");
-            state.log.report(Kind::MissingMaintenance, None, None, used, why);
+            state.log.report(Kind::MissingMaintenance, None, None, used, reason);
         }
     }
 

@@ -42,9 +42,9 @@ impl<A: Arch> Machine<A> {
             .copied()
             .filter(|(_, may_write)| *may_write || !write)?;
         let hpa = hpa << PAGE;
-        if let Some(why) = state.host.refuses(hpa).or_else(|| state.owned.refuses_host(hpa)) {
+        if let Some(reason) = state.host.refuses(hpa).or_else(|| state.owned.refuses_host(hpa)) {
             let used = format!("a device reaches {hpa:#x}");
-            state.log.report(Kind::FreedMemory, None, Some(gpa.0), used, why);
+            state.log.report(Kind::FreedMemory, None, Some(gpa.0), used, reason);
         }
         let nobody = state.cpus.len();
         state.uses.record(vmid.0, gpa.0, nobody, write);

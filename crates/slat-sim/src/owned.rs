@@ -62,9 +62,9 @@ impl Owned {
 impl<A: Arch> State<A> {
     /// Checks an access of the host to `hpa`, by its own mapping.
     pub fn check_host(&mut self, hpa: u64, does: &str) {
-        if let Some(why) = self.owned.refuses_host(hpa) {
+        if let Some(reason) = self.owned.refuses_host(hpa) {
             let used = format!("the host {does} {hpa:#x}");
-            self.log.report(Kind::PrivateExposed, None, None, used, why);
+            self.log.report(Kind::PrivateExposed, None, None, used, reason);
         }
     }
 

@@ -159,9 +159,9 @@ impl<A: Arch> State<A> {
     /// Decodes an entry; reports reserved encodings.
     pub fn decode(&mut self, cpu: Option<usize>, raw: u64, level: i8, gpa: u64) -> Descriptor {
         let decoded = self.arch.decode(raw, level);
-        if let (Descriptor::Reserved(why), Some(_)) = (decoded, cpu) {
+        if let (Descriptor::Reserved(reason), Some(_)) = (decoded, cpu) {
             let used = format!("the descriptor {raw:#x} at level {level}");
-            self.log.report(Kind::Reserved, cpu, Some(gpa), used, why);
+            self.log.report(Kind::Reserved, cpu, Some(gpa), used, reason);
         }
         decoded
     }

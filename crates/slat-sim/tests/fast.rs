@@ -206,9 +206,13 @@ fn what_is_not_allowed_does_not_happen() {
     assert_eq!(fault(cpu.read(GUEST + PAGE)), Some(Fault::Translation));
     assert_eq!(fault(cpu.read(1 << 48)), Some(Fault::Translation));
     let (gpa, access) = (GUEST + 4, Access::Read);
-    assert_eq!(cpu.read(gpa), Err(AccessError { gpa, access, why: Why::Unaligned }));
-    let why = Why::NoMemory { hpa: tables.root().0 };
-    assert_eq!(cpu.write(0, 1).map_err(|error| error.why), Err(why), "tables are no guest memory");
+    assert_eq!(cpu.read(gpa), Err(AccessError { gpa, access, reason: Why::Unaligned }));
+    let reason = Why::NoMemory { hpa: tables.root().0 };
+    assert_eq!(
+        cpu.write(0, 1).map_err(|error| error.reason),
+        Err(reason),
+        "tables are no guest memory"
+    );
     assert_eq!(machine.read_host(hpa(&machine, 0)), 0);
 }
 

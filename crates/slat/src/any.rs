@@ -5,7 +5,7 @@ use crate::format::{Attributes, Geometry, Rights, Software};
 use crate::ops::UnmappedRun;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, SpaceError};
-use crate::tables::{Contended, Halted, Translation};
+use crate::tables::{Contended, Stopped, Translation};
 
 macro_rules! any_address_space {
     ($($(#[$feature:meta])* $format:ident: $of:ty;)*) => {
@@ -78,7 +78,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         hpa: Hpa,
         attributes: Attributes,
         largest: PageSize,
-    ) -> Result<(), Halted<SpaceError>> {
+    ) -> Result<(), Stopped<SpaceError>> {
         of_each!(self, space => space.map(range, hpa, attributes, largest))
     }
 
@@ -86,7 +86,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     ///
     /// # Errors
     /// The errors of [`AddressSpace::protect`].
-    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
+    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Stopped<SpaceError>> {
         of_each!(self, space => space.protect(range, rights))
     }
 
@@ -99,7 +99,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         range: GpaRange,
         set: Software,
         clear: Software,
-    ) -> Result<u64, Halted<SpaceError>> {
+    ) -> Result<u64, Stopped<SpaceError>> {
         of_each!(self, space => space.set_software(range, set, clear))
     }
 
@@ -116,7 +116,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         &mut self,
         range: GpaRange,
         removed: impl FnMut(UnmappedRun),
-    ) -> Result<u64, Halted<SpaceError>> {
+    ) -> Result<u64, Stopped<SpaceError>> {
         of_each!(self, space => space.unmap(range, removed))
     }
 
@@ -124,7 +124,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     ///
     /// # Errors
     /// The errors of [`AddressSpace::discard`].
-    pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Stopped<SpaceError>> {
         of_each!(self, space => space.discard(range))
     }
 
@@ -132,7 +132,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     ///
     /// # Errors
     /// The errors of [`AddressSpace::unmap_leaf`].
-    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<UnmappedRun>, Halted<SpaceError>> {
+    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<UnmappedRun>, Stopped<SpaceError>> {
         of_each!(self, space => space.unmap_leaf(gpa))
     }
 

@@ -9,7 +9,7 @@ use crate::reader::Reader;
 use crate::readers::Inside;
 use crate::shootdown::Shootdown;
 use crate::sizes::Sizes;
-use crate::tables::{Early, Halted, Start, Tables};
+use crate::tables::{Early, Start, Stopped, Tables};
 use crate::walk::{Budget, Tally};
 use core::fmt;
 
@@ -41,7 +41,7 @@ use core::fmt;
 ///     tables: &Tables<'p, F, P>,
 ///     reader: &mut Reader<'p, P>,
 ///     ram: GpaRange,
-/// ) -> Result<(), Halted<ChangeError>> {
+/// ) -> Result<(), Stopped<ChangeError>> {
 ///     let mut guard = tables.enter(reader).expect("a reader of the same platform");
 ///     guard.write_protect(ram)?;
 ///     guard.invalidate();
@@ -52,7 +52,7 @@ use core::fmt;
 /// fn fault<F: Format, P: Platform>(
 ///     guard: &mut Guard<'_, '_, F, P>,
 ///     page: GpaRange,
-/// ) -> Result<(), Halted<ChangeError>> {
+/// ) -> Result<(), Stopped<ChangeError>> {
 ///     guard.relax(page, Access::Write)?.flush_local();
 ///     Ok(())
 /// }
@@ -230,10 +230,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         budget.spent
     }
 
-    /// Ends an operation early: as paused, or for the reason `why`.
+    /// Ends an operation early: as paused, or for the reason `reason`.
     #[cold]
-    pub(crate) fn ended<T, E: Early>(at: Gpa, paused: bool, why: E) -> Result<T, Halted<E>> {
-        Self::halted(at, if paused { E::PAUSED } else { why })
+    pub(crate) fn ended<T, E: Early>(at: Gpa, paused: bool, reason: E) -> Result<T, Stopped<E>> {
+        Self::stopped(at, if paused { E::PAUSED } else { reason })
     }
 
     /// Returns the exact costs of the guard's operations since it was made.
@@ -293,8 +293,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     /// Ends an operation that was refused before it changed anything, or that stopped early.
     #[cold]
-    pub(crate) fn halted<T, E>(at: Gpa, why: E) -> Result<T, Halted<E>> {
-        Err(Halted { at, why })
+    pub(crate) fn stopped<T, E>(at: Gpa, reason: E) -> Result<T, Stopped<E>> {
+        Err(Stopped { at, reason })
     }
 }
 

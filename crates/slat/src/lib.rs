@@ -152,4 +152,4 @@ pub use shootdown::Shootdown;
 pub use sizes::Sizes;
 pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Pte};
-pub use tables::{Contended, Halted, NewError, Tables, Translation};
+pub use tables::{Contended, NewError, Stopped, Tables, Translation};

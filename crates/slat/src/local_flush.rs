@@ -22,7 +22,7 @@ use core::fmt;
 /// the CPU's TLB entry is older. A caller that gives rights for which no vCPU of this CPU waits
 /// calls [`LocalFlush::not_needed_here`].
 ///
-/// An operation that halted returns none. A caller that repeats it for the same range gets one for
+/// An operation that stopped returns none. A caller that repeats it for the same range gets one for
 /// the whole range. A caller that does not repeat it has nothing to flush: the guest faults again.
 #[must_use = "the CPU that faulted may fault for ever until it forgets the old rights: \
               `flush_local` on that CPU, or `not_needed_here`"]

@@ -21,7 +21,7 @@ use crate::ops::{
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::sync::relax;
-use crate::tables::{Contended, Halted, NewError, Tables, Translation};
+use crate::tables::{Contended, NewError, Stopped, Tables, Translation};
 use crate::walk::PATIENCE;
 use core::fmt;
 
@@ -216,9 +216,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         hpa: Hpa,
         attributes: Attributes,
         largest: PageSize,
-    ) -> Result<(), Halted<SpaceError>> {
+    ) -> Result<(), Stopped<SpaceError>> {
         let Self { tables, cursor } = self;
-        let refused = |why| Halted { at: range.start(), why: SpaceError::Map(why) };
+        let refused = |reason| Stopped { at: range.start(), reason: SpaceError::Map(reason) };
         let plan = tables.plan(&range, hpa, attributes, largest).map_err(refused)?;
         let bounds = (plan.start, plan.end);
         // A single page cannot be half done.
@@ -241,13 +241,13 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// [`SpaceError::Change`] of [`ChangeError::Range`], or of [`ChangeError::Attributes`] for
     /// rights that the format, as configured, cannot express; [`SpaceError::OutOfFrames`] where a
     /// block that the range cuts cannot be split. No leaf's rights are changed.
-    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
+    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Stopped<SpaceError>> {
         let format = self.tables.format;
         let Rights { read, write, execute } = rights;
         let leaf = Attributes { read, write, execute, ..Attributes::RAM };
-        if let Err(why) = format.encode(leaf) {
-            let why = SpaceError::Change(ChangeError::Attributes(why));
-            return Err(Halted { at: range.start(), why });
+        if let Err(reason) = format.encode(leaf) {
+            let reason = SpaceError::Change(ChangeError::Attributes(reason));
+            return Err(Stopped { at: range.start(), reason });
         }
         if write {
             self.rewrite(range, Exactly::<F, true>(format, rights))
@@ -270,9 +270,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         range: GpaRange,
         set: Software,
         clear: Software,
-    ) -> Result<u64, Halted<SpaceError>> {
+    ) -> Result<u64, Stopped<SpaceError>> {
         let bits = |software| {
-            let refused = |why| Halted { at: range.start(), why: SpaceError::Change(why) };
+            let refused =
+                |reason| Stopped { at: range.start(), reason: SpaceError::Change(reason) };
             self.tables.user_bits(software).map_err(refused)
         };
         let (set, clear) = (bits(set)?, bits(clear)?);
@@ -280,9 +281,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     }
 
     /// Rewrites each leaf by `rule`, and splits a block that the range cuts and that changes.
-    fn rewrite(&mut self, range: GpaRange, rule: impl Rule<F>) -> Result<u64, Halted<SpaceError>> {
+    fn rewrite(&mut self, range: GpaRange, rule: impl Rule<F>) -> Result<u64, Stopped<SpaceError>> {
         let tables = &self.tables;
-        let refused = |why| SpaceError::Change(ChangeError::Range(why));
+        let refused = |reason| SpaceError::Change(ChangeError::Range(reason));
         let bounds = self.bounds(&range, refused)?;
         let mut owed = PendingFlush::NOTHING;
         let split = tables.cut(bounds, |raw| rule.change(raw) == raw, &mut owed);
@@ -299,9 +300,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         &self,
         range: &GpaRange,
         refused: impl Fn(RangeError) -> SpaceError,
-    ) -> Result<(u64, u64), Halted<SpaceError>> {
+    ) -> Result<(u64, u64), Stopped<SpaceError>> {
         let (at, end) = (range.start(), range.end());
-        self.tables.check(range).map_err(|why| Halted { at, why: refused(why) })?;
+        self.tables.check(range).map_err(|reason| Stopped { at, reason: refused(reason) })?;
         Ok((at.0, end.0))
     }
 
@@ -317,7 +318,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         &mut self,
         range: GpaRange,
         mut removed: impl FnMut(UnmappedRun),
-    ) -> Result<u64, Halted<SpaceError>> {
+    ) -> Result<u64, Stopped<SpaceError>> {
         // A page makes one run.
         if range.size() == 1 << F::PAGE_SHIFT {
             self.empty(range, &mut [None], Some(&mut removed))
@@ -331,8 +332,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         range: GpaRange,
         runs: &'a mut [Option<UnmappedRun>],
         removed: Option<&'a mut dyn FnMut(UnmappedRun)>,
-    ) -> Result<u64, Halted<SpaceError>> {
-        let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
+    ) -> Result<u64, Stopped<SpaceError>> {
+        let bounds = self.bounds(&range, |reason| SpaceError::Unmap(UnmapError::Range(reason)))?;
         let Self { tables, cursor } = self;
         let mut owed = PendingFlush::NOTHING;
         let split = match cursor.covers::<F>(bounds) {
@@ -361,8 +362,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// # Errors
     /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
     /// cannot be split: nothing is unmapped.
-    pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
-        let bounds = self.bounds(&range, |why| SpaceError::Unmap(UnmapError::Range(why)))?;
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Stopped<SpaceError>> {
+        let bounds = self.bounds(&range, |reason| SpaceError::Unmap(UnmapError::Range(reason)))?;
         let mut owed = PendingFlush::NOTHING;
         let split = self.tables.cut(bounds, |_| false, &mut owed);
         self.tables.complete_alone(&owed);
@@ -377,10 +378,11 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ///
     /// # Errors
     /// [`SpaceError::Unmap`].
-    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<UnmappedRun>, Halted<SpaceError>> {
+    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<UnmappedRun>, Stopped<SpaceError>> {
         let Some(Translation { size, .. }) = self.query(gpa) else { return Ok(None) };
         let start = Gpa(gpa.0 & !(size.bytes() - 1));
-        let failed = |why| Halted { at: gpa, why: SpaceError::Unmap(UnmapError::Range(why)) };
+        let failed =
+            |reason| Stopped { at: gpa, reason: SpaceError::Unmap(UnmapError::Range(reason)) };
         let mut found = None;
         self.unmap(GpaRange::new(start, size.bytes()).map_err(failed)?, |run| found = Some(run))?;
         Ok(found)

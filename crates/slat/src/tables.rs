@@ -19,7 +19,7 @@ use crate::table::{Frame, Pte};
 use crate::underway::Pending;
 use crate::walk::{Budget, Outcome, Visitor, touch_each, walk};
 pub(crate) use ended::Early;
-pub use ended::{Contended, Halted, NewError};
+pub use ended::{Contended, NewError, Stopped};
 pub(crate) use lookup::{Found, Link, Start};
 use owners::Owners;
 use root::Root;

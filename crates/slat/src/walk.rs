@@ -83,24 +83,24 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     let mut tries = PATIENCE;
     budget.spent = false;
     loop {
-        let End { at, why } =
+        let End { at, reason } =
             tree::<F, P, V>(platform, ptes, level, (start, from, end), visitor, budget);
         // The budget may have been spent in the last table.
-        if why == End::DONE.why || at == end {
+        if reason == End::DONE.reason || at == end {
             return Ok(());
         }
-        if why == End::STOPPED {
+        if reason == End::STOPPED {
             return Err(Gpa(at));
         }
         // A try that made progress does not count.
         tries = if at > from { PATIENCE } else { tries - 1 };
         from = at.max(start);
-        if why == End::RETIRED {
+        if reason == End::RETIRED {
             visitor.again();
         } else {
-            match visitor.aside(why - End::ASIDE, at) {
+            match visitor.aside(reason - End::ASIDE, at) {
                 Flow::Next | Flow::NextCounted => {
-                    let shift = F::shift(why - End::ASIDE);
+                    let shift = F::shift(reason - End::ASIDE);
                     from = visitor.reached(((at >> shift) + 1) << shift);
                     if from >= end {
                         return Ok(());
@@ -171,7 +171,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
             let mut below = End::DONE;
             loop {
                 let step = climb.on::<F, P, V>(platform, ptes, below, visitor, budget);
-                if step.why != End::BELOW {
+                if step.reason != End::BELOW {
                     break step;
                 }
                 let table = climb.linked::<F, P>(platform, 1);
@@ -373,7 +373,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
             Kind::Retired => {
                 let above = F::shift(LEVEL + 1);
                 let at = if V::ONCE { start } else { start >> above << above };
-                return Met::Done(End { at, why: End::RETIRED });
+                return Met::Done(End { at, reason: End::RETIRED });
             }
             _ if !V::LEVELS.contains(LEVEL) => return Met::Done(End::DONE),
             Kind::Frozen | Kind::Sealed => visitor.held(LEVEL, &entry),
@@ -397,7 +397,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
                 }
             }
             Flow::Stop => break,
-            Flow::Aside => return Met::Done(End { at: start, why: End::ASIDE + LEVEL }),
+            Flow::Aside => return Met::Done(End { at: start, reason: End::ASIDE + LEVEL }),
         }
     }
     Met::Done(End::stopped(start))

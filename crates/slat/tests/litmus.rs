@@ -156,7 +156,7 @@ const fn frame(claim: Claim) -> Frame {
 }
 
 fn litmus(name: &str, claim: Claim, code: &[String], without: Option<usize>) -> String {
-    let (expected, why) = expected(claim, code, without);
+    let (expected, reason) = expected(claim, code, without);
     let Frame { state, behind, other, exists, claim } = frame(claim);
     let mut lines: Vec<&str> = vec!["LSR X0, X4, #12", "STR X1, [X2]"];
     lines.extend(code.iter().enumerate().filter(|(at, _)| Some(*at) != without).map(|(_, i)| &**i));
@@ -166,7 +166,7 @@ fn litmus(name: &str, claim: Claim, code: &[String], without: Option<usize>) -> 
     if let Some(without) = without {
         _ = writeln!(text, "   Without: {}", code[without].to_lowercase());
     }
-    _ = writeln!(text, "   Expected: {expected:?}, as {why}. *)");
+    _ = writeln!(text, "   Expected: {expected:?}, as {reason}. *)");
     _ = write!(text, "Variant=vmsa\n{{\n{state}");
     text += " [PTE(x)]=(oa:PA(x), valid:1);\n";
     text += " 0:X1=(oa:PA(x), valid:0); 0:X2=PTE(x); 0:X4=x;\n}\n";

@@ -76,10 +76,10 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         for page in first..pages.min(first + TOGETHER) {
             let host = Hva(GUEST.0 + page * PAGE);
             // No guest maps the fork, so the manager asks its backing for a page to write to.
-            while let Err(why) = fork.page(host, Access::Write) {
+            while let Err(reason) = fork.page(host, Access::Write) {
                 // There may be no frame, because the guest copies the last page that the two share.
-                if why != NoPage::NotYet {
-                    return Err(format!("page {page}: {why:?}"));
+                if reason != NoPage::NotYet {
+                    return Err(format!("page {page}: {reason:?}"));
                 }
                 waits += 1;
                 cpu::relax();

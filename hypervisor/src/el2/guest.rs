@@ -167,9 +167,9 @@ impl Hypervisor {
         };
         if options.job == Job::Fork && options.caches == Caches::Exact && !format.forced_write_back
         {
-            let why = "vCPUs whose caches are off have tables of their own, and are not forked: \
+            let reason = "vCPUs whose caches are off have tables of their own, and are not forked: \
                        take --caches first, or --cpu max";
-            return Err(why.into());
+            return Err(reason.into());
         }
         let keeper = (options.job == Job::Private).then(|| Keeper::new(options.memory));
         let machine = El2::new(&id, &format, options.fault, keeper);
@@ -252,8 +252,8 @@ impl Hypervisor {
     }
 
     /// Ends the guest and stores why. The manager then reports and switches the machine off.
-    pub fn end(&self, why: String) {
-        self.end.lock().get_or_insert(why);
+    pub fn end(&self, reason: String) {
+        self.end.lock().get_or_insert(reason);
         self.ended.store(true, Ordering::Release);
     }
 }

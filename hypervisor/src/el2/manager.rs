@@ -45,8 +45,8 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
             };
             let over = done.and_then(|()| wait_for_end(hypervisor));
             let leaves = thread.worker().leaves_by_size();
-            if let Err(why) = over {
-                stop(hypervisor, &mut thread, why);
+            if let Err(reason) = over {
+                stop(hypervisor, &mut thread, reason);
             }
             report(&hypervisor.memory, hypervisor, &leaves);
         }
@@ -105,12 +105,12 @@ pub fn is_on(cpu: u64) -> bool {
 /// Ends a guest that has not ended by itself, and lets each vCPU print its registers. The memory is
 /// invalidated, so a vCPU leaves the guest with its next instruction. One that waits for an
 /// interrupt may have no next instruction.
-fn stop(hypervisor: &Hypervisor, thread: &mut Thread<'_>, why: String) {
+fn stop(hypervisor: &Hypervisor, thread: &mut Thread<'_>, reason: String) {
     if hypervisor.ended() {
         return;
     }
     hypervisor.cut_short.store(true, Ordering::Release);
-    hypervisor.end(why);
+    hypervisor.end(reason);
     let all = HvaRange { start: GUEST, bytes: hypervisor.options.memory };
     let invalidation = thread.worker().invalidate(all, |_| {});
     cpu::wake_others();
@@ -127,8 +127,8 @@ fn stop(hypervisor: &Hypervisor, thread: &mut Thread<'_>, why: String) {
 
 fn report(memory: &Memory, hypervisor: &Hypervisor, leaves: &[(slat::PageSize, u64)]) {
     let stats = memory.stats();
-    let why = hypervisor.end.lock().clone().unwrap_or_default();
-    say!("the guest is over: {why}");
+    let reason = hypervisor.end.lock().clone().unwrap_or_default();
+    say!("the guest is over: {reason}");
     let mut faults = Map::new();
     for &kind in FaultKind::ALL {
         let spent = stats.faults(kind);
@@ -145,7 +145,7 @@ fn report(memory: &Memory, hypervisor: &Hypervisor, leaves: &[(slat::PageSize, u
     say!("  {totals:?}");
     record(&json!({
         "record": "end",
-        "why": why,
+        "why": reason,
         "event": hypervisor.control.event.load(Ordering::Acquire),
         "faults": faults,
         "leaves": leaves,

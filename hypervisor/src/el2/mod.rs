@@ -31,20 +31,20 @@ extern "C" fn boot() -> ! {
     memory::init();
     let hypervisor = match Hypervisor::new() {
         Ok(hypervisor) => hypervisor,
-        Err(why) => {
-            say!("{why}");
+        Err(reason) => {
+            say!("{reason}");
             psci::system_off()
         }
     };
     let manager = hypervisor.options.vcpus;
-    if let Err(why) = psci::start(manager) {
-        say!("the manager's CPU does not start: {why:?}; give QEMU -smp {}", manager + 1);
+    if let Err(reason) = psci::start(manager) {
+        say!("the manager's CPU does not start: {reason:?}; give QEMU -smp {}", manager + 1);
         psci::system_off();
     }
     let first = hypervisor.options.first;
     if first != 0 {
-        if let Err(why) = psci::start(first) {
-            say!("CPU {first} does not start: {why:?}");
+        if let Err(reason) = psci::start(first) {
+            say!("CPU {first} does not start: {reason:?}");
             psci::system_off();
         }
         psci::cpu_off();

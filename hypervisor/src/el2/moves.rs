@@ -19,8 +19,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use serde_json::json;
 use slat::{
-    Attributes, Gpa, GpaRange, Halted, Hpa, Invalidation, Leaf, MapError, Owner, Platform, Reader,
-    ReplaceError, TableCache, Vmid,
+    Attributes, Gpa, GpaRange, Hpa, Invalidation, Leaf, MapError, Owner, Platform, Reader,
+    ReplaceError, Stopped, TableCache, Vmid,
 };
 use slat_guest::HvaRange;
 use slat_hypervisor::layout::{GUEST_RAM, away};
@@ -80,16 +80,17 @@ fn own(hypervisor: &'static Hypervisor) -> Result<(), String> {
     cache.fill(8).map_err(|error| error.to_string())?;
     let behind = Gpa(GUEST_RAM + hypervisor.options.memory);
     let page = GpaRange::new(behind, PAGE).map_err(|error| error.to_string())?;
-    let said = |halted: Halted<slat::OwnerError>| halted.to_string();
+    let said = |stopped: Stopped<slat::OwnerError>| stopped.to_string();
     guard.set_owner(page, None, Some(HYPERVISOR), &mut cache).map_err(said)?;
     let found = guard.owner(behind).map_err(|error| error.to_string())?;
     let mapped = guard.map(page, Hpa(0), Attributes::RAM, super::guest::PAGE_SIZE, &mut cache);
-    let refused = mapped == Err(Halted { at: behind, why: MapError::Owned { owner: HYPERVISOR } });
+    let refused =
+        mapped == Err(Stopped { at: behind, reason: MapError::Owned { owner: HYPERVISOR } });
     if found != Some(HYPERVISOR) || !refused {
         return Err(format!("{behind} is {found:?}'s, and a mapping there came to {mapped:?}"));
     }
     guard.set_owner(page, Some(HYPERVISOR), None, &mut cache).map_err(said)?;
-    let tables = guard.prune(page).map_err(|halted| halted.to_string())?;
+    let tables = guard.prune(page).map_err(|stopped| stopped.to_string())?;
     say!(
         "{behind} was owner {:#x}'s, and a mapping there was refused; {tables} tables pruned",
         HYPERVISOR.word()
@@ -154,7 +155,7 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
         while at < end {
             let pages = Run { first: at / PAGE, pages: (end - at) / PAGE };
             let range = GpaRange::new(Gpa(GUEST_RAM + at), end - at).map_err(|e| e.to_string())?;
-            guard.write_protect(range).map_err(|halted| halted.to_string())?;
+            guard.write_protect(range).map_err(|stopped| stopped.to_string())?;
             // This job has no log, so nothing else takes away the right to write. Otherwise a leaf
             // could be write-protected again after a vCPU wrote during the copy, and the write
             // would be lost.
@@ -165,11 +166,11 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
             guard.invalidate();
             let reached = match replaced {
                 Ok(_) => end,
-                Err(Halted {
+                Err(Stopped {
                     at: Gpa(gpa),
-                    why: ReplaceError::Writable | ReplaceError::Contended,
+                    reason: ReplaceError::Writable | ReplaceError::Contended,
                 }) => gpa - GUEST_RAM,
-                Err(halted) => return Err(halted.to_string()),
+                Err(stopped) => return Err(stopped.to_string()),
             };
             if at < reached {
                 hypervisor.memory.backing().inner().moved(at, reached - at);

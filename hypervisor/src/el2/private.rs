@@ -150,7 +150,7 @@ pub fn asked(worker: &mut Worker<'_, Stage2, El2, Behind>, word: u64) -> u64 {
     let Ok(page) = GpaRange::new(Gpa((word >> 1) << 12), 1 << 12) else {
         return answer::NOT_PRIVATE;
     };
-    match worker.convert(page, to, |_| {}).map_err(|halted| halted.why) {
+    match worker.convert(page, to, |_| {}).map_err(|stopped| stopped.reason) {
         Ok(_) => 0,
         Err(ConvertError::Denied(Denied(code))) => code,
         Err(ConvertError::NotPrivate) => answer::NOT_PRIVATE,
@@ -200,7 +200,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         let taken = thread
             .worker()
             .invalidate_private(all, |leaves| done.taken_back += leaves.bytes / PAGE);
-        drop(taken.map_err(|halted| halted.to_string())?);
+        drop(taken.map_err(|stopped| stopped.to_string())?);
         sleep(hypervisor, USES);
         if thread.worker().pin(runs[0]).map(|_| ()) != Err(PinError::Private) {
             return Err(format!("private memory at {} was pinned", runs[0].start()));
@@ -214,7 +214,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         let pinned = thread.worker().pin(runs[0]).map_err(|error| error.to_string())?;
         let refused = thread.worker().convert(runs[0], MemoryKind::Private, |_| {});
         drop(pinned);
-        if refused.map_err(|halted| halted.why) != Err(ConvertError::Pinned) {
+        if refused.map_err(|stopped| stopped.reason) != Err(ConvertError::Pinned) {
             return Err(format!("{} was pinned, and {refused:?}", runs[0].start()));
         }
         done.rounds += 1;
@@ -274,10 +274,10 @@ fn convert(
                 done.pages += pages;
                 return Ok(());
             }
-            Err(halted) if halted.why == ConvertError::Denied(Denied(answer::BUSY)) => {
+            Err(stopped) if stopped.reason == ConvertError::Denied(Denied(answer::BUSY)) => {
                 done.busy += 1;
             }
-            Err(halted) => return Err(format!("{} to {to:?}: {halted}", run.start())),
+            Err(stopped) => return Err(format!("{} to {to:?}: {stopped}", run.start())),
         }
     }
 }

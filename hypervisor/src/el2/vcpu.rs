@@ -26,15 +26,15 @@ const START_STATE: u64 = 0b1111 << 6 | 0b0101;
 
 /// Runs vCPU `id` on this CPU until it is switched off.
 pub fn run(hypervisor: &'static Hypervisor, id: u64) -> ! {
-    let why = {
+    let reason = {
         let mut room = [const { None }; TABLE_PAGES];
         match Vcpu::new(&hypervisor.memory, id as u16, &mut room) {
             Ok(vcpu) => Running::new(hypervisor, vcpu).run(),
             Err(error) => Some(format!("vCPU {id} cannot run: {error}")),
         }
     };
-    if let Some(why) = why {
-        hypervisor.end(why);
+    if let Some(reason) = reason {
+        hypervisor.end(reason);
     }
     psci::cpu_off()
 }
@@ -120,9 +120,9 @@ impl<'w> Running<'w> {
             match next {
                 Next::Run => {}
                 Next::Off => return None,
-                Next::End(why) => {
+                Next::End(reason) => {
                     self.dump();
-                    return Some(why);
+                    return Some(reason);
                 }
             }
         }
@@ -183,8 +183,8 @@ impl<'w> Running<'w> {
                 Next::Run
             }
             Answer::Off => Next::Off,
-            Answer::End(why) => {
-                self.hypervisor.end(why.into());
+            Answer::End(reason) => {
+                self.hypervisor.end(reason.into());
                 Next::Off
             }
         }
@@ -241,8 +241,8 @@ impl<'w> Running<'w> {
                 inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
                 self.moved_on(far, gpa, access, at)
             }
-            Outcome::Refused(why) => {
-                Next::End(format!("vCPU {}: {access:?} at {gpa}: {why:?}", self.vcpu.id()))
+            Outcome::Refused(reason) => {
+                Next::End(format!("vCPU {}: {access:?} at {gpa}: {reason:?}", self.vcpu.id()))
             }
             _ => self.moved_on(far, gpa, access, at),
         }

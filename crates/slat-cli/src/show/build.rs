@@ -4,7 +4,7 @@ use super::dump::{Dump, Rights, Run};
 use super::ops::{Op, What};
 use slat::{
     Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa,
-    GpaRange, Guard, Halted, Hpa, MapError, Memory, PageSize, Software, SplitError, TableCache,
+    GpaRange, Guard, Hpa, MapError, Memory, PageSize, Software, SplitError, Stopped, TableCache,
     Tables, UnmapEntry, UnmapError, Vmid,
 };
 use slat_bench::arena::Arena;
@@ -141,7 +141,7 @@ impl<F: Format> Work<'_, '_, '_, F> {
         range: GpaRange,
         largest: PageSize,
         rights: Rights,
-    ) -> anyhow::Result<Result<(), Halted<MapError>>> {
+    ) -> anyhow::Result<Result<(), Stopped<MapError>>> {
         let mut rest = range;
         // A format that has no leaf of this size uses its largest.
         let largest = largest.min(F::size(F::LARGEST_LEAF));
@@ -150,10 +150,10 @@ impl<F: Format> Work<'_, '_, '_, F> {
             let hpa = Hpa(rest.start().0 + HOST_OFFSET);
             match self.guard.map(rest, hpa, attributes(rights), largest, &mut self.cache) {
                 Ok(_) => return Ok(Ok(())),
-                Err(Halted { at, why: MapError::CacheEmpty }) => {
+                Err(Stopped { at, reason: MapError::CacheEmpty }) => {
                     rest = GpaRange::new(at, range.end().0 - at.0)?;
                 }
-                Err(halted) => return Ok(Err(halted)),
+                Err(stopped) => return Ok(Err(stopped)),
             }
         }
     }
@@ -162,21 +162,21 @@ impl<F: Format> Work<'_, '_, '_, F> {
         &mut self,
         range: GpaRange,
         to: PageSize,
-    ) -> anyhow::Result<Result<(), Halted<SplitError>>> {
+    ) -> anyhow::Result<Result<(), Stopped<SplitError>>> {
         let mut rest = range;
         loop {
             self.fill()?;
             match self.guard.split(rest, to, &mut self.cache) {
                 Ok(_) => return Ok(Ok(())),
-                Err(Halted { at, why: SplitError::CacheEmpty }) => {
+                Err(Stopped { at, reason: SplitError::CacheEmpty }) => {
                     rest = GpaRange::new(at, range.end().0 - at.0)?;
                 }
-                Err(halted) => return Ok(Err(halted)),
+                Err(stopped) => return Ok(Err(stopped)),
             }
         }
     }
 
-    fn unmap(&mut self, range: GpaRange) -> Result<(), Halted<UnmapError>> {
+    fn unmap(&mut self, range: GpaRange) -> Result<(), Stopped<UnmapError>> {
         let mut storage = [UnmapEntry::EMPTY; AT_HAND];
         let mut batch = self.guard.unmap_batch(&mut storage);
         let mut rest = range;
@@ -184,9 +184,10 @@ impl<F: Format> Work<'_, '_, '_, F> {
             let done = self.guard.unmap(rest, &mut batch);
             batch.complete().for_each(drop);
             match done {
-                Err(Halted { at, why: UnmapError::Full }) => {
+                Err(Stopped { at, reason: UnmapError::Full }) => {
                     let range = GpaRange::new(at, range.end().0 - at.0);
-                    rest = range.map_err(|error| Halted { at, why: UnmapError::Range(error) })?;
+                    rest =
+                        range.map_err(|error| Stopped { at, reason: UnmapError::Range(error) })?;
                 }
                 done => return done.map(drop),
             }

@@ -7,7 +7,7 @@ use crate::host::Host;
 use crate::outcome::{Outcome, Refused};
 use crate::private::MemoryKind;
 use crate::worker::Inside;
-use slat::{ChangeError, Format, Halted, Translation};
+use slat::{ChangeError, Format, Stopped, Translation};
 
 impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
     pub(super) fn execute(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
@@ -75,8 +75,10 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                     Ok(granted) if granted.is_changed() => granted.flush_local(),
                     // The rights of the page itself are checked below.
                     Ok(granted) => granted.not_needed_here(),
-                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
-                    Err(Halted { why, .. }) => return Outcome::from(why).into(),
+                    Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
+                        return Step::Again;
+                    }
+                    Err(Stopped { reason, .. }) => return Outcome::from(reason).into(),
                 }
             }
             _ => 0,

@@ -116,12 +116,12 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             let reservation = if folds {
                 match self.guard.reserve_contiguous(fault.gpa, largest, self.cache) {
                     Ok(reservation) => reservation,
-                    Err(halted) => return not_reserved(halted.why),
+                    Err(stopped) => return not_reserved(stopped.reason),
                 }
             } else {
                 match self.guard.reserve(fault.gpa, largest, self.cache) {
                     Ok(reservation) => reservation,
-                    Err(halted) => return not_reserved(halted.why),
+                    Err(stopped) => return not_reserved(stopped.reason),
                 }
             };
             let range = reservation.range();
@@ -130,8 +130,8 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 folds = false;
                 continue;
             }
-            if let Some(why) = self.guest.withheld(fault, &range) {
-                return Outcome::Retry(why).into();
+            if let Some(reason) = self.guest.withheld(fault, &range) {
+                return Outcome::Retry(reason).into();
             }
             // Checked after the reservation, as invalidations are: see `memslots::kinds`.
             if fault.slot.kind_of::<F>(&range) != Some(kind) {
@@ -145,12 +145,12 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             let page = if kind == MemoryKind::Shared && fault.mode != Mode::Ahead {
                 match self.guest.backing.page(spec.host_of(at), fault.access) {
                     Ok(page) => page,
-                    Err(why) => return no_page(why, fault, at),
+                    Err(reason) => return no_page(reason, fault, at),
                 }
             } else {
                 match self.guest.page_otherwise(fault, at) {
                     Ok(page) => page,
-                    Err(why) => return no_page(why, fault, at),
+                    Err(reason) => return no_page(reason, fault, at),
                 }
             };
             if page.block < F::size(0)
@@ -165,8 +165,8 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 largest = fitting::<F>(largest, |bytes| bytes <= page.block.bytes());
                 continue;
             }
-            if let Some(why) = refusal(fault, &page) {
-                return Outcome::Refused(why).into();
+            if let Some(reason) = refusal(fault, &page) {
+                return Outcome::Refused(reason).into();
             }
             let attributes = self.guest.attributes(fault, &page, bytes);
             let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
@@ -211,7 +211,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                     Outcome::Mapped(PageSize::from_bytes(bytes).unwrap_or(F::size(0))).into()
                 }
                 Ok(None) => Step::Again,
-                Err(why) => Outcome::Refused(Refused::Page(why)).into(),
+                Err(reason) => Outcome::Refused(Refused::Page(reason)).into(),
             };
         }
     }

@@ -93,20 +93,20 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
 
 /// Returns the step after a reservation that failed.
 #[cold]
-pub(super) fn not_reserved(why: MapError) -> Step {
-    match why {
+pub(super) fn not_reserved(reason: MapError) -> Step {
+    match reason {
         MapError::Occupied { .. } => Step::Again,
         MapError::CacheEmpty => Step::Dry,
         MapError::Contended => Outcome::Retry(Retry::Contended).into(),
-        why => Outcome::Refused(Refused::Page(why)).into(),
+        reason => Outcome::Refused(Refused::Page(reason)).into(),
     }
 }
 
 /// Returns the step after the backing has answered that it has no page at guest address `at`.
 #[cold]
-pub(super) fn no_page(why: NoPage, fault: &Fault<'_>, at: u64) -> Step {
+pub(super) fn no_page(reason: NoPage, fault: &Fault<'_>, at: u64) -> Step {
     let spec = &fault.slot.spec;
-    match (why, fault.kind) {
+    match (reason, fault.kind) {
         // Arrivals are reported by addresses of shared memory only.
         (NoPage::NotYet, MemoryKind::Private) => Outcome::Retry(Retry::NotYet(None)).into(),
         (NoPage::NotYet, MemoryKind::Shared) => Step::NotYet(spec.id, spec.host_of(at)),

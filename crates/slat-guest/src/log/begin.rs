@@ -9,7 +9,7 @@ use crate::outcome::SplitReport;
 use crate::ranges::pieces;
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
-use slat::{ChangeError, Format, GpaRange, Guard, Halted, LocalFlush, PageSize, Pages, Tables};
+use slat::{ChangeError, Format, GpaRange, Guard, LocalFlush, PageSize, Pages, Stopped, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Allocates room for hardware's marks in one piece of the memslot, if hardware logs.
@@ -90,7 +90,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.until_done(tables, range, |guard, rest| {
             let mut from = rest;
             loop {
-                let leaves = guard.leaves(from).map_err(|why| Halted { at: from.start(), why })?;
+                let leaves =
+                    guard.leaves(from).map_err(|reason| Stopped { at: from.start(), reason })?;
                 // No thread makes a block in a memslot that logs (`blocks`), so there is none
                 // behind this.
                 let block = leaves.flatten().find(|leaf| leaf.size > F::size(0));
@@ -116,11 +117,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 });
                 match result {
                     Ok(_) => break,
-                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
+                    Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
                         while self.cut_ends(spec).is_err() {}
                     }
-                    Err(Halted { why: ChangeError::Contended, .. }) => tables.platform().wait(),
-                    Err(Halted { why, .. }) => unreachable!("a slot's pages, and bits: {why}"),
+                    Err(Stopped { reason: ChangeError::Contended, .. }) => tables.platform().wait(),
+                    Err(Stopped { reason, .. }) => {
+                        unreachable!("a slot's pages, and bits: {reason}")
+                    }
                 }
             }
             let Some(kept) = &kept else {

@@ -18,7 +18,7 @@ use crate::ranges::widened;
 use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Format, Gpa, GpaRange, Guard, Halted, PageSize, Pages, SplitError,
+    ChangeError, Contended, Format, Gpa, GpaRange, Guard, PageSize, Pages, SplitError, Stopped,
 };
 
 /// The result of a clear.
@@ -234,7 +234,7 @@ pub(crate) struct Clear<'c> {
 }
 
 /// Where a clear stopped, and why.
-type Stopped = (Gpa, LogError);
+type ClearStop = (Gpa, LogError);
 
 /// A step of a clear.
 enum Step {
@@ -252,7 +252,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         clear: &mut Clear<'_>,
         start: Gpa,
         words: &[u64],
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), ClearStop> {
         // Groups are aligned like tables, not like memslots.
         let word_bytes = 64u64 << F::PAGE_SHIFT;
         let group = (F::entries(0) / 64).max(1);
@@ -305,11 +305,13 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         if let Some(to) = to {
             match self.split_for(clear, hull, to) {
                 Ok(()) => {}
-                Err(Halted { why: SplitError::CacheEmpty, .. }) => return self.whole(clear, hull),
-                Err(Halted { at, why: SplitError::Contended }) => {
+                Err(Stopped { reason: SplitError::CacheEmpty, .. }) => {
+                    return self.whole(clear, hull);
+                }
+                Err(Stopped { at, reason: SplitError::Contended }) => {
                     return Ok(Step::Again(LogError::Contended { at }));
                 }
-                Err(Halted { at, why }) => return Err(LogError::splitting(at, why)),
+                Err(Stopped { at, reason }) => return Err(LogError::splitting(at, reason)),
             }
         }
         let result = match self.guest.config.logging {
@@ -323,12 +325,12 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         };
         match result {
             Ok(_) => Ok(Step::Done),
-            Err(Halted { at, why: ChangeError::CutsBlock { .. } }) => match to {
+            Err(Stopped { at, reason: ChangeError::CutsBlock { .. } }) => match to {
                 // Another thread has made a block there after the split.
                 Some(to) if to == F::size(0) => Ok(Step::Again(LogError::Contended { at })),
                 _ => self.whole(clear, hull),
             },
-            Err(halted) => again(halted),
+            Err(stopped) => again(stopped),
         }
     }
 
@@ -346,11 +348,11 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         clear: &mut Clear<'_>,
         range: GpaRange,
         to: PageSize,
-    ) -> Result<(), Halted<SplitError>> {
+    ) -> Result<(), Stopped<SplitError>> {
         let (budget, vcpus) = (&self.guest.budget, self.guest.config.vcpus);
         let before = self.guard.counts().bytes_changed;
         let mut result = self.guard.split(range, to, self.cache);
-        while let Err(Halted { why: SplitError::CacheEmpty, .. }) = result {
+        while let Err(Stopped { reason: SplitError::CacheEmpty, .. }) = result {
             if budget.fill(self.cache, 1, vcpus).is_err() {
                 break;
             }
@@ -378,14 +380,14 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         };
         match self.guard.write_protect(range) {
             Ok(bytes) => clear.cleared.whole += bytes,
-            Err(halted) => return again(halted),
+            Err(stopped) => return again(stopped),
         }
         if self.guest.config.logging == Logging::Protect {
             return Ok(Step::Done);
         }
         let blocks: Vec<_> = match self.guard.leaves(range) {
             Ok(leaves) => leaves.flatten().filter(|leaf| leaf.size > F::size(0)).collect(),
-            Err(why) => return Err(LogError::changing(range.start(), why)),
+            Err(reason) => return Err(LogError::changing(range.start(), reason)),
         };
         for block in blocks {
             let range = GpaRange::new(block.gpa, block.size.bytes()).expect("a leaf is not empty");
@@ -400,19 +402,19 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                     kept.written.mark::<F>(slot, range.start().0, range.size());
                 }
             }
-            if let Err(halted) = result {
-                return again(halted);
+            if let Err(stopped) = result {
+                return again(stopped);
             }
         }
         Ok(Step::Done)
     }
 }
 
-fn again(halted: Halted<ChangeError>) -> Result<Step, LogError> {
-    match halted {
-        Halted { at, why: ChangeError::Contended | ChangeError::CutsBlock { .. } } => {
+fn again(stopped: Stopped<ChangeError>) -> Result<Step, LogError> {
+    match stopped {
+        Stopped { at, reason: ChangeError::Contended | ChangeError::CutsBlock { .. } } => {
             Ok(Step::Again(LogError::Contended { at }))
         }
-        Halted { at, why } => Err(LogError::changing(at, why)),
+        Stopped { at, reason } => Err(LogError::changing(at, reason)),
     }
 }

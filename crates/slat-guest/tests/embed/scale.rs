@@ -64,7 +64,7 @@ fn sixty_four_vcpus_of_a_guest_fault_at_once_during_logging_and_invalidations() 
                     loop {
                         match vcpu.with(|vcpu| vcpu.fault(Gpa(BASE + gpa), Access::Write)) {
                             Outcome::Retry(_) => std::thread::yield_now(),
-                            Outcome::Refused(why) => panic!("{why:?}"),
+                            Outcome::Refused(reason) => panic!("{reason:?}"),
                             _ => break,
                         }
                     }

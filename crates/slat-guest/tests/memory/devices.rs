@@ -155,7 +155,7 @@ fn what_cannot_be_pinned_says_why() {
     assert_eq!(beyond, PinError::Missing { at: Gpa(BASE + M2) });
     let pinned = worker.pin(range(BASE, K4)).unwrap();
     let refused = worker.convert(range(BASE, M2), MemoryKind::Private, |_| {}).unwrap_err();
-    assert_eq!(refused.why, ConvertError::Pinned);
+    assert_eq!(refused.reason, ConvertError::Pinned);
     drop(pinned);
     worker.convert(range(BASE, K4), MemoryKind::Private, |_| {}).unwrap();
     assert_eq!(worker.pin(range(BASE, M2)).unwrap_err(), PinError::Private);

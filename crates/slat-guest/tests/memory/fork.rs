@@ -100,8 +100,8 @@ fn touch<C: Case>(
         if let Ok(hpa) = done {
             return hpa;
         }
-        if let Outcome::Refused(why) = vcpu.fault(Gpa(gpa), access) {
-            panic!("{why:?}");
+        if let Outcome::Refused(reason) = vcpu.fault(Gpa(gpa), access) {
+            panic!("{reason:?}");
         }
     }
     panic!("no progress at {gpa:#x}");

@@ -58,7 +58,7 @@ fn touch<C: Case>(
         }
         match vcpu.fault(Gpa(gpa), Access::Write) {
             Outcome::Retry(Retry::NotYet(arrival)) => return Err(arrival.unwrap()),
-            Outcome::Refused(why) => panic!("{why:?}"),
+            Outcome::Refused(reason) => panic!("{reason:?}"),
             _ => {}
         }
     }

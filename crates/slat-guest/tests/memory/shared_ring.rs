@@ -181,9 +181,9 @@ fn memory_of_another_size_is_refused() {
     let machine = Intel::machine(1);
     let short: Vec<_> = (0..64).map(|_| DirtyGfn::default()).collect();
     let refused = guest::<Intel>(&machine, &Ram::new(), ringed()).share_rings(&[&short]);
-    let why = GuestError::SharedRing { vcpu: 0, entries: 64 };
-    assert_eq!(refused.map(drop).unwrap_err(), why);
+    let reason = GuestError::SharedRing { vcpu: 0, entries: 64 };
+    assert_eq!(refused.map(drop).unwrap_err(), reason);
     let none = guest::<Intel>(&machine, &Ram::new(), ringed()).share_rings(&[]);
-    let why = GuestError::SharedRing { vcpu: 0, entries: 0 };
-    assert_eq!(none.map(drop).unwrap_err(), why);
+    let reason = GuestError::SharedRing { vcpu: 0, entries: 0 };
+    assert_eq!(none.map(drop).unwrap_err(), reason);
 }

@@ -134,10 +134,10 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         if begin >> BORN_SHIFT < turn.none_before {
             return Err(ReclaimError::Thrashing);
         }
-        if let Some(why) = self.no_slot()
+        if let Some(reason) = self.no_slot()
             && !paged.may_have_copies()
         {
-            return Err(why);
+            return Err(reason);
         }
         if turn.torn {
             // The order takes pages that it has already as they are.
@@ -164,9 +164,9 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                 (None, None) => Err(ReclaimError::InUse),
                 (Some(error), result) => {
                     let victims = self.copied(want as usize, &mut turn);
-                    let why = || result.unwrap_or(Err(ReclaimError::Swap(error)));
+                    let reason = || result.unwrap_or(Err(ReclaimError::Swap(error)));
                     match victims.pages.is_empty() {
-                        true => why(),
+                        true => reason(),
                         false => self.give_up(victims, &mut turn),
                     }
                 }
@@ -244,7 +244,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
         pages.sort_unstable();
         let mut given_up = 0;
-        let mut why = None;
+        let mut reason = None;
         // Faults on a page wait while it is claimed.
         for pages in pages.chunks(paged.config.batch.max(1) as usize) {
             let mut leaving = Leaving {
@@ -253,7 +253,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                 stays: Vec::new(),
                 sent: 0,
             };
-            why = self.claim(pages, &mut leaving, turn).or(why);
+            reason = self.claim(pages, &mut leaving, turn).or(reason);
             self.unmap(&mut leaving.claimed);
             // The last is next: pages that were used are released first, then pages leave in their
             // order.
@@ -268,7 +268,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                 match self.send_away(&page) {
                     Ok(()) => leaving.send(),
                     Err(error) => {
-                        why = Some(ReclaimError::Swap(error));
+                        reason = Some(ReclaimError::Swap(error));
                         leaving.keep();
                     }
                 }
@@ -277,8 +277,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             given_up += leaving.sent;
             paged.order.put_back(leaving.stays.drain(..));
         }
-        match (given_up, why) {
-            (0, why) => Err(why.unwrap_or(ReclaimError::InUse)),
+        match (given_up, reason) {
+            (0, reason) => Err(reason.unwrap_or(ReclaimError::InUse)),
             (pages, _) => Ok(Reclaimed { pages, busy: false }),
         }
     }
@@ -313,7 +313,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             }
             let slot = match (copy, none) {
                 (Some(slot), _) => Ok(slot),
-                (None, Some(why)) => Err(why),
+                (None, Some(reason)) => Err(reason),
                 (None, None) => self.slot(turn),
             };
             match slot {
@@ -321,8 +321,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                     release.done();
                     leaving.claimed.push(Claimed { page, frame, copy, slot, used: false });
                 }
-                Err(why) => {
-                    none = Some(why);
+                Err(reason) => {
+                    none = Some(reason);
                     drop(release);
                     leaving.stays.push((page, false));
                 }
@@ -392,7 +392,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             return self.spare_slot(turn).ok_or(ReclaimError::Quota { slots: paged.quota() });
         }
         let uncharge = Undo::new(|| paged.uncharge());
-        let why = loop {
+        let reason = loop {
             match pool.slots.take(paged.owner) {
                 Taken::Slot(slot) => {
                     uncharge.done();
@@ -406,7 +406,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             }
         };
         drop(uncharge);
-        self.spare_slot(turn).ok_or(why)
+        self.spare_slot(turn).ok_or(reason)
     }
 
     /// Takes the slot of a page that is in memory and has a copy; that page is written again when

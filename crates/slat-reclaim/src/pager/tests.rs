@@ -172,22 +172,24 @@ fn a_refused_fault_costs_no_more_if_the_guest_is_larger() {
             |config| Config { residency: u64::MAX / 4, ..config },
             1 << 17,
             nothing,
-            |why| why == ReclaimError::Thrashing,
+            |reason| reason == ReclaimError::Thrashing,
         ),
-        new("swap has no slot", same, 0, nothing, |why| why == ReclaimError::Swap(SwapError::Full)),
+        new("swap has no slot", same, 0, nothing, |reason| {
+            reason == ReclaimError::Swap(SwapError::Full)
+        }),
         new(
             "no slot for the guest",
             |config| Config { swap: 0, ..config },
             1 << 17,
             nothing,
-            |why| why == ReclaimError::Quota { slots: 0 },
+            |reason| reason == ReclaimError::Quota { slots: 0 },
         ),
         new(
             "a broken disk",
             same,
             1 << 17,
             |swap, _, _| swap.broken.store(true, Ordering::Relaxed),
-            |why| matches!(why, ReclaimError::Swap(_)),
+            |reason| matches!(reason, ReclaimError::Swap(_)),
         ),
     ];
     for policy in [Policy::Generations, Policy::TwoLists] {
@@ -206,10 +208,10 @@ fn a_refused_fault_costs_no_more_if_the_guest_is_larger() {
                         let fault = || {
                             let result =
                                 Pager::new(&mut thread).bring_in(at(limit + index), Access::Read);
-                            let Err(PageError::NoRoom { why }) = result else {
+                            let Err(PageError::NoRoom { reason }) = result else {
                                 panic!("{}: {result:?}", case.name)
                             };
-                            assert!((case.is)(why), "{}: {why:?}", case.name);
+                            assert!((case.is)(reason), "{}: {reason:?}", case.name);
                         };
                         costs.push(steps(fault));
                     }

@@ -116,7 +116,7 @@ where
                         Err(
                             PageError::Read { .. }
                             | PageError::NoRoom {
-                                why: ReclaimError::Swap(_) | ReclaimError::Quota { .. },
+                                reason: ReclaimError::Swap(_) | ReclaimError::Quota { .. },
                             },
                         ) => return false,
                         Err(error) => self.world.fail(format!("page {page}: {error}")),

@@ -116,8 +116,8 @@ impl Turns {
     }
 
     /// Ends the history with a reason; the first of several counts.
-    pub fn fail(&self, why: String) {
-        self.state().failure.get_or_insert(why);
+    pub fn fail(&self, reason: String) {
+        self.state().failure.get_or_insert(reason);
         self.turn.iter().for_each(Condvar::notify_all);
     }
 

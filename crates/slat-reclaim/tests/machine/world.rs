@@ -89,8 +89,8 @@ impl<A: Arch> World<A> {
         self.content().swap.len()
     }
 
-    pub fn fail(&self, why: String) {
-        self.turns.fail(why);
+    pub fn fail(&self, reason: String) {
+        self.turns.fail(reason);
     }
 
     /// Checks that `page`, which `who` found at `hpa`, holds what was written last.

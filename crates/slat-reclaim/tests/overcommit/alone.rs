@@ -69,7 +69,7 @@ fn a_swap_that_does_not_write_stops_eviction_and_loses_nothing<F: Format, A: Arc
         assert_eq!(bench.pool.trouble(), Some(SwapError::Full));
         let bring = |page| pager.bring_in(bench.host(page), Access::Write);
         let error = (300..512).map(bring).find_map(Result::err);
-        assert_eq!(error, Some(PageError::NoRoom { why: full }));
+        assert_eq!(error, Some(PageError::NoRoom { reason: full }));
         assert_eq!(pager.reclaim(10), Err(full), "until somebody has looked");
         // The pages in memory stay in use.
         let here = (0..512)
@@ -113,7 +113,7 @@ fn swap_that_is_too_small_is_called_full<F: Format, A: Arch>(format: F, arch: A)
         let bring = |page| pager.bring_in(bench.host(page), Access::Write);
         let error = (0..512).map(bring).find_map(Result::err).unwrap();
         let full = ReclaimError::Swap(SwapError::Full);
-        assert_eq!(error, PageError::NoRoom { why: full });
+        assert_eq!(error, PageError::NoRoom { reason: full });
         assert_eq!(bench.pool.swapped(), 10);
     });
 }
@@ -351,7 +351,7 @@ fn pages_stay_for_the_minimum_residency<F: Format, A: Arch>(format: F, arch: A) 
         let mut worker = Worker::new(bench.guest, &mut room).unwrap();
         let mut pager = Pager::new(&mut worker);
         (0..256).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
-        let thrashing = PageError::NoRoom { why: ReclaimError::Thrashing };
+        let thrashing = PageError::NoRoom { reason: ReclaimError::Thrashing };
         assert_eq!(pager.bring_in(bench.host(256), Access::Write), Err(thrashing));
         assert_eq!(bench.paged.stats().given_up, 0);
     });

@@ -118,7 +118,7 @@ fn a_page_that_can_never_have_room_is_refused_without_a_walk() {
         let mut room = room();
         let mut worker = Worker::new(bench.guest, &mut room).unwrap();
         let mut pager = Pager::new(&mut worker);
-        let nothing = PageError::NoRoom { why: ReclaimError::Nothing };
+        let nothing = PageError::NoRoom { reason: ReclaimError::Nothing };
         assert_eq!(pager.bring_in(bench.host(0), Access::Write), Err(nothing));
         assert_eq!(bench.paged.stats().walk.count, 0, "there was nothing to walk over");
         bench.paged.set_limit(1);

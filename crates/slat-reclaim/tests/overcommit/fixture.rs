@@ -299,7 +299,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
                     }
                 }
                 Outcome::Retry(_) | Outcome::RingFull => std::thread::yield_now(),
-                Outcome::Refused(why) => panic!("{why:?}"),
+                Outcome::Refused(reason) => panic!("{reason:?}"),
                 Outcome::Mmio => panic!("the slot is gone"),
                 _ => {}
             }

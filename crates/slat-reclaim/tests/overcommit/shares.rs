@@ -85,11 +85,11 @@ fn a_guest_that_fills_swap_stops_no_other_guest_once_it_has_given_it_back() {
     guests(&swap, 512, &two, |pool, mut threads| {
         let [hog, other] = &mut threads[..] else { unreachable!() };
         bring(other, 0..190).unwrap();
-        assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { why: FULL }));
+        assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { reason: FULL }));
         assert_eq!((pool.swapped(), pool.trouble()), (256, None));
         let refused = |thread: &Thread<'_, '_, Flaky>| thread.guest().backing().stats().no_room;
         assert_eq!((refused(hog), refused(other)), (1, 0));
-        assert_eq!(bring(other, 190..300), Err(PageError::NoRoom { why: FULL }));
+        assert_eq!(bring(other, 190..300), Err(PageError::NoRoom { reason: FULL }));
         Pager::new(hog).discard(pages(0, 4096));
         assert_eq!((pool.swapped(), pool.trouble()), (0, None));
         bring(other, 190..300).unwrap();
@@ -103,7 +103,7 @@ fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
     guests(&swap, 512, &two, |pool, mut threads| {
         let [hog, other] = &mut threads[..] else { unreachable!() };
         let quota = ReclaimError::Quota { slots: 100 };
-        assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { why: quota }));
+        assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { reason: quota }));
         let paged = *hog.guest().backing();
         assert_eq!((paged.resident(), paged.swapped(), paged.places().away), (200, 100, 100));
         let refused = |thread: &Thread<'_, '_, Flaky>| thread.guest().backing().stats().over_quota;
@@ -120,12 +120,12 @@ fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
         // With a higher quota the guest goes on; a lower one holds from then on.
         paged.set_swap(110);
         let quota = ReclaimError::Quota { slots: 110 };
-        assert_eq!(bring(hog, 300..4096), Err(PageError::NoRoom { why: quota }));
+        assert_eq!(bring(hog, 300..4096), Err(PageError::NoRoom { reason: quota }));
         assert_eq!(paged.swapped(), 110);
         paged.set_swap(20);
         Pager::new(hog).discard(pages(0, 300));
         let quota = ReclaimError::Quota { slots: 20 };
-        assert_eq!(bring(hog, 0..300), Err(PageError::NoRoom { why: quota }));
+        assert_eq!(bring(hog, 0..300), Err(PageError::NoRoom { reason: quota }));
         assert!(paged.swapped() <= 20);
     });
 }
@@ -361,7 +361,7 @@ fn pages_that_a_guest_keeps_are_given_up_for_its_own_alone() {
         // pages.
         Pager::new(kept).discard(pages(0, 400));
         take_all(other);
-        assert_eq!(bring(kept, 0..1), Err(PageError::NoRoom { why: protected }));
+        assert_eq!(bring(kept, 0..1), Err(PageError::NoRoom { reason: protected }));
         assert_eq!(his.stats().below_protected, 1);
         assert_eq!(its.stats().below_protected, 0);
         assert!(Pager::new(other).reclaim(64).unwrap().pages >= 1);

@@ -124,7 +124,7 @@ fn a_fault_that_has_to_wait_walks_once_until_some_page_is_old_enough() {
             let mut worker = Worker::new(bench.guest, &mut room).unwrap();
             let mut pager = Pager::new(&mut worker);
             (0..2048).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
-            let refused = PageError::NoRoom { why: ReclaimError::Thrashing };
+            let refused = PageError::NoRoom { reason: ReclaimError::Thrashing };
             let mut refusals = 0;
             let mut refuse = || {
                 assert_eq!(pager.bring_in(bench.host(2050), Access::Read), Err(refused));

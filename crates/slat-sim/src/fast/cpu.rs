@@ -134,11 +134,11 @@ impl<'m, A: Arch> FastCpu<'m, A> {
     fn miss(&mut self, gpa: u64, access: Access) -> Result<u64, AccessError> {
         let found = match self.walk(gpa, access) {
             Ok(found) => found,
-            Err(why) => {
-                if why == Why::Mmu(Fault::Permission) && self.machine.arch.fault_forgets() {
+            Err(reason) => {
+                if reason == Why::Mmu(Fault::Permission) && self.machine.arch.fault_forgets() {
                     self.tlb.forget(gpa, gpa + 1);
                 }
-                return Err(AccessError { gpa, access, why });
+                return Err(AccessError { gpa, access, reason });
             }
         };
         moment(Moment::Walked);

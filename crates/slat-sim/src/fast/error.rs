@@ -11,7 +11,7 @@ pub struct AccessError {
     /// The access that the guest tried.
     pub access: Access,
     /// Reason why it failed.
-    pub why: Why,
+    pub reason: Why,
 }
 
 /// Reason why an access failed.
@@ -37,7 +37,7 @@ impl From<Fault> for Why {
 impl AccessError {
     /// Returns the MMU's fault, if it faulted.
     pub const fn fault(&self) -> Option<Fault> {
-        match self.why {
+        match self.reason {
             Why::Mmu(fault) => Some(fault),
             _ => None,
         }
@@ -47,7 +47,7 @@ impl AccessError {
 impl fmt::Display for AccessError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} at {:#x}: ", self.access, self.gpa)?;
-        match self.why {
+        match self.reason {
             Why::Mmu(fault) => write!(f, "{fault:?} fault"),
             Why::Unaligned => f.write_str("not a multiple of 8"),
             Why::NoMemory { hpa } => write!(f, "the tables lead to {hpa:#x}, which is no memory"),

@@ -66,8 +66,8 @@ fn unmapped_at(moment: Moment, warm: bool, membarrier: bool) {
     while !done.load(SeqCst) {
         thread::yield_now();
     }
-    let why = Why::Mmu(Fault::Translation);
-    assert_eq!(cpu.write(0, 3).map_err(|error| error.why), Err(why), "nothing stale is left");
+    let reason = Why::Mmu(Fault::Translation);
+    assert_eq!(cpu.write(0, 3).map_err(|error| error.reason), Err(reason), "nothing stale is left");
     assert_ne!(machine.read_host(machine.memory_base()), 3);
 }
 

@@ -154,7 +154,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         let machine = self.guest.machine;
         let mut storage = [slat::UnmapEntry::EMPTY; 4096];
         let mut batch = UnmapBatch::new(&self.guest.tables, &mut storage);
-        let halted = self.guest.with(|guard, _| guard.unmap(some, &mut batch).err());
+        let stopped = self.guest.with(|guard, _| guard.unmap(some, &mut batch).err());
         for leaf in batch.complete() {
             machine.take_back(leaf.hpa, leaf.bytes);
             let gone = range(leaf.gpa.0, leaf.bytes);
@@ -173,7 +173,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
                 assert_eq!(was.hpa, leaf.hpa.0 + (page - leaf.gpa.0));
             }
         }
-        if halted.is_none() {
+        if stopped.is_none() {
             assert!(self.pages(some).all(|page| !self.model.contains_key(&page)));
         }
     }

@@ -3,8 +3,8 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{
-    Access, Attributes, ChangeError, Format, Halted, Hpa, MapError, Reader, SplitError, TableCache,
-    UnmapBatch, UnmapError,
+    Access, Attributes, ChangeError, Format, Hpa, MapError, Reader, SplitError, Stopped,
+    TableCache, UnmapBatch, UnmapError,
 };
 use slat_sim::{Arch, Arm, Machine};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,12 +21,12 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 /// may need. The engine itself waits some tens of microseconds only.
 fn patiently<T, E: PartialEq + std::fmt::Debug>(
     contended: E,
-    mut operation: impl FnMut() -> Result<T, Halted<E>>,
+    mut operation: impl FnMut() -> Result<T, Stopped<E>>,
 ) -> T {
     let started = std::time::Instant::now();
     loop {
         match operation() {
-            Err(halted) if halted.why == contended && started.elapsed() < PATIENCE => {
+            Err(stopped) if stopped.reason == contended && started.elapsed() < PATIENCE => {
                 std::thread::yield_now();
             }
             result => return result.unwrap(),

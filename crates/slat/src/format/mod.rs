@@ -504,7 +504,7 @@ pub enum AttributeError {
 
 impl fmt::Display for AttributeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let why = match self {
+        let reason = match self {
             Self::SoftwareBits { given, bits } => {
                 return write!(
                     f,
@@ -529,7 +529,7 @@ impl fmt::Display for AttributeError {
                  memory, where the CPU knows by the physical address"
             }
         };
-        f.write_str(why)
+        f.write_str(reason)
     }
 }
 

@@ -35,7 +35,7 @@ use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::sync::agreed;
 use crate::table::{Pte, folded, pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::{
     Budget, Entry, Flow, Tally, Visitor, change_run, exchange_each, links, pages_alone,
 };
@@ -105,15 +105,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         ages: &mut AgeBitmaps<'_>,
         how: AgeOptions,
-    ) -> Result<AgeCounts, Halted<ChangeError>> {
+    ) -> Result<AgeCounts, Stopped<ChangeError>> {
         let tables = self.tables;
         let shorter = ages.young.len().min(ages.unanswered.len());
         let refusal = tables.check(&range).map_err(ChangeError::Range);
-        if let Err(why) = refusal.and(tables.check_bitmap(&range, shorter)) {
-            return Self::halted(range.start(), why);
+        if let Err(reason) = refusal.and(tables.check_bitmap(&range, shorter)) {
+            return Self::stopped(range.start(), reason);
         }
         if !tables.format.records_accessed() {
-            return Self::halted(range.start(), ChangeError::NotRecorded);
+            return Self::stopped(range.start(), ChangeError::NotRecorded);
         }
         if range.size() == 1 << F::PAGE_SHIFT
             && (F::TABLE_ACCESSED == 0 || how.table_bits == TableBits::Ignored)
@@ -156,7 +156,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         ages: &mut AgeBitmaps<'_>,
         how: AgeOptions,
-    ) -> Result<AgeCounts, Halted<ChangeError>> {
+    ) -> Result<AgeCounts, Stopped<ChangeError>> {
         let tables = self.tables;
         let ages = AgeBitmaps { young: ages.young, unanswered: ages.unanswered };
         let sums = &mut self.sums;
@@ -211,15 +211,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         gpa: Gpa,
         clear: bool,
-    ) -> Result<Option<(GpaRange, bool)>, Halted<ChangeError>> {
+    ) -> Result<Option<(GpaRange, bool)>, Stopped<ChangeError>> {
         let tables = self.tables;
         let start = gpa.0 & !((1 << F::PAGE_SHIFT) - 1);
         let page = GpaRange::new(Gpa(start), 1 << F::PAGE_SHIFT);
-        if let Err(why) = page.and_then(|page| tables.check(&page)) {
-            return Self::halted(gpa, ChangeError::Range(why));
+        if let Err(reason) = page.and_then(|page| tables.check(&page)) {
+            return Self::stopped(gpa, ChangeError::Range(reason));
         }
         if !tables.format.records_accessed() {
-            return Self::halted(gpa, ChangeError::NotRecorded);
+            return Self::stopped(gpa, ChangeError::NotRecorded);
         }
         let sums = &mut self.sums;
         let mut visitor = One { tables, clear, young: false, found: None, held: false, sums };
@@ -227,7 +227,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let One { young, found, held, .. } = visitor;
         match found {
             Some((start, end)) => Ok(Some((GpaRange::from_bounds(start, end), young))),
-            None if held || result.is_err() => Self::halted(gpa, ChangeError::Contended),
+            None if held || result.is_err() => Self::stopped(gpa, ChangeError::Contended),
             None => Ok(None),
         }
     }

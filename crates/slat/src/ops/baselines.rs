@@ -12,7 +12,7 @@ use crate::format::{Format, Kind};
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::{self, Frame};
-use crate::tables::Halted;
+use crate::tables::Stopped;
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor, walk};
 use core::hint::black_box;
 
@@ -101,7 +101,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         self.split_as::<W>(range, to, cache, together)
     }
 }

@@ -37,7 +37,7 @@ use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::sync::relax;
 use crate::table::{self, Pte, folded, pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
 use core::marker::PhantomData;
 
@@ -75,7 +75,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// long. All others before it that agree are done, and those behind it as well, unless a thread
     /// held an entry for so long that the walk ended. On [`SplitError::Paused`] all that precedes
     /// the address is done.
-    pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Halted<SplitError>> {
+    pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Stopped<SplitError>> {
         self.collapse_where(range, to, |_| true)
     }
 
@@ -93,7 +93,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         to: PageSize,
         fits: impl Fn(&Attributes) -> bool,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         let tables = self.tables;
         let to = match tables.check(&range) {
             Ok(()) if !tables.format.marks_valid() => Err(SplitError::Shared),
@@ -102,7 +102,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         };
         let to = match to {
             Ok(to) => to,
-            Err(why) => return Self::halted(range.start(), why),
+            Err(reason) => return Self::stopped(range.start(), reason),
         };
         let before = self.sums.counts.bytes_changed;
         let mut budget = Budget::of(self.limit);
@@ -120,7 +120,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match (contended, result) {
-            (Some(at), Ok(())) => Self::halted(Gpa(at), SplitError::Contended),
+            (Some(at), Ok(())) => Self::stopped(Gpa(at), SplitError::Contended),
             // The tables behind it are not done either.
             (Some(at), Err(_)) => Self::ended(Gpa(at), paused, SplitError::Contended),
             (None, Err(at)) => Self::ended(at, paused, SplitError::Contended),

@@ -15,7 +15,7 @@ use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::table::{Pte, folded};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor, change_pages, change_run};
 
 /// Takes dirty state. `NAMED`: for a consumer, so leaves with its mark as well.
@@ -56,7 +56,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         range: GpaRange,
         bitmap: &mut [u64],
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         self.harvest_by::<false>(self.take(), range, bitmap)
     }
 
@@ -70,10 +70,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         consumer: Consumer,
         range: GpaRange,
         bitmap: &mut [u64],
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         match self.take_for(consumer) {
             Ok(take) => self.harvest_by::<true>(take, range, bitmap),
-            Err(why) => Self::halted(range.start(), why),
+            Err(reason) => Self::stopped(range.start(), reason),
         }
     }
 
@@ -82,11 +82,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         take: Take<F>,
         range: GpaRange,
         bitmap: &mut [u64],
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         let tables = self.tables;
         let refusal = tables.check_bitmap(&range, bitmap.len());
-        if let Err(why) = refusal.and(tables.check_change(&range).map_err(ChangeError::from)) {
-            return Self::halted(range.start(), why);
+        if let Err(reason) = refusal.and(tables.check_change(&range).map_err(ChangeError::from)) {
+            return Self::stopped(range.start(), reason);
         }
         self.begin_clean();
         let mut visitor = Harvest::<'_, '_, F, P, NAMED> {
@@ -96,18 +96,18 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             bitmap,
             pages: 0,
             sums: &mut self.sums,
-            why: ChangeError::Contended,
+            reason: ChangeError::Contended,
         };
         let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let Harvest { pages, why, .. } = visitor;
+        let Harvest { pages, reason, .. } = visitor;
         let paused = self.keep(budget);
         self.sums.counts.invalidations += u64::from(!self.sums.owed.is_nothing());
         // Completes earlier cleans as well: a page that is not reported must be clean.
         self.invalidate();
         match result {
             Ok(()) => Ok(pages),
-            Err(at) => Self::ended(at, paused, why),
+            Err(at) => Self::ended(at, paused, reason),
         }
     }
 
@@ -119,7 +119,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// # Errors
     /// Those of [`Guard::write_protect`].
-    pub fn clean(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+    pub fn clean(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
         let take = self.take();
         self.begin_clean();
         self.rewrite::<Atomically, _>(range, Clean::<_, false>(take))
@@ -129,7 +129,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// # Errors
     /// Those of [`Guard::clean`], at the address where it stopped: the pages before it are done.
-    pub fn clean_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
+    pub fn clean_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Stopped<ChangeError>> {
         let take = self.take();
         if pages.runs().next().is_some() {
             self.begin_clean();
@@ -147,8 +147,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         consumer: Consumer,
         range: GpaRange,
-    ) -> Result<u64, Halted<ChangeError>> {
-        let take = self.take_for(consumer).map_err(|why| Halted { at: range.start(), why })?;
+    ) -> Result<u64, Stopped<ChangeError>> {
+        let take =
+            self.take_for(consumer).map_err(|reason| Stopped { at: range.start(), reason })?;
         self.begin_clean();
         self.rewrite::<Atomically, _>(range, Clean::<_, true>(take))
     }
@@ -162,12 +163,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         consumer: Consumer,
         pages: &Pages<'_>,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         // If no page is named, the consumer is not checked.
         if pages.runs().next().is_none() {
             return Ok(0);
         }
-        let take = self.take_for(consumer).map_err(|why| Halted { at: pages.start, why })?;
+        let take = self.take_for(consumer).map_err(|reason| Stopped { at: pages.start, reason })?;
         self.begin_clean();
         self.rewrite_pages(pages, Clean::<_, true>(take))
     }
@@ -180,7 +181,7 @@ struct Harvest<'t, 'b, F: Format, P: Platform, const NAMED: bool> {
     bitmap: &'b mut [u64],
     pages: u64,
     sums: &'b mut Sums,
-    why: ChangeError,
+    reason: ChangeError,
 }
 
 impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
@@ -199,7 +200,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
             return Flow::Next;
         }
         if level > 0 && !entry.whole::<F>(level) {
-            self.why = ChangeError::CutsBlock { size: F::size(level) };
+            self.reason = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
         let taken = self.take.taken(entry.raw);

@@ -8,7 +8,7 @@ use crate::guard::Guard;
 use crate::inactive::Inactive;
 use crate::platform::Platform;
 use crate::pte::Plainly;
-use crate::tables::Halted;
+use crate::tables::Stopped;
 
 impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     /// Returns a guard with all operations, which change entries atomically, and owe no
@@ -28,7 +28,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<MapError>> {
+    ) -> Result<u64, Stopped<MapError>> {
         self.enter_mut().map_by::<Plainly>(range, (hpa, false), attributes, largest, cache)
     }
 
@@ -43,7 +43,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<MapError>> {
+    ) -> Result<u64, Stopped<MapError>> {
         self.enter_mut().map_by::<Plainly>(range, (hpa, true), attributes, largest, cache)
     }
 
@@ -51,7 +51,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     ///
     /// # Errors
     /// The errors of [`Guard::write_protect`] except [`ChangeError::Contended`].
-    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
         self.enter_mut().write_protect_by::<Plainly>(range)
     }
 }

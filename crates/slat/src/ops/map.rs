@@ -14,7 +14,7 @@ use crate::platform::{Maintenance, Platform};
 use crate::pte::{Atomically, Change};
 use crate::sync::agreed;
 use crate::table::{Pte, pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
 pub use error::MapError;
@@ -46,7 +46,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<MapError>> {
+    ) -> Result<u64, Stopped<MapError>> {
         self.map_by::<Atomically>(range, (hpa, false), attributes, largest, cache)
     }
 
@@ -71,7 +71,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<MapError>> {
+    ) -> Result<u64, Stopped<MapError>> {
         self.map_by::<Atomically>(range, (hpa, true), attributes, largest, cache)
     }
 
@@ -84,11 +84,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<MapError>> {
+    ) -> Result<u64, Stopped<MapError>> {
         let tables = self.tables;
         let plan = match tables.plan_map(&range, hpa, attributes, largest, cache) {
             Ok(plan) => Plan { contiguous, ..plan },
-            Err(why) => return Self::halted(range.start(), why),
+            Err(reason) => return Self::stopped(range.start(), reason),
         };
         if range.size() == 1 << F::PAGE_SHIFT
             && tables.map_page::<C>(&plan, &attributes, &mut self.sums.counts)
@@ -109,11 +109,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<MapError>> {
+    ) -> Result<u64, Stopped<MapError>> {
         let tables = self.tables;
         let mut plan = match tables.plan_map(&range, hpa, attributes, largest, cache) {
             Ok(plan) => Plan { contiguous, ..plan },
-            Err(why) => return Self::halted(range.start(), why),
+            Err(reason) => return Self::stopped(range.start(), reason),
         };
         let (mut budget, end) = (Budget::of(self.limit), plan.end);
         // A single page cannot be half done. Not inside the walk that maps: their frames do not
@@ -136,25 +136,25 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             built: 0,
             reached: u64::MAX,
             dry: None,
-            why: MapError::Contended,
+            reason: MapError::Contended,
             change: PhantomData::<C>,
         };
         let result = tables.walk_within(plan.start, plan.end, &mut visitor, &mut budget);
         tables.platform.publish();
-        let Map { dry, why, .. } = visitor;
+        let Map { dry, reason, .. } = visitor;
         let paused = self.keep(budget);
         match result {
             Ok(()) if plan.end == end => Ok(self.sums.counts.bytes_changed - before),
-            Ok(()) => Self::halted(Gpa(plan.end), MapError::Paused),
-            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, why),
+            Ok(()) => Self::stopped(Gpa(plan.end), MapError::Paused),
+            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, reason),
         }
     }
 
     /// Checks the range before anything is mapped; returns the end of what the budget reaches.
     #[inline(never)]
-    fn check_empty(&mut self, plan: &Plan, budget: &mut Budget) -> Result<u64, Halted<MapError>> {
+    fn check_empty(&mut self, plan: &Plan, budget: &mut Budget) -> Result<u64, Stopped<MapError>> {
         let tables = self.tables;
-        let mut check = Check { plan, state: tables.state(), read: 0, why: MapError::Contended };
+        let mut check = Check { plan, state: tables.state(), read: 0, reason: MapError::Contended };
         let result = tables.walk_within(plan.start, plan.end, &mut check, budget);
         self.sums.counts.entries_read += check.read;
         match result {
@@ -162,8 +162,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             // The entries that were checked are mapped now.
             Err(at) if budget.spent => Ok(at.0),
             // Nothing is mapped yet: the caller has to begin at the start again.
-            Err(_) if check.why == MapError::Contended => Self::halted(Gpa(plan.start), check.why),
-            Err(at) => Self::halted(at, check.why),
+            Err(_) if check.reason == MapError::Contended => {
+                Self::stopped(Gpa(plan.start), check.reason)
+            }
+            Err(at) => Self::stopped(at, check.reason),
         }
     }
 }
@@ -326,7 +328,7 @@ struct Check<'m> {
     /// Bits in which leaves may differ ([`Tables::state`]).
     state: u64,
     read: u64,
-    why: MapError,
+    reason: MapError,
 }
 
 impl<'t, F: Format> Visitor<'t, F> for Check<'_> {
@@ -338,8 +340,8 @@ impl<'t, F: Format> Visitor<'t, F> for Check<'_> {
             Kind::Leaf => agrees::<F>(self.plan, self.state, level, &entry).err(),
             kind => owner::<F>(kind, entry.raw).map(|owner| MapError::Owned { owner }),
         };
-        let Some(why) = refusal else { return Flow::Next };
-        self.why = why;
+        let Some(reason) = refusal else { return Flow::Next };
+        self.reason = reason;
         Flow::Stop
     }
 
@@ -363,7 +365,7 @@ struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
     reached: u64,
     /// The address at which the cache ran dry inside a subtree.
     dry: Option<u64>,
-    why: MapError,
+    reason: MapError,
     change: PhantomData<C>,
 }
 
@@ -377,7 +379,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
         if kind == Kind::Leaf {
             return match agrees::<F>(self.plan, self.tables.state(), level, &entry) {
                 Ok(()) => Flow::Next,
-                Err(why) => self.stop(why),
+                Err(reason) => self.stop(reason),
             };
         }
         if let Some(owner) = owner::<F>(kind, entry.raw) {
@@ -448,8 +450,8 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
 }
 
 impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
-    fn stop(&mut self, why: MapError) -> Flow {
-        self.why = why;
+    fn stop(&mut self, reason: MapError) -> Flow {
+        self.reason = reason;
         Flow::Stop
     }
 

@@ -19,7 +19,7 @@ use crate::cache::TableCache;
 use crate::format::{Format, Kind, TOKEN_BITS};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::tables::{Contended, Halted, Tables};
+use crate::tables::{Contended, Stopped, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;
 
@@ -123,20 +123,20 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         from: Option<Owner>,
         to: Option<Owner>,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<OwnerError>> {
+    ) -> Result<u64, Stopped<OwnerError>> {
         let tables = self.tables;
         if let Err(error) = tables.check(&range) {
-            return Self::halted(range.start(), OwnerError::Range(error));
+            return Self::stopped(range.start(), OwnerError::Range(error));
         }
         if !cache.serves(tables.platform) {
-            return Self::halted(range.start(), OwnerError::ForeignCache);
+            return Self::stopped(range.start(), OwnerError::ForeignCache);
         }
         let (start, end) = (range.start().0, range.end().0);
         if to.is_some() {
             tables.owners.note();
         }
         let hand = Hand { from, to };
-        let mut check = Check { hand, read: 0, why: OwnerError::Contended };
+        let mut check = Check { hand, read: 0, reason: OwnerError::Contended };
         let mut budget = Budget::of(self.limit);
         // The other half is for the same entries once more.
         let mut half = budget.half();
@@ -148,10 +148,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             // The entries that were checked get their owner now.
             Err(at) if half.spent => at.0,
             // Nothing is done yet: the caller has to begin at the start again.
-            Err(_) if check.why == OwnerError::Contended => {
-                return Self::halted(range.start(), check.why);
+            Err(_) if check.reason == OwnerError::Contended => {
+                return Self::stopped(range.start(), check.reason);
             }
-            Err(at) => return Self::halted(at, check.why),
+            Err(at) => return Self::stopped(at, check.reason),
         };
         let before = self.sums.counts;
         let mut visitor = SetOwner {
@@ -161,10 +161,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             sums: &mut self.sums,
             many: end - start > 1 << F::PAGE_SHIFT,
             built: 0,
-            why: OwnerError::Contended,
+            reason: OwnerError::Contended,
         };
         let result = tables.walk_within(start, looked, &mut visitor, &mut budget);
-        let why = visitor.why;
+        let reason = visitor.reason;
         if self.sums.counts.tables_built != before.tables_built {
             tables.platform.publish();
         }
@@ -172,8 +172,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let paused = self.keep(budget);
         match result {
             Ok(()) if looked == end => Ok(bytes),
-            Ok(()) => Self::halted(Gpa(looked), OwnerError::Paused),
-            Err(at) => Self::ended(at, paused, why),
+            Ok(()) => Self::stopped(Gpa(looked), OwnerError::Paused),
+            Err(at) => Self::ended(at, paused, reason),
         }
     }
 
@@ -226,7 +226,7 @@ impl Hand {
 struct Check {
     hand: Hand,
     read: u64,
-    why: OwnerError,
+    reason: OwnerError,
 }
 
 impl<'t, F: Format> Visitor<'t, F> for Check {
@@ -236,8 +236,8 @@ impl<'t, F: Format> Visitor<'t, F> for Check {
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
         match self.hand.takes::<F>(level, kind, entry.raw) {
             Ok(_) => Flow::Next,
-            Err(why) => {
-                self.why = why;
+            Err(reason) => {
+                self.reason = reason;
                 Flow::Stop
             }
         }
@@ -258,7 +258,7 @@ struct SetOwner<'t, 'a, 'c, F: Format, P: Platform> {
     many: bool,
     /// The entries of the last table that was built and that the walk has not counted.
     built: u64,
-    why: OwnerError,
+    reason: OwnerError,
 }
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
@@ -270,8 +270,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
         match self.hand.takes::<F>(level, kind, entry.raw) {
             Ok(true) => {}
             Ok(false) => return Flow::Next,
-            Err(why) => {
-                self.why = why;
+            Err(reason) => {
+                self.reason = reason;
                 return Flow::Stop;
             }
         }
@@ -308,7 +308,7 @@ impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
     fn table(&mut self, level: u8, kind: Kind, entry: &Entry<'_>) -> Flow {
         let (tables, counts) = (self.tables, &mut self.sums.counts);
         let Some(mut frame) = self.cache.take() else {
-            self.why = OwnerError::CacheEmpty;
+            self.reason = OwnerError::CacheEmpty;
             return Flow::Stop;
         };
         let ptes = frame.entries_mut::<F>(tables.platform, level - 1);

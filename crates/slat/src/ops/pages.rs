@@ -3,7 +3,7 @@
 use super::ChangeError;
 use crate::addr::{Gpa, GpaRange, RangeError};
 use crate::format::Format;
-use crate::tables::Halted;
+use crate::tables::Stopped;
 
 /// Bitmap of pages: bit `i` of word `w` names the page `64 * w + i` pages behind `start`, as in
 /// KVM's dirty log.
@@ -28,8 +28,8 @@ impl<'b> Pages<'b> {
         &self,
         first: usize,
         pages: usize,
-    ) -> Result<GpaRange, Halted<ChangeError>> {
-        let refused = |error| Halted { at: self.start, why: ChangeError::Range(error) };
+    ) -> Result<GpaRange, Stopped<ChangeError>> {
+        let refused = |error| Stopped { at: self.start, reason: ChangeError::Range(error) };
         let (offset, size) = ((first as u64) << F::PAGE_SHIFT, (pages as u64) << F::PAGE_SHIFT);
         let start = self.start.0.checked_add(offset);
         let start = start.ok_or(refused(RangeError::Overflow { start: self.start, size }))?;
@@ -40,8 +40,8 @@ impl<'b> Pages<'b> {
     #[inline(always)]
     pub(super) fn each<F: Format>(
         &self,
-        mut change: impl FnMut(GpaRange) -> Result<u64, Halted<ChangeError>>,
-    ) -> Result<u64, Halted<ChangeError>> {
+        mut change: impl FnMut(GpaRange) -> Result<u64, Stopped<ChangeError>>,
+    ) -> Result<u64, Stopped<ChangeError>> {
         let mut sum = 0;
         for (first, pages) in self.runs() {
             sum += change(self.part::<F>(first, pages)?)?;

@@ -9,7 +9,7 @@ use crate::format::Format;
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::Pte;
-use crate::tables::Halted;
+use crate::tables::Stopped;
 use crate::walk::{Budget, Entry, Tally, Visitor};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -23,10 +23,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything done
     /// that precedes the address where it stopped.
-    pub fn prune(&mut self, range: GpaRange) -> Result<usize, Halted<ChangeError>> {
+    pub fn prune(&mut self, range: GpaRange) -> Result<usize, Stopped<ChangeError>> {
         let tables = self.tables;
         if let Err(error) = tables.check(&range) {
-            return Self::halted(range.start(), ChangeError::Range(error));
+            return Self::stopped(range.start(), ChangeError::Range(error));
         }
         let mut batch = UnmapBatch::new(tables, &mut []);
         batch.counted = true;

@@ -28,7 +28,7 @@ use crate::pte::Atomically;
 use crate::pte::Run;
 use crate::sync::agreed;
 use crate::table::{Pte, load_run};
-use crate::tables::Halted;
+use crate::tables::Stopped;
 use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor, change_pages, links};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -43,34 +43,34 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// # Errors
     /// Those of [`Guard::write_protect`].
-    pub fn write_protect_subtrees(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+    pub fn write_protect_subtrees(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
         if F::TABLE_WRITE == 0 || !self.tables.format.marks_valid() {
             return self.write_protect(range);
         }
         let tables = self.tables;
-        if let Err(why) = tables.check_change(&range) {
-            return Self::halted(range.start(), why.into());
+        if let Err(reason) = tables.check_change(&range) {
+            return Self::stopped(range.start(), reason.into());
         }
         // Orders the faults that were reported before this call, and the reads of marks below; a
         // thread that pushes down sets a mark, then reads the leaves.
         agreed();
         let before = self.sums.counts.bytes_changed;
-        let mut visitor = Protect { sums: &mut self.sums, why: ChangeError::Contended };
+        let mut visitor = Protect { sums: &mut self.sums, reason: ChangeError::Contended };
         let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let why = visitor.why;
+        let reason = visitor.reason;
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, why),
+            Err(at) => Self::ended(at, paused, reason),
         }
     }
 }
 
 struct Protect<'g> {
     sums: &'g mut Sums,
-    why: ChangeError,
+    reason: ChangeError,
 }
 
 impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
@@ -83,7 +83,7 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
             return Flow::Next;
         }
         if level > 0 && !entry.whole::<F>(level) {
-            self.why = ChangeError::CutsBlock { size: F::size(level) };
+            self.reason = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
         if entry.pte.exchange(entry.raw, F::write_protected(entry.raw)).is_err() {

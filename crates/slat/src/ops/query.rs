@@ -7,7 +7,7 @@ use crate::guard::Guard;
 use crate::platform::{Maintenance, Platform};
 use crate::sync::acquired;
 use crate::table::{Pte, folded};
-use crate::tables::{Contended, Found, Halted, Start, Tables, Translation};
+use crate::tables::{Contended, Found, Start, Stopped, Tables, Translation};
 use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor, visit_each};
 use core::{fmt, slice};
 
@@ -50,9 +50,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry, or
     /// [`ChangeError::Paused`] ([`Guard::limit`]): everything before the address is done.
-    pub fn flush(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
-        if let Err(why) = self.tables.check(&range) {
-            return Self::halted(range.start(), ChangeError::Range(why));
+    pub fn flush(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
+        if let Err(reason) = self.tables.check(&range) {
+            return Self::stopped(range.start(), ChangeError::Range(reason));
         }
         let mut visitor = Flush { tables: self.tables, at: range.start().0, flushed: 0 };
         let mut budget = Budget::of(self.limit);

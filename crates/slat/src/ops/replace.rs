@@ -29,7 +29,7 @@ use crate::guard::{Guard, Sums};
 use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded, pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;
 
@@ -143,7 +143,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         from: Hpa,
         to: Hpa,
         attributes: Attributes,
-    ) -> Result<u64, Halted<ReplaceError>> {
+    ) -> Result<u64, Stopped<ReplaceError>> {
         if range.size() == 1 << F::PAGE_SHIFT
             && let Some(bytes) = self.replace_page(range, from, to, attributes)
         {
@@ -197,16 +197,16 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         from: Hpa,
         to: Hpa,
         attributes: Attributes,
-    ) -> Result<u64, Halted<ReplaceError>> {
+    ) -> Result<u64, Stopped<ReplaceError>> {
         let tables = self.tables;
-        if let Err(why) = tables.check_replace(&range, to, attributes) {
-            return Self::halted(range.start(), why);
+        if let Err(reason) = tables.check_replace(&range, to, attributes) {
+            return Self::stopped(range.start(), reason);
         }
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Replace::of(tables, &range, (from, to, attributes), &mut self.sums);
         let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let why = visitor.why;
+        let reason = visitor.reason;
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         if bytes != 0 {
@@ -214,7 +214,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, why),
+            Err(at) => Self::ended(at, paused, reason),
         }
     }
 }
@@ -262,7 +262,7 @@ struct Replace<'t, 'g, F: Format, P: Platform> {
     attributes: Attributes,
     sums: &'g mut Sums,
     down: Pushed<'t>,
-    why: ReplaceError,
+    reason: ReplaceError,
 }
 
 /// The leaf that replaces another.
@@ -283,8 +283,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         sums: &'g mut Sums,
     ) -> Self {
         let (start, many) = (range.start().0, range.size() > 1 << F::PAGE_SHIFT);
-        let (down, why) = (Pushed::default(), ReplaceError::Contended);
-        Self { tables, start, many, from, to, attributes, sums, down, why }
+        let (down, reason) = (Pushed::default(), ReplaceError::Contended);
+        Self { tables, start, many, from, to, attributes, sums, down, reason }
     }
 
     /// Returns the host address that is to be mapped at `gpa`.
@@ -397,7 +397,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         let new = match self.plan(level, raw, start) {
             Ok(Some(new)) => new,
             Ok(None) => return Ok(false),
-            Err(why) => return Err(self.stop(why)),
+            Err(reason) => return Err(self.stop(reason)),
         };
         if !new.retyped {
             self.maintain(start, end - start, false);
@@ -440,8 +440,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         self.broken::<false>(0, &run[..count], (raws, &news), retyped, at)
     }
 
-    fn stop(&mut self, why: ReplaceError) -> Flow {
-        self.why = why;
+    fn stop(&mut self, reason: ReplaceError) -> Flow {
+        self.reason = reason;
         Flow::Stop
     }
 }

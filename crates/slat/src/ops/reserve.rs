@@ -28,7 +28,7 @@ use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::sync::relax;
 use crate::table::{self, Pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::PATIENCE;
 
 /// An empty entry that a fault has reserved.
@@ -62,12 +62,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Reservation<'g, F, P>, Halted<MapError>> {
+    ) -> Result<Reservation<'g, F, P>, Stopped<MapError>> {
         let found = match self.reserve_at_once(gpa.0, largest, cache) {
             Some(found) => found,
             None => match self.reserve_or_refuse(gpa.0, largest, cache) {
                 Ok(found) => found,
-                Err(why) => return Self::halted(gpa, why),
+                Err(reason) => return Self::stopped(gpa, reason),
             },
         };
         let (pte, raw, level) = found;
@@ -91,7 +91,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Reservation<'g, F, P>, Halted<MapError>> {
+    ) -> Result<Reservation<'g, F, P>, Stopped<MapError>> {
         let mut reserved = self.reserve(gpa, largest, cache)?;
         let Reservation { tables, sums, level, base, .. } = &mut reserved;
         if let Some((group, token)) = tables.reserve_group(*base, *level, &mut sums.counts) {
@@ -349,7 +349,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         let reserved = Self { tables, sums, ptes, raw, level, base };
         let leaf = match reserved.leaf(hpa, attributes) {
             Ok(leaf) => leaf,
-            Err(why) => return Ok(Err(why)),
+            Err(reason) => return Ok(Err(reason)),
         };
         let group = reserved.group();
         let Sums { counts, sizes, .. } = reserved.sums;

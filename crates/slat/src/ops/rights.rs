@@ -23,7 +23,7 @@ use crate::local_flush::LocalFlush;
 use crate::platform::Platform;
 use crate::pte::{Atomically, Change};
 use crate::table::{folded, pte};
-use crate::tables::{Found, Halted, Tables};
+use crate::tables::{Found, Stopped, Tables};
 use crate::walk::Budget;
 use core::marker::PhantomData;
 use rewrite::Rewrite;
@@ -40,7 +40,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// block appeared meanwhile. [`ChangeError::Contended`] leaves everything protected that
     /// precedes the address where it stopped.
     #[inline]
-    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
         self.write_protect_by::<Atomically>(range)
     }
 
@@ -49,7 +49,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// # Errors
     /// Those of [`Guard::write_protect`], at the address where it stopped: the pages before it are
     /// done.
-    pub fn write_protect_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
+    pub fn write_protect_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Stopped<ChangeError>> {
         self.rewrite_pages(pages, NoWrite)
     }
 
@@ -57,7 +57,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     pub(crate) fn write_protect_by<C: Change>(
         &mut self,
         range: GpaRange,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         self.rewrite::<C, _>(range, NoWrite)
     }
 
@@ -65,7 +65,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     ///
     /// # Errors
     /// Those of [`Guard::write_protect`].
-    pub fn execute_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+    pub fn execute_protect(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
         self.rewrite::<Atomically, _>(range, NoExecute)
     }
 
@@ -80,12 +80,16 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// # Errors
     /// Nothing is done on [`ChangeError::Attributes`], of rights that the format, as configured,
     /// cannot express; otherwise those of [`Guard::write_protect`].
-    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<ChangeError>> {
+    pub fn protect(
+        &mut self,
+        range: GpaRange,
+        rights: Rights,
+    ) -> Result<u64, Stopped<ChangeError>> {
         let format = self.tables.format;
         let Rights { read, write, execute } = rights;
         let leaf = Attributes { read, write, execute, ..Attributes::RAM };
-        if let Err(why) = format.encode(leaf) {
-            return Self::halted(range.start(), ChangeError::Attributes(why));
+        if let Err(reason) = format.encode(leaf) {
+            return Self::stopped(range.start(), ChangeError::Attributes(reason));
         }
         if write {
             self.rewrite::<Atomically, _>(range, Exactly::<_, true>(format, rights))
@@ -115,7 +119,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         access: Access,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         self.relax_where(range, access, Software::NONE)
     }
 
@@ -131,7 +135,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         access: Access,
         software: Software,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let format = self.tables.format;
         let needed = self.bits(range, software)?;
         match access {
@@ -148,7 +152,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         access: Access,
         needed: u64,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let format = self.tables.format;
         if range.size() == 1 << F::PAGE_SHIFT && self.tables.check(&range).is_ok() {
             let (gpa, tables) = (range.start().0, self.tables);
@@ -175,7 +179,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         access: Access,
         needed: u64,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let (tables, format) = (self.tables, self.tables.format);
         let bytes = if FETCH {
             self.rewrite_many::<Atomically, _>(range, ForExecute(format, needed, access))
@@ -200,16 +204,16 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         hpa: Hpa,
         software: Software,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let page = 1 << F::PAGE_SHIFT;
         let range = match GpaRange::new(Gpa(gpa.0 & !(page - 1)), page) {
             Ok(range) => range,
-            Err(why) => return Self::halted(gpa, ChangeError::Range(why)),
+            Err(reason) => return Self::stopped(gpa, ChangeError::Range(reason)),
         };
         let added = self.bits(range, software)?;
         let rule = WriteAt(self.tables.format, hpa, added);
         match self.grant(range, rule) {
-            Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
+            Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
                 Ok(LocalFlush::new(self.tables, range, 0))
             }
             result => result,
@@ -229,7 +233,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         fetch: Access,
         software: Software,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let format = self.tables.format;
         let needed = self.bits(range, software)?;
         self.grant(range, Executable(format, needed, fetch))
@@ -245,7 +249,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         software: Software,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let format = self.tables.format;
         let needed = self.bits(range, software)?;
         self.grant(range, Writable(format, needed))
@@ -257,15 +261,15 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         rule: R,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let bytes = self.rewrite::<Atomically, _>(range, rule)?;
         Ok(LocalFlush::new(self.tables, range, bytes))
     }
 
     /// Returns `software` as bits of a leaf; refuses bits that are marks of consumers.
     #[inline]
-    fn bits(&self, range: GpaRange, software: Software) -> Result<u64, Halted<ChangeError>> {
-        self.tables.user_bits(software).map_err(|why| Halted { at: range.start(), why })
+    fn bits(&self, range: GpaRange, software: Software) -> Result<u64, Stopped<ChangeError>> {
+        self.tables.user_bits(software).map_err(|reason| Stopped { at: range.start(), reason })
     }
 
     /// Sets the software bits `set` of every leaf in `range`, and clears those of `clear`; a bit of
@@ -284,7 +288,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         set: Software,
         clear: Software,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         let (set, clear) = (self.bits(range, set)?, self.bits(range, clear)?);
         self.rewrite::<Atomically, _>(range, Marked { set, clear })
     }
@@ -295,7 +299,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         rule: R,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         if range.size() == 1 << F::PAGE_SHIFT
             && self.tables.check(&range).is_ok()
             && let Some(bytes) = self.rewrite_page::<C, R>(range.start().0, &rule)
@@ -358,7 +362,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         rule: R,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         self.rewrite_many::<C, R>(range, rule)
     }
 
@@ -367,7 +371,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         rule: R,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         let tables = self.tables;
         // One page cannot be half done: the walk itself finds the block that it would cut.
         let refusal = if R::WHOLE && range.size() > 1 << F::PAGE_SHIFT {
@@ -381,8 +385,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         } else {
             tables.check(&range).map_err(ChangeError::Range)
         };
-        if let Err(why) = refusal {
-            return Self::halted(range.start(), why);
+        if let Err(reason) = refusal {
+            return Self::stopped(range.start(), reason);
         }
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Rewrite::<'_, '_, F, P, R, C> {
@@ -396,7 +400,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         };
         let mut budget = Budget::of(self.limit);
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let why = match visitor.cut {
+        let reason = match visitor.cut {
             Some(size) => ChangeError::CutsBlock { size },
             None => ChangeError::Contended,
         };
@@ -407,7 +411,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, why),
+            Err(at) => Self::ended(at, paused, reason),
         }
     }
 }

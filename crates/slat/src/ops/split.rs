@@ -27,7 +27,7 @@ use crate::invalidation::PendingFlush;
 use crate::local_flush::LocalFlush;
 use crate::platform::Platform;
 use crate::table::{Frame, Pte, folded, pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
 use core::marker::PhantomData;
 pub use error::SplitError;
@@ -55,7 +55,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         self.split_together(range, to, cache, MOST_MERGED)
     }
 
@@ -72,7 +72,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         self.split_as::<Batched>(range, to, cache, together)
     }
 
@@ -85,7 +85,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         let tables = self.tables;
         if !W::LAST_LEVEL
             && tables.check(&range).is_ok()
@@ -115,7 +115,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
         fetch: Access,
         software: Software,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Halted<SplitError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<SplitError>> {
         // No block has a bit that the format lacks, or a consumer's mark as a bit of its user.
         let own = |bits: &u64| fetch.is_fetch() && bits & self.tables.marks == 0;
         let needed = software.encode(F::SOFTWARE).ok().filter(own);
@@ -134,18 +134,18 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
         together: usize,
         execute: Option<(Access, u64)>,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         if let Err(error) = self.tables.check(&range) {
-            return Self::halted(range.start(), SplitError::Range(error));
+            return Self::stopped(range.start(), SplitError::Range(error));
         }
         if !cache.serves(self.tables.platform) {
-            return Self::halted(range.start(), SplitError::ForeignCache);
+            return Self::stopped(range.start(), SplitError::ForeignCache);
         }
         match F::level_of(to) {
             Ok(0) => self.split_to::<W, 0>(range, cache, together, execute),
             Ok(1) => self.split_to::<W, 1>(range, cache, together, None),
             Ok(_) => self.split_to::<W, 2>(range, cache, together, None),
-            Err(error) => Self::halted(range.start(), SplitError::LeafSize(error)),
+            Err(error) => Self::stopped(range.start(), SplitError::LeafSize(error)),
         }
     }
 
@@ -157,7 +157,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
         together: usize,
         execute: Option<(Access, u64)>,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<u64, Stopped<SplitError>> {
         // A word has one bit for the place of each block that waits.
         const { assert!(W::MERGED <= u32::BITS as usize) };
         let (start, end) = (range.start().0, range.end().0);
@@ -198,12 +198,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             patience -= 1;
         };
         let Split { dry, empty, .. } = visitor;
-        let why = if empty { SplitError::CacheEmpty } else { SplitError::Contended };
+        let reason = if empty { SplitError::CacheEmpty } else { SplitError::Contended };
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, why),
+            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, reason),
         }
     }
 }

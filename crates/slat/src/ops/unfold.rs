@@ -35,7 +35,7 @@ use crate::guard::{Guard, Sums};
 use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
 
@@ -321,10 +321,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything
     /// unfolded that precedes the address where it stopped.
-    pub fn unfold(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+    pub fn unfold(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
         let tables = self.tables;
         if let Err(error) = tables.check(&range) {
-            return Self::halted(range.start(), ChangeError::Range(error));
+            return Self::stopped(range.start(), ChangeError::Range(error));
         }
         if F::CONTIGUOUS == 0 {
             return Ok(0);

@@ -33,7 +33,7 @@ use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
 use crate::table::{Pte, folded, pte};
-use crate::tables::{Halted, Link, Tables};
+use crate::tables::{Link, Stopped, Tables};
 use crate::walk::{Budget, Entry, Flow, Tally, Visitor, links, visit_each};
 pub use error::UnmapError;
 
@@ -54,13 +54,13 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         range: GpaRange,
         batch: &mut UnmapBatch<'_, '_, F, P>,
-    ) -> Result<u64, Halted<UnmapError>> {
+    ) -> Result<u64, Stopped<UnmapError>> {
         let tables = self.tables;
         if !core::ptr::eq(batch.tables, tables) {
-            return Self::halted(range.start(), UnmapError::ForeignBatch);
+            return Self::stopped(range.start(), UnmapError::ForeignBatch);
         }
-        if let Err(why) = tables.check_change_of_many(&range) {
-            return Self::halted(range.start(), why.into());
+        if let Err(reason) = tables.check_change_of_many(&range) {
+            return Self::stopped(range.start(), reason.into());
         }
         if !core::mem::replace(&mut batch.counted, true) {
             tables.pending.removals.begin();
@@ -143,7 +143,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         range: &GpaRange,
         batch: &mut UnmapBatch<'_, '_, F, P>,
-    ) -> Result<u64, Halted<UnmapError>> {
+    ) -> Result<u64, Stopped<UnmapError>> {
         let tables = self.tables;
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
         let before = self.sums.counts.bytes_changed;
@@ -153,12 +153,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.unmark();
         visitor.retire_ends(result.err().map_or(visitor.end, |at| at.0));
-        let why = visitor.why.into();
+        let reason = visitor.reason.into();
         let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, why),
+            Err(at) => Self::ended(at, paused, reason),
         }
     }
 }
@@ -188,7 +188,7 @@ pub(super) struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
     /// The descriptor of a leaf that would continue the last one; its address and level; 0 is none.
     next: (u64, u64),
     sums: &'r mut Sums,
-    why: Stop,
+    reason: Stop,
 }
 
 /// Why the walk stopped.
@@ -200,8 +200,8 @@ enum Stop {
 }
 
 impl From<Stop> for UnmapError {
-    fn from(why: Stop) -> Self {
-        match why {
+    fn from(reason: Stop) -> Self {
+        match reason {
             Stop::Contended => Self::Contended,
             Stop::Full => Self::Full,
             Stop::Cuts(size) => Self::CutsBlock { size },
@@ -232,7 +232,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
             return self.vacate(kind, entry.pte, entry.raw);
         }
         if level > 0 && !entry.whole::<F>(level) {
-            self.why = Stop::Cuts(F::size(level));
+            self.reason = Stop::Cuts(F::size(level));
             return Flow::Stop;
         }
         if folded::<F>(entry.raw) {
@@ -266,7 +266,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         };
         let continues = self.batch.continued(&removed).is_some();
         if !continues && self.batch.is_full() {
-            self.why = Stop::Full;
+            self.reason = Stop::Full;
             return Flow::Stop;
         }
         if entry.pte.exchange(entry.raw, left).is_err() {
@@ -377,9 +377,9 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         sums: &'r mut Sums,
     ) -> Self {
         let (start, end) = (range.start().0, range.end().0);
-        let why = Stop::Contended;
+        let reason = Stop::Contended;
         let (marks, taken, next) = (None, 0, (0, 0));
-        Self { tables, batch, start, end, taken, empty, marks, next, sums, why }
+        Self { tables, batch, start, end, taken, empty, marks, next, sums, reason }
     }
 
     /// Returns whether a run of pages from `at` on continues the last leaf.
@@ -474,7 +474,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         if full {
             let Some(first) = group.state() else { return Flow::Wait };
             if !self.continued(&group, first, gpa) {
-                self.why = Stop::Full;
+                self.reason = Stop::Full;
                 return Flow::Stop;
             }
         }

@@ -19,7 +19,7 @@ use crate::format::{Format, Kind};
 use crate::inactive::Inactive;
 use crate::platform::Platform;
 use crate::table::{self, Frame, Pte, folded};
-use crate::tables::{Found, Halted, Tables};
+use crate::tables::{Found, Stopped, Tables};
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
     /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns
@@ -36,10 +36,10 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
         &mut self,
         range: GpaRange,
         mut removed: impl FnMut(UnmappedRun),
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         let tables = &self.0;
-        if let Err(why) = tables.check_change(&range) {
-            return Err(Halted { at: range.start(), why: why.into() });
+        if let Err(reason) = tables.check_change(&range) {
+            return Err(Stopped { at: range.start(), reason: reason.into() });
         }
         let (start, end) = (range.start().0, range.end().0);
         let told = Told { tables, start, end: start, owners: false };
@@ -58,10 +58,10 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
-    pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<ChangeError>> {
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Stopped<ChangeError>> {
         let tables = &self.0;
-        if let Err(why) = tables.check_change(&range) {
-            return Err(Halted { at: range.start(), why: why.into() });
+        if let Err(reason) = tables.check_change(&range) {
+            return Err(Stopped { at: range.start(), reason: reason.into() });
         }
         let (start, end) = (range.start().0, range.end().0);
         tables.unfold_cut(start);

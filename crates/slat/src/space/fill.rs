@@ -8,7 +8,7 @@ use crate::format::{Format, Kind};
 use crate::ops::{MapError, Owner, agrees};
 use crate::platform::{Maintenance, Platform};
 use crate::table::Pte;
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::Entry;
 
 /// Fills the empty entries of a range, or only looks whether that can be done.
@@ -26,12 +26,12 @@ impl<'t, F: Format, P: Platform> Visit<'t, F> for Fill<'t, '_, F, P> {
         level: u8,
         kind: Kind,
         entry: Entry<'t>,
-    ) -> Result<Step, Halted<SpaceError>> {
+    ) -> Result<Step, Stopped<SpaceError>> {
         let refusal = match kind {
             Kind::Empty | Kind::Reserved => None,
             Kind::Leaf => match agrees::<F>(&self.plan, self.tables.state(), level, &entry) {
                 Ok(()) => return Ok(Step::Next),
-                Err(why) => Some(SpaceError::Map(why)),
+                Err(reason) => Some(SpaceError::Map(reason)),
             },
             Kind::Owned => {
                 let owner = Owner::of::<F>(entry.raw);
@@ -39,8 +39,8 @@ impl<'t, F: Format, P: Platform> Visit<'t, F> for Fill<'t, '_, F, P> {
             }
             _ => Some(SpaceError::Contended),
         };
-        if let Some(why) = refusal {
-            return Err(Halted { at: Gpa(entry.start), why });
+        if let Some(reason) = refusal {
+            return Err(Stopped { at: Gpa(entry.start), reason });
         }
         if !self.fills {
             return Ok(Step::Next);
@@ -80,10 +80,10 @@ impl<F: Format, P: Platform> Fill<'_, '_, F, P> {
     }
 
     /// Links a table: an empty one, which the walk then enters, or one that has the pages already.
-    fn link(&self, level: u8, entry: &Entry<'_>) -> Result<Step, Halted<SpaceError>> {
+    fn link(&self, level: u8, entry: &Entry<'_>) -> Result<Step, Stopped<SpaceError>> {
         let platform = self.tables.platform;
         let Some(mut frame) = platform.allocate(F::TABLE_BYTES) else {
-            return Err(Halted { at: Gpa(entry.start), why: SpaceError::OutOfFrames });
+            return Err(Stopped { at: Gpa(entry.start), reason: SpaceError::OutOfFrames });
         };
         let base = entry.base::<F>(level);
         let (step, ptes) = match level {

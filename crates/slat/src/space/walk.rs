@@ -19,7 +19,7 @@ use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::sizes::Sizes;
 use crate::table::{self, Frame, Pte, folded, pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::{Entry, Flow};
 
 /// How the walk goes on.
@@ -38,7 +38,7 @@ pub(super) trait Visit<'t, F: Format> {
         level: u8,
         kind: Kind,
         entry: Entry<'t>,
-    ) -> Result<Step, Halted<SpaceError>>;
+    ) -> Result<Step, Stopped<SpaceError>>;
 
     /// Is told of a table, which the entry `raw` links, before the walk enters it.
     #[inline(always)]
@@ -63,7 +63,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         cursor: &mut Cursor,
         (start, end): (u64, u64),
         visit: &mut V,
-    ) -> Result<(), Halted<SpaceError>> {
+    ) -> Result<(), Stopped<SpaceError>> {
         let root = (self.root_entries(), self.geometry().root_level);
         let (mut ptes, mut level) = root;
         if cursor.covers::<F>((start, end)) {
@@ -104,7 +104,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         level: u8,
         (at, end): (&mut u64, u64),
         visit: &mut V,
-    ) -> Result<Option<(&'t Pte, u64)>, Halted<SpaceError>> {
+    ) -> Result<Option<(&'t Pte, u64)>, Stopped<SpaceError>> {
         loop {
             let pte = pte::<F>(ptes, *at, level);
             let raw = pte.load();
@@ -149,7 +149,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         (start, end): (u64, u64),
         stays: impl Fn(u64) -> bool,
         owed: &mut PendingFlush,
-    ) -> Result<(), Halted<SpaceError>> {
+    ) -> Result<(), Stopped<SpaceError>> {
         self.cut_at(start, &stays, owed)?;
         self.cut_at(end, &stays, owed)
     }
@@ -160,7 +160,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         at: u64,
         stays: &impl Fn(u64) -> bool,
         owed: &mut PendingFlush,
-    ) -> Result<(), Halted<SpaceError>> {
+    ) -> Result<(), Stopped<SpaceError>> {
         while at >> self.geometry().address_bits == 0 {
             let (mut ptes, mut level) = (self.root_entries(), self.geometry().root_level);
             let (pte, raw) = loop {
@@ -180,7 +180,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
                 self.unfold_at(at, level)?;
             } else {
                 self.split_leaf(pte, level, at - inside, owed)
-                    .ok_or(Halted { at: Gpa(at), why: SpaceError::OutOfFrames })?;
+                    .ok_or(Stopped { at: Gpa(at), reason: SpaceError::OutOfFrames })?;
             }
         }
         Ok(())
@@ -229,12 +229,12 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     /// Unfolds the group of the leaf at `gpa`.
     #[cold]
-    pub(super) fn unfold_at(&self, gpa: u64, level: u8) -> Result<(), Halted<SpaceError>> {
+    pub(super) fn unfold_at(&self, gpa: u64, level: u8) -> Result<(), Stopped<SpaceError>> {
         let mut sums =
             Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: PendingFlush::NOTHING };
         match self.unfold(gpa, level, &mut sums) {
             Flow::Again => Ok(()),
-            _ => Err(Halted { at: Gpa(gpa), why: SpaceError::Contended }),
+            _ => Err(Stopped { at: Gpa(gpa), reason: SpaceError::Contended }),
         }
     }
 

@@ -11,20 +11,20 @@ use core::fmt;
 /// without leaves may have been linked, and a split that was contended may have split blocks
 /// further on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Halted<E> {
+pub struct Stopped<E> {
     /// The address where it stopped.
     pub at: Gpa,
     /// The reason.
-    pub why: E,
+    pub reason: E,
 }
 
-impl<E: fmt::Display> fmt::Display for Halted<E> {
+impl<E: fmt::Display> fmt::Display for Stopped<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stopped at {}: {}", self.at, self.why)
+        write!(f, "stopped at {}: {}", self.at, self.reason)
     }
 }
 
-impl<E: fmt::Debug + fmt::Display> core::error::Error for Halted<E> {}
+impl<E: fmt::Debug + fmt::Display> core::error::Error for Stopped<E> {}
 
 /// Reason why tables could not be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

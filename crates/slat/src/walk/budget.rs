@@ -98,12 +98,12 @@ impl Budget {
 pub(crate) struct End {
     /// The address where it ended, if early.
     pub(super) at: u64,
-    pub(super) why: u8,
+    pub(super) reason: u8,
 }
 
 impl End {
     /// The whole range is done.
-    pub(super) const DONE: Self = Self { at: 0, why: 0 };
+    pub(super) const DONE: Self = Self { at: 0, reason: 0 };
     /// The visitor stopped the walk, another thread held an entry for too long, or the budget is
     /// spent.
     pub(super) const STOPPED: u8 = 1;
@@ -117,11 +117,11 @@ impl End {
 
     #[inline(always)]
     pub(super) const fn stopped(at: u64) -> Self {
-        Self { at, why: Self::STOPPED }
+        Self { at, reason: Self::STOPPED }
     }
 
     #[inline(always)]
     pub(super) const fn is_done(self) -> bool {
-        self.why == 0
+        self.reason == 0
     }
 }

@@ -58,7 +58,7 @@ impl Climb {
                 3 => self.part::<F, P, V, 3>(platform, table, end, below, visitor, budget),
                 _ => self.part::<F, P, V, 4>(platform, table, end, below, visitor, budget),
             };
-            if result.why == End::BELOW {
+            if result.reason == End::BELOW {
                 if level == 2 {
                     return result;
                 }
@@ -105,7 +105,7 @@ impl Climb {
                             self.at = at;
                             budget.count(tally.read);
                             visitor.settle(LEVEL, tally);
-                            return End { at: next, why: End::BELOW };
+                            return End { at: next, reason: End::BELOW };
                         }
                         came = Some(End::DONE);
                     }

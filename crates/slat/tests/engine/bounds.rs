@@ -227,7 +227,7 @@ fn a_collapse_waits_one_patience_for_leaves_and_links_together<H: Hardware>() {
         let before = guard.counts().entries_read;
         let stopped = guard.collapse(range(0, 4 * M), BLOCK).unwrap_err();
         let read = guard.counts().entries_read - before;
-        assert_eq!((stopped.at, stopped.why), (Gpa(0), SplitError::Contended));
+        assert_eq!((stopped.at, stopped.reason), (Gpa(0), SplitError::Contended));
         assert!(read < PATIENCE / 2, "{read} entries, after all turns were waited for a leaf");
         held.into_iter().for_each(|(pte, raw)| pte.store(raw, SeqCst));
         assert_eq!(guard.collapse(range(0, 4 * M), BLOCK), Ok(2 * M));
@@ -304,10 +304,10 @@ fn a_limit_counts_tables_whose_protection_is_pushed_down() {
         // Returns where the call paused.
         type Call = fn(&mut GuardOf<'_, '_, Ept<true>>, GpaRange) -> Option<Gpa>;
         let calls: [Call; 2] = [
-            |guard, of| guard.protect(of, Rights::ALL).err().map(|halted| halted.at),
+            |guard, of| guard.protect(of, Rights::ALL).err().map(|stopped| stopped.at),
             |guard, of| {
                 let result = guard.relax(of, Access::Write).map(LocalFlush::not_needed_here);
-                result.err().map(|halted| halted.at)
+                result.err().map(|stopped| stopped.at)
             },
         ];
         for call in calls {
@@ -358,7 +358,7 @@ fn a_limit_counts_the_tables_of_an_owner_and_of_a_map_and_of_a_split() {
             let mut at = None;
             let work = work::<Ept<true>>(guard, 1, |guard| {
                 let result = guard.set_owner(left, None, Owner::new(7), cache);
-                at = result.err().map(|halted| halted.at);
+                at = result.err().map(|stopped| stopped.at);
             });
             assert!(work <= 1 + 2 * 512 + 8, "{work} entries");
             calls += 1;
@@ -381,7 +381,7 @@ fn a_limit_counts_the_tables_of_an_owner_and_of_a_map_and_of_a_split() {
                 let mut at = None;
                 let work = work::<Ept<true>>(guard, 1, |guard| {
                     let result = guard.map(left, Hpa(left.start().0), RAM, size, cache);
-                    at = result.err().map(|halted| halted.at);
+                    at = result.err().map(|stopped| stopped.at);
                 });
                 assert!(work <= 4 * 512 + 8, "{work} entries, call {calls}");
                 calls += 1;
@@ -397,7 +397,7 @@ fn a_limit_counts_the_tables_of_an_owner_and_of_a_map_and_of_a_split() {
         loop {
             let mut at = None;
             let work = work::<Ept<true>>(guard, 1, |guard| {
-                at = guard.split(left, PAGE, cache).err().map(|halted| halted.at);
+                at = guard.split(left, PAGE, cache).err().map(|stopped| stopped.at);
             });
             assert!(work <= 512 + 8, "{work} entries");
             calls += 1;

@@ -13,7 +13,7 @@ use crate::common::world::{CacheOf, GuardOf, TablesOf, cache};
 use crate::common::{TestPlatform, destroy};
 use slat::{
     Access, AddressSpace, Attributes, BreakBeforeMake, ChangeError, Consumer, ConsumerError, Gpa,
-    GpaRange, Halted, Hpa, PageSize, Pages, Software, UnmapBatch, UnmapEntry, Vmid,
+    GpaRange, Hpa, PageSize, Pages, Software, Stopped, UnmapBatch, UnmapEntry, Vmid,
 };
 use std::collections::BTreeSet;
 
@@ -96,9 +96,9 @@ impl<H: Hardware> Fixture<'_, '_, '_, H> {
                 assert_eq!(count, named.len() as u64);
                 Ok(named)
             }
-            Err(Halted { at, why }) => {
+            Err(Stopped { at, reason }) => {
                 assert_eq!((at, named.len()), (range.start(), 0));
-                Err(why)
+                Err(reason)
             }
         }
     }
@@ -269,15 +269,15 @@ fn a_consumers_mark_is_no_bit_of_the_users<H: Hardware>() {
         let before = fixture.attributes(0);
         let marks = log.union(pager);
         assert_eq!(fixture.tables.consumers(), marks);
-        let why = |given| ChangeError::Consumers { given, marks };
+        let reason = |given| ChangeError::Consumers { given, marks };
         let none = Software::NONE;
-        let said = refused(fixture.guard.set_software(all, log, none), 0, why(log));
+        let said = refused(fixture.guard.set_software(all, log, none), 0, reason(log));
         says(&said, &["marks of consumers"]);
-        refused(fixture.guard.set_software(all, none, marks), 0, why(marks));
-        refused(fixture.guard.relax_where(all, Access::Write, pager), 0, why(pager));
-        refused(fixture.guard.allow_write(all, pager), 0, why(pager));
-        refused(fixture.guard.allow_execute(all, Access::Execute, log), 0, why(log));
-        refused(fixture.guard.grant_write(Gpa(0), Hpa(HOST), log), 0, why(log));
+        refused(fixture.guard.set_software(all, none, marks), 0, reason(marks));
+        refused(fixture.guard.relax_where(all, Access::Write, pager), 0, reason(pager));
+        refused(fixture.guard.allow_write(all, pager), 0, reason(pager));
+        refused(fixture.guard.allow_execute(all, Access::Execute, log), 0, reason(log));
+        refused(fixture.guard.grant_write(Gpa(0), Hpa(HOST), log), 0, reason(log));
         assert_eq!(fixture.attributes(0), before);
         if let Some(free) = (H::SOFTWARE_BITS > 2).then(|| Software::bit(0)) {
             assert_eq!(

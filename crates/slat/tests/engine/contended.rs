@@ -57,28 +57,28 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         assert_eq!(result, Ok(0), "there is nothing to split");
         assert_eq!(guard.counts().entries_written, before);
         // Everything before the held entry is done.
-        let why = ChangeError::Contended;
-        refused(guard.write_protect(pages), HELD, why);
+        let reason = ChangeError::Contended;
+        refused(guard.write_protect(pages), HELD, reason);
         refused(
             guard.relax(pages, Access::Write).map(slat::LocalFlush::not_needed_here),
             HELD,
-            why,
+            reason,
         );
-        refused(guard.execute_protect(pages), HELD, why);
+        refused(guard.execute_protect(pages), HELD, reason);
         refused(
             guard.relax(pages, Access::Execute).map(slat::LocalFlush::not_needed_here),
             HELD,
-            why,
+            reason,
         );
-        refused(guard.clean(pages), HELD, why);
+        refused(guard.clean(pages), HELD, reason);
         refused(
             guard.relax(pages, Access::Write).map(slat::LocalFlush::not_needed_here),
             HELD,
-            why,
+            reason,
         );
         assert_eq!(guard.counts().entries_written, before + 6 * 3);
         let mut bits = [0];
-        refused(guard.harvest(pages, &mut bits), HELD, why);
+        refused(guard.harvest(pages, &mut bits), HELD, reason);
         assert_eq!(bits, [0b111], "what was harvested is in the bitmap");
         let owed = guard.pending_invalidation();
         assert!(owed.is_none(), "the harvest completed what was owed");
@@ -104,11 +104,11 @@ fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change<H: Hardware>
         assert_eq!(guard.map(pages, Hpa(0), quiet, PageSize::SIZE_4K, cache), Ok(PAGES));
         let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
         let raw = pte.swap(H::MARK, SeqCst);
-        let why = ChangeError::Contended;
-        refused(guard.write_protect(pages), HELD, why);
-        refused(guard.write_protect_subtrees(pages), HELD, why);
-        refused(guard.clean(pages), HELD, why);
-        refused(guard.harvest(pages, &mut [0]), HELD, why);
+        let reason = ChangeError::Contended;
+        refused(guard.write_protect(pages), HELD, reason);
+        refused(guard.write_protect_subtrees(pages), HELD, reason);
+        refused(guard.clean(pages), HELD, reason);
+        refused(guard.harvest(pages, &mut [0]), HELD, reason);
         let (mut young, mut unanswered) = ([0], [0]);
         let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
         let aged = guard.age(pages, &mut ages, AgeOptions::LEAVES);
@@ -128,9 +128,9 @@ fn an_entry_that_is_held_is_noticed_among_empty_ones<H: Hardware>() {
         for held in [2 * M + 12 * K, 2 * M + 108 * K] {
             let (pte, _) = H::of(tables).pte(guard.platform(), held);
             assert_eq!(pte.swap(H::MARK, SeqCst), 0);
-            let why = ChangeError::Contended;
-            refused(guard.execute_protect(range(2 * M, 128 * K)), held, why);
-            refused(guard.write_protect(range(2 * M, 128 * K)), held, why);
+            let reason = ChangeError::Contended;
+            refused(guard.execute_protect(range(2 * M, 128 * K)), held, reason);
+            refused(guard.write_protect(range(2 * M, 128 * K)), held, reason);
             assert_eq!(pte.swap(0, SeqCst), H::MARK);
         }
     });
@@ -254,8 +254,8 @@ fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_on
                 assert!(leaves.iter().all(Result::is_ok));
                 assert_eq!(text.lines().count(), 2, "{text}");
                 assert_eq!(guard.flush(pages), Ok(PAGES));
-                let why = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(12 * K) };
-                refused(guard.reserve(at, PageSize::SIZE_4K, cache), at.0, why);
+                let reason = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(12 * K) };
+                refused(guard.reserve(at, PageSize::SIZE_4K, cache), at.0, reason);
             } else {
                 says(&found.unwrap_err().to_string(), &["0x203005", "try again"]);
                 assert_eq!(leaves[3], Err(Contended { at: Gpa(HELD) }));
@@ -329,8 +329,8 @@ fn another_threads_push_down_makes_a_fault_contended_but_not_a_new_round() {
         assert_eq!(guard.write_protect_subtrees(block), Ok(0));
         assert_eq!(pte.load(SeqCst), protected | 1 << 62 | 1 << 53);
         // A table in which pages are being protected becomes no block, and its leaves are released.
-        let why = SplitError::Contended;
-        refused(guard.collapse(block, PageSize::SIZE_2M), 2 * M, why);
+        let reason = SplitError::Contended;
+        refused(guard.collapse(block, PageSize::SIZE_2M), 2 * M, reason);
         assert_eq!(pte.load(SeqCst), protected | 1 << 62 | 1 << 53);
         let marks = Ept::<true>::of(tables).tree(guard.platform()).marks;
         assert_eq!(marks, 1, "that of the table alone");
@@ -470,8 +470,8 @@ fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
         let ptes =
             [HELD, 4 * M + 12 * K].map(|at| Arm::<12>::of(tables).pte(guard.platform(), at).0);
         let raws = ptes.map(|pte| pte.swap(Arm::<12>::MARK, SeqCst));
-        let why = SplitError::Contended;
-        refused(guard.collapse(all, PageSize::SIZE_2M), 2 * M, why);
+        let reason = SplitError::Contended;
+        refused(guard.collapse(all, PageSize::SIZE_2M), 2 * M, reason);
         for (pte, raw) in ptes.iter().zip(raws) {
             pte.store(raw, SeqCst);
         }

@@ -98,17 +98,17 @@ fn what_is_no_page_is_refused_also_next_to_the_page_that_was_mapped_last() {
         let hpa = Hpa(8 * K);
         space.map(range(4 * K, 4 * K), hpa, RAM, PAGE).unwrap();
         let mut refused = |at, hpa, largest| {
-            let why = space.map(range(at, 4 * K), hpa, RAM, largest).unwrap_err().why;
+            let reason = space.map(range(at, 4 * K), hpa, RAM, largest).unwrap_err().reason;
             assert_eq!(space.query(Gpa(0)), None);
-            why
+            reason
         };
         for at in [1, 2, 0x800, 0xfff] {
-            let why = refused(at, hpa, PAGE);
-            assert!(matches!(why, SpaceError::Map(MapError::Range(_))), "{at:#x}: {why}");
+            let reason = refused(at, hpa, PAGE);
+            assert!(matches!(reason, SpaceError::Map(MapError::Range(_))), "{at:#x}: {reason}");
         }
-        let why = refused(0, Hpa(1), PAGE);
-        assert!(matches!(why, SpaceError::Map(MapError::HostAddress { .. })), "{why}");
-        let why = refused(0, hpa, PageSize::from_bytes(16 * K).unwrap());
-        assert!(matches!(why, SpaceError::Map(MapError::LeafSize(_))), "{why}");
+        let reason = refused(0, Hpa(1), PAGE);
+        assert!(matches!(reason, SpaceError::Map(MapError::HostAddress { .. })), "{reason}");
+        let reason = refused(0, hpa, PageSize::from_bytes(16 * K).unwrap());
+        assert!(matches!(reason, SpaceError::Map(MapError::LeafSize(_))), "{reason}");
     });
 }

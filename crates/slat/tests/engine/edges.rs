@@ -171,11 +171,11 @@ fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on<H: Hardwa
             // The pages before the end are done.
             let across = Pages { start, bits: &[1 << 62, 1] };
             let end = Gpa(top + page);
-            let why = ChangeError::Range(RangeError::BeyondAddressSize { end, bits });
-            refused(guard.write_protect_pages(&across), top, why);
+            let reason = ChangeError::Range(RangeError::BeyondAddressSize { end, bits });
+            refused(guard.write_protect_pages(&across), top, reason);
             assert!(!writable(guard, top - 2 * page));
             let across = Pages { start, bits: &[1 << 63, 1] };
-            refused(guard.clean_pages(&across), top, why);
+            refused(guard.clean_pages(&across), top, reason);
             assert!(!guard.translate(Gpa(top - page)).unwrap().unwrap().attributes.dirty);
             // Addresses that do not fit into a number.
             let near = !(page - 1);
@@ -183,16 +183,16 @@ fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on<H: Hardwa
                 let bitmap = [bit];
                 let named = Pages { start: Gpa(start), bits: &bitmap };
                 let (bad, size) = (if bit == 2 && start == near { near } else { from }, page);
-                let why = RangeError::Overflow { start: Gpa(bad), size };
+                let reason = RangeError::Overflow { start: Gpa(bad), size };
                 for result in [guard.clean_pages(&named), guard.write_protect_pages(&named)] {
-                    refused(result, start, ChangeError::Range(why));
+                    refused(result, start, ChangeError::Range(reason));
                 }
             }
             // The start is inside a page.
             let odd = Pages { start: Gpa(8), bits: &[1] };
             let range = range(8, page);
-            let why = ChangeError::Range(RangeError::Unaligned { range, page });
-            refused(guard.clean_pages(&odd), 8, why);
+            let reason = ChangeError::Range(RangeError::Unaligned { range, page });
+            refused(guard.clean_pages(&odd), 8, reason);
             // An empty bitmap names no page, so nothing is refused.
             let none = Pages { start: Gpa(u64::MAX), bits: &[0; 4] };
             assert_eq!(guard.clean_pages(&none), Ok(0));

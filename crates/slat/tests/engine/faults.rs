@@ -161,9 +161,9 @@ fn a_fault_in_an_old_block_that_allows_the_access_is_answered<H: Hardware>() {
         guard.write_protect(all).unwrap();
         guard.invalidate();
         let part = range(2 * M + 12 * page, page);
-        let why = slat::ChangeError::CutsBlock { size: PageSize::SIZE_2M };
+        let reason = slat::ChangeError::CutsBlock { size: PageSize::SIZE_2M };
         let result = guard.relax(part, Access::Write).map(slat::LocalFlush::not_needed_here);
-        assert_eq!(result.unwrap_err().why, why);
+        assert_eq!(result.unwrap_err().reason, reason);
     });
 }
 on!(

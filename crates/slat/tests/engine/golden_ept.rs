@@ -225,8 +225,8 @@ fn leaves_are_the_manuals<const HUGE_1G: bool>() {
             other => panic!("{raw:#x} at {level}: {other:?}"),
         };
         let manual = |a, hpa, size| manual(a, format.forced_write_back, hpa, size);
-        let leaves = check_leaves(format, marks, page, manual, |a, why| {
-            assert_eq!(why, refusal(&format, a));
+        let leaves = check_leaves(format, marks, page, manual, |a, reason| {
+            assert_eq!(reason, refusal(&format, a));
         });
         assert_ne!(leaves, 0);
     }

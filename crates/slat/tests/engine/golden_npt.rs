@@ -186,8 +186,8 @@ fn leaves_are_the_manuals<const HUGE_1G: bool>() {
             other => panic!("{raw:#x} at {level}: {other:?}"),
         };
         let marks = Marks { split: false, dirty: true };
-        let leaves = check_leaves(format, marks, page, manual, |a, why| {
-            assert_eq!(why, refusal(a));
+        let leaves = check_leaves(format, marks, page, manual, |a, reason| {
+            assert_eq!(reason, refusal(a));
         });
         assert_ne!(leaves, 0);
     }

@@ -155,15 +155,16 @@ fn leaves_of<const P: u32>() {
     };
     let marks = Marks { split: false, dirty: true };
     let manual = |a, hpa, _| manual(a, hpa);
-    let leaves = check_leaves(Power::<P>::default(), marks, page, manual, |a, why| match why {
-        Some(AttributeError::NeedsRead) => assert!(a.write && !a.read),
-        Some(AttributeError::MemoryType) => assert_eq!(a.memory, Memory::DeviceStrict),
-        Some(AttributeError::ExecuteNeedsSplitRights) => {
-            assert!(matches!(a.execute, Execute::User | Execute::Kernel));
-        }
-        Some(why) => panic!("{why}"),
-        None => {}
-    });
+    let leaves =
+        check_leaves(Power::<P>::default(), marks, page, manual, |a, reason| match reason {
+            Some(AttributeError::NeedsRead) => assert!(a.write && !a.read),
+            Some(AttributeError::MemoryType) => assert_eq!(a.memory, Memory::DeviceStrict),
+            Some(AttributeError::ExecuteNeedsSplitRights) => {
+                assert!(matches!(a.execute, Execute::User | Execute::Kernel));
+            }
+            Some(reason) => panic!("{reason}"),
+            None => {}
+        });
     assert_eq!(leaves, 3 * 384 * 3 / 4);
 }
 

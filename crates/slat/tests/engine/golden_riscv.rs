@@ -201,8 +201,8 @@ fn leaves_are_the_manuals_in_every_combination() {
         other => panic!("{raw:#x} at {level}: {other:?}"),
     };
     let marks = Marks { split: false, dirty: true };
-    let leaves = check_leaves(format, marks, page, manual, |a, why| {
-        assert_eq!(why, refusal(&format, a));
+    let leaves = check_leaves(format, marks, page, manual, |a, reason| {
+        assert_eq!(reason, refusal(&format, a));
     });
     assert_eq!(leaves, 3 * 384 * 3 / 4);
 }

@@ -12,8 +12,8 @@ use slat::format::npt::Npt2M;
 use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
-    Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Halted, Hpa, MapError, Memory,
-    Owner, OwnerError, PageSize, ReplaceError, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Hpa, MapError, Memory, Owner,
+    OwnerError, PageSize, ReplaceError, Stopped, TableCache, Tables, Vmid,
 };
 use std::collections::BTreeMap;
 
@@ -131,13 +131,16 @@ impl<F: Format> World<'_, '_, F> {
                         self.model.extend(new);
                     }
                     (
-                        Err(Halted { why: MapError::Owned { owner }, at }),
+                        Err(Stopped { reason: MapError::Owned { owner }, at }),
                         Some(Page::Owned(word)),
                     ) => {
                         assert_eq!(owner.word(), word);
                         assert_eq!(Some(at.0), other);
                     }
-                    (Err(Halted { why: MapError::Occupied { .. }, .. }), Some(Page::Leaf(..))) => {}
+                    (
+                        Err(Stopped { reason: MapError::Occupied { .. }, .. }),
+                        Some(Page::Leaf(..)),
+                    ) => {}
                     odd => panic!("{odd:?}"),
                 }
             }
@@ -230,13 +233,13 @@ impl<F: Format> World<'_, '_, F> {
         let done = guard.set_owner(range, from, to, &mut cache);
         let reached = match done {
             Ok(_) => at + bytes,
-            Err(Halted { at, why: OwnerError::CacheEmpty }) => at.0,
-            Err(Halted { at: stopped, why }) => {
+            Err(Stopped { at, reason: OwnerError::CacheEmpty }) => at.0,
+            Err(Stopped { at: stopped, reason }) => {
                 assert_eq!(
                     Some(stopped.0).filter(|_| bad != Some(at)),
                     bad.filter(|bad| *bad != at)
                 );
-                match (why, self.model.get(&bad.unwrap())) {
+                match (reason, self.model.get(&bad.unwrap())) {
                     (OwnerError::Occupied { .. }, Some(Page::Leaf(..))) => {}
                     (OwnerError::Owned { owner }, page) => {
                         assert_eq!(Some(owner), held(page));
@@ -273,8 +276,8 @@ impl<F: Format> World<'_, '_, F> {
         let from = Hpa(HOST + at);
         let to = Hpa(from.0 + far);
         if guard.format().encode(attributes).is_err() {
-            let halted = guard.replace(range, from, to, attributes).unwrap_err();
-            assert!(matches!(halted.why, ReplaceError::Attributes(_)));
+            let stopped = guard.replace(range, from, to, attributes).unwrap_err();
+            assert!(matches!(stopped.reason, ReplaceError::Attributes(_)));
             return;
         }
         let cut = self.cut(guard, range);
@@ -282,9 +285,9 @@ impl<F: Format> World<'_, '_, F> {
         let done = guard.replace(range, from, to, attributes);
         let reached = match done {
             Ok(_) => range.end().0,
-            Err(Halted { at: stopped, why }) => {
+            Err(Stopped { at: stopped, reason }) => {
                 let leaf = self.model.get(&stopped.0);
-                match why {
+                match reason {
                     ReplaceError::CutsBlock { .. } => {
                         assert!(cut);
                         return;
@@ -296,7 +299,7 @@ impl<F: Format> World<'_, '_, F> {
                         assert!(matches!(leaf, Some(Page::Leaf(found, _)) if *found == hpa.0
                             && *found != HOST + stopped.0 && *found != HOST + stopped.0 + far));
                     }
-                    why => panic!("{why}"),
+                    reason => panic!("{reason}"),
                 }
                 stopped.0
             }

@@ -50,16 +50,16 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
             let mut places = [const { slat::UnmapEntry::EMPTY }; 64];
             let mut batch = guard.unmap_batch(&mut places);
             let expected = guard.unmap(at, &mut batch);
-            assert_eq!(done.map_err(|halted| halted.at), expected.map_err(|halted| halted.at));
+            assert_eq!(done.map_err(|stopped| stopped.at), expected.map_err(|stopped| stopped.at));
             assert_eq!(taken, batch.complete().collect::<Vec<_>>());
             drop(batch);
             guard.invalidate();
         } else if step.kind == 6 {
-            let done = inactive.discard(at).map_err(|halted| halted.at);
+            let done = inactive.discard(at).map_err(|stopped| stopped.at);
             let mut places = [slat::UnmapEntry::EMPTY];
             let mut batch = guard.unmap_batch(&mut places).forgetting();
             let expected = guard.unmap(at, &mut batch).map(drop);
-            assert_eq!(done, expected.map_err(|halted| halted.at));
+            assert_eq!(done, expected.map_err(|stopped| stopped.at));
             batch.complete().for_each(drop);
             drop(batch);
             guard.invalidate();

@@ -191,7 +191,7 @@ fn a_map_that_begins_anew_maps_what_is_left_and_not_what_was_unmapped_meanwhile(
         });
         match result {
             Ok(_) => assert_eq!(pages, 8),
-            Err(halted) => assert_eq!((halted.why, pages), (MapError::CacheEmpty, 1)),
+            Err(stopped) => assert_eq!((stopped.reason, pages), (MapError::CacheEmpty, 1)),
         }
         assert_eq!(taken.load(SeqCst) as u64, MIB2, "the first table was full");
         assert_eq!(hpa(guest, 0), None, "what was handed out came back");
@@ -372,7 +372,7 @@ fn one_place_holds_as_many_leaves_as_continue_each_other() {
     let mut guard = guest.enter(&mut reader).unwrap();
     let mut places = [const { UnmapEntry::EMPTY }; 1];
     let mut batch = guard.unmap_batch(&mut places);
-    let full = Halted { at: Gpa(8192), why: UnmapError::Full };
+    let full = Stopped { at: Gpa(8192), reason: UnmapError::Full };
     assert_eq!(guard.unmap(range(0, 12288), &mut batch), Err(full));
     assert_eq!(batch.complete().map(|leaves| leaves.bytes).collect::<Vec<_>>(), [8192]);
 }
@@ -398,8 +398,8 @@ fn pages_past_the_end_of_the_address_space_are_refused() {
     for start in [Gpa(u64::MAX), Gpa(!4095), Gpa(1 << 63)] {
         for bits in [[1], [1 << 63], [u64::MAX]] {
             let pages = Pages { start, bits: &bits };
-            let why = guard.write_protect_pages(&pages).unwrap_err().why;
-            assert!(matches!(why, ChangeError::Range(_)), "{why:?}");
+            let reason = guard.write_protect_pages(&pages).unwrap_err().reason;
+            assert!(matches!(reason, ChangeError::Range(_)), "{reason:?}");
         }
     }
 }

@@ -121,8 +121,8 @@ fn the_leaf_around_an_address_is_aged_whole_and_counts_its_way<H: Hardware>() {
         });
         let last = (1 << 39) - 1;
         assert_eq!(leaf::<H>(guard, last, true).0, None);
-        let why = RangeError::BeyondAddressSize { end: Gpa(last + 1 + 4 * K), bits: 39 };
-        refused(guard.age_leaf(Gpa(last + 5), true), last + 5, ChangeError::Range(why));
+        let reason = RangeError::BeyondAddressSize { end: Gpa(last + 1 + 4 * K), bits: 39 };
+        refused(guard.age_leaf(Gpa(last + 5), true), last + 5, ChangeError::Range(reason));
     });
 }
 on!(the_leaf_around_an_address_is_aged_whole_and_counts_its_way);

@@ -8,8 +8,8 @@ use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused, says};
 use crate::common::world::{CacheOf, GuardOf};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Attributes, BreakBeforeMake, ChangeError, Gpa, GpaRange, Halted, Hpa, MapError, Owner,
-    OwnerError, PageSize, Pages, ReplaceError, Rights, SplitError, TableCache, Tables, UnmapError,
+    Attributes, BreakBeforeMake, ChangeError, Gpa, GpaRange, Hpa, MapError, Owner, OwnerError,
+    PageSize, Pages, ReplaceError, Rights, SplitError, Stopped, TableCache, Tables, UnmapError,
     Vmid,
 };
 use std::fmt::Debug;
@@ -24,7 +24,7 @@ const START: u64 = (1 << 30) - BYTES / 2;
 fn until_done<H: Hardware, R, E: Debug + PartialEq>(
     guard: &mut GuardOf<'_, '_, H>,
     paused: &E,
-    mut op: impl FnMut(&mut GuardOf<'_, '_, H>, GpaRange) -> Result<R, Halted<E>>,
+    mut op: impl FnMut(&mut GuardOf<'_, '_, H>, GpaRange) -> Result<R, Stopped<E>>,
 ) -> usize {
     let (mut left, end, mut pauses) = (range(START, BYTES), START + BYTES, 0);
     loop {
@@ -34,8 +34,8 @@ fn until_done<H: Hardware, R, E: Debug + PartialEq>(
         let read = guard.counts().entries_read - before;
         // It reads at most one table more, and those on the way to it.
         assert!(read < 700 + 512 + 64, "{read} entries");
-        let Err(Halted { at, why }) = result else { return pauses };
-        assert_eq!(&why, paused);
+        let Err(Stopped { at, reason }) = result else { return pauses };
+        assert_eq!(&reason, paused);
         assert!(left.start() < at && at.0 < end, "no progress at {at}");
         left = range(at.0, end - at.0);
         pauses += 1;
@@ -80,7 +80,7 @@ fn a_limited_operation_stops_at_an_address_and_goes_on_from_there_to_the_same_en
         let mut flushed = 0;
         let pauses = until_done::<H, _, _>(guard, change, |g, of| {
             let result = g.flush(of);
-            let end = result.as_ref().map_or_else(|halted| halted.at, |_| of.end());
+            let end = result.as_ref().map_or_else(|stopped| stopped.at, |_| of.end());
             flushed += end.0 - of.start().0;
             result
         });
@@ -144,7 +144,7 @@ fn a_split_is_paused_behind_each_block_that_takes_long<H: Hardware>() {
             guard.limit(1);
             let left = range(at, end - at);
             let found = guard.split(left, BLOCK, cache).unwrap_err();
-            assert_eq!(found, Halted { at: Gpa(paused), why: SplitError::Paused });
+            assert_eq!(found, Stopped { at: Gpa(paused), reason: SplitError::Paused });
             at = paused;
             cache.fill(2).unwrap();
         }
@@ -211,17 +211,17 @@ fn one_page_is_never_paused_and_what_is_in_the_way_is_found_when_it_is_reached()
         let most = range(2 * M, 4 * M);
         let said = refused(guard.map(most, Hpa(2 * M), RAM, PAGE, cache), 4 * M, MapError::Paused);
         says(&said, &["limit", "go on"]);
-        let halted = guard.map(range(4 * M, 2 * M), Hpa(4 * M), RAM, PAGE, cache).unwrap_err();
-        assert!(matches!(halted.why, MapError::Occupied { .. }));
+        let stopped = guard.map(range(4 * M, 2 * M), Hpa(4 * M), RAM, PAGE, cache).unwrap_err();
+        assert!(matches!(stopped.reason, MapError::Occupied { .. }));
         guard.limit(u64::MAX);
-        let halted = guard.map(most, Hpa(2 * M), RAM, PAGE, cache).unwrap_err();
-        assert!(matches!(halted.why, MapError::Occupied { .. }));
+        let stopped = guard.map(most, Hpa(2 * M), RAM, PAGE, cache).unwrap_err();
+        assert!(matches!(stopped.reason, MapError::Occupied { .. }));
     });
 }
 
 #[test]
 fn a_limit_pauses_what_is_done_to_the_pages_that_a_bitmap_names() {
-    type Call = fn(&mut GuardOf<'_, '_, Arm<12>>, &Pages<'_>) -> Result<u64, Halted<ChangeError>>;
+    type Call = fn(&mut GuardOf<'_, '_, Arm<12>>, &Pages<'_>) -> Result<u64, Stopped<ChangeError>>;
     let calls: [Call; 2] =
         [|guard, pages| guard.write_protect_pages(pages), |guard, pages| guard.clean_pages(pages)];
     // Runs of two pages, and of one, which a walk does not count.
@@ -238,8 +238,8 @@ fn a_limit_pauses_what_is_done_to_the_pages_that_a_bitmap_names() {
                 let start = Gpa(from as u64 * 64 * 4 * K);
                 match call(guard, &Pages { start, bits: &bits[from..] }) {
                     Ok(more) => break bytes += more,
-                    Err(Halted { at, why }) => {
-                        assert_eq!(why, ChangeError::Paused);
+                    Err(Stopped { at, reason }) => {
+                        assert_eq!(reason, ChangeError::Paused);
                         // It has done the one table before.
                         assert_eq!(at, Gpa((from as u64 + 8) * 64 * 4 * K));
                         from += 8;

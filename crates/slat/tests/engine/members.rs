@@ -241,7 +241,7 @@ fn a_group_whose_mapping_another_party_refuses_can_be_mapped_whole_afterwards() 
         assert_eq!(H::of(tables).tree(guard.platform()).marks, 0);
         for page in 0..16 {
             let found = guard.reserve(Gpa(page * 4 * K), PAGE, cache);
-            let found = found.map(|pte| pte.range().size()).map_err(|halted| halted.why);
+            let found = found.map(|pte| pte.range().size()).map_err(|stopped| stopped.reason);
             assert_eq!(found, Ok::<u64, MapError>(4 * K), "{page}");
         }
     });
@@ -257,7 +257,7 @@ fn no_member_of_a_group_that_is_unfolded_is_changed_by_others_meanwhile() {
             let tries = move || {
                 inside::<H, _>(tables, |other, _| {
                     let contended = slat::ChangeError::Contended;
-                    let found = other.write_protect(page).map_err(|halted| halted.why);
+                    let found = other.write_protect(page).map_err(|stopped| stopped.reason);
                     assert_eq!(found, Err(contended), "member {member}");
                 });
             };

@@ -48,9 +48,9 @@ fn a_bitmap_that_begins_inside_a_page_is_refused_where_pages_are_mapped<H: Hardw
         guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
         let before = guard.counts().entries_written;
         let odd = Pages { start: Gpa(8), bits: &[0b101] };
-        let why = RangeError::Unaligned { range: range(8, 4 * K), page: 4 * K };
-        refused(guard.write_protect_pages(&odd), 8, ChangeError::Range(why));
-        refused(guard.clean_pages(&odd), 8, ChangeError::Range(why));
+        let reason = RangeError::Unaligned { range: range(8, 4 * K), page: 4 * K };
+        refused(guard.write_protect_pages(&odd), 8, ChangeError::Range(reason));
+        refused(guard.clean_pages(&odd), 8, ChangeError::Range(reason));
         assert_eq!(guard.counts().entries_written, before);
     });
 }

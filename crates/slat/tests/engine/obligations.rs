@@ -190,8 +190,8 @@ fn removals_of_several_calls_share_a_place_where_they_continue_each_other<H: Har
     for at in [0, 2 * M, 4 * M] {
         assert_eq!(guard.unmap(range(at, 2 * M), &mut batch), Ok(2 * M));
     }
-    let halted = guard.unmap(range(8 * M, 2 * M), &mut batch).unwrap_err();
-    assert_eq!(halted.at, Gpa(8 * M));
+    let stopped = guard.unmap(range(8 * M, 2 * M), &mut batch).unwrap_err();
+    assert_eq!(stopped.at, Gpa(8 * M));
     let removed: Vec<_> = batch.complete().collect();
     assert_eq!((removed.len(), removed[0].bytes), (1, 6 * M));
     assert_eq!(platform.take_events(), [Event::Invalidate(one(VMID, 0, 6 * M, None))]);

@@ -10,8 +10,8 @@ use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
     AddressSpace, AgeBitmaps, AgeOptions, AnyAddressSpace, Attributes, BreakBeforeMake,
-    ChangeError, Contended, Execute, Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner,
-    PageSize, Rights, Software, SpaceError, TableBits, TableCache, UnmapEntry, UnmapError, Vmid,
+    ChangeError, Contended, Execute, Format, Gpa, GpaRange, Hpa, MapError, Memory, Owner, PageSize,
+    Rights, Software, SpaceError, Stopped, TableBits, TableCache, UnmapEntry, UnmapError, Vmid,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -89,10 +89,10 @@ fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) 
                         assert!(!occupied);
                         model.extend(pages(at, bytes).map(|gpa| (gpa, leaf(gpa))));
                     }
-                    Err(Halted { why: SpaceError::Map(MapError::Occupied { .. }), .. }) => {
+                    Err(Stopped { reason: SpaceError::Map(MapError::Occupied { .. }), .. }) => {
                         assert!(occupied)
                     }
-                    Err(halted) => panic!("{halted}"),
+                    Err(stopped) => panic!("{stopped}"),
                 }
             }
             Op::MapEach { at, pages: bytes, attributes } => {
@@ -103,14 +103,14 @@ fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) 
                     let there = *model.entry(gpa).or_insert(leaf);
                     match mapped {
                         Ok(()) => assert_eq!(there, leaf),
-                        Err(halted) => {
+                        Err(stopped) => {
                             let occupied = SpaceError::Map(MapError::Occupied {
                                 size: space.query(Gpa(gpa)).unwrap().size,
                                 hpa: Hpa(
                                     there.0 & !(space.query(Gpa(gpa)).unwrap().size.bytes() - 1)
                                 ),
                             });
-                            assert_eq!(halted, Halted { at: Gpa(gpa), why: occupied });
+                            assert_eq!(stopped, Stopped { at: Gpa(gpa), reason: occupied });
                             assert_ne!(there, leaf);
                         }
                     }
@@ -232,19 +232,19 @@ fn a_platform_without_frames_leaves_what_precedes_the_address() {
     // The root, a table of blocks, and two of pages.
     platform.limit(4);
     let odd = Hpa((1 << 32) + 4 * K);
-    let halted = space.map(range(0, 8 * M), odd, RAM, PageSize::SIZE_2M).unwrap_err();
-    assert_eq!(halted, Halted { at: Gpa(4 * M), why: SpaceError::OutOfFrames });
-    assert!(halted.to_string().contains("no more table pages"));
+    let stopped = space.map(range(0, 8 * M), odd, RAM, PageSize::SIZE_2M).unwrap_err();
+    assert_eq!(stopped, Stopped { at: Gpa(4 * M), reason: SpaceError::OutOfFrames });
+    assert!(stopped.to_string().contains("no more table pages"));
     assert!(space.query(Gpa(4 * M - 1)).is_some() && space.query(Gpa(4 * M)).is_none());
     platform.limit(usize::MAX);
     assert_eq!(space.map(range(0, 8 * M), odd, RAM, PageSize::SIZE_2M), Ok(()));
     // A block that cannot be split stays as it is.
     assert_eq!(space.map(range(8 * M, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M), Ok(()));
     platform.limit(platform.live());
-    let halted = space.protect(range(8 * M, 4 * K), Rights::READ).unwrap_err();
-    assert_eq!(halted.why, SpaceError::OutOfFrames);
-    let halted = space.unmap(range(9 * M, M), drop).unwrap_err();
-    assert_eq!(halted.why, SpaceError::OutOfFrames);
+    let stopped = space.protect(range(8 * M, 4 * K), Rights::READ).unwrap_err();
+    assert_eq!(stopped.reason, SpaceError::OutOfFrames);
+    let stopped = space.unmap(range(9 * M, M), drop).unwrap_err();
+    assert_eq!(stopped.reason, SpaceError::OutOfFrames);
     assert_eq!(space.query(Gpa(8 * M)).unwrap().attributes, RAM);
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
@@ -257,15 +257,15 @@ fn what_cannot_be_is_refused_and_nothing_is_done() {
     let mut space = owned(&platform);
     platform.take_events();
     let far = range(1 << 40, 4 * K);
-    let refused = |why: SpaceError| assert!(!why.to_string().is_empty());
-    let map = space.map(far, Hpa(0), RAM, PageSize::SIZE_4K).unwrap_err().why;
+    let refused = |reason: SpaceError| assert!(!reason.to_string().is_empty());
+    let map = space.map(far, Hpa(0), RAM, PageSize::SIZE_4K).unwrap_err().reason;
     assert!(matches!(map, SpaceError::Map(MapError::Range(_))));
-    let protect = space.protect(far, Rights::ALL).unwrap_err().why;
+    let protect = space.protect(far, Rights::ALL).unwrap_err().reason;
     assert!(matches!(protect, SpaceError::Change(ChangeError::Range(_))));
-    let unmap = space.unmap(far, drop).unwrap_err().why;
+    let unmap = space.unmap(far, drop).unwrap_err().reason;
     assert!(matches!(unmap, SpaceError::Unmap(UnmapError::Range(_))));
     let user = Rights { execute: Execute::User, ..Rights::ALL };
-    let rights = space.protect(range(0, 4 * K), user).unwrap_err().why;
+    let rights = space.protect(range(0, 4 * K), user).unwrap_err().reason;
     assert!(matches!(rights, SpaceError::Change(ChangeError::Attributes(_))));
     [map, protect, unmap, rights].into_iter().for_each(refused);
     assert_eq!(space.unmap_leaf(Gpa(1 << 45)), Ok(None));
@@ -365,7 +365,7 @@ fn what_is_discarded_is_invalidated_once_however_scattered_its_memory_is() {
     assert_eq!(space.discard(range(0, 2 * M)), Ok(()));
     assert_eq!(invalidations(&platform), 1);
     assert_eq!(platform.live(), 1, "the root is left");
-    let far = space.discard(range(1 << 40, 4 * K)).unwrap_err().why;
+    let far = space.discard(range(1 << 40, 4 * K)).unwrap_err().reason;
     assert!(matches!(far, SpaceError::Unmap(UnmapError::Range(_))));
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
@@ -377,7 +377,7 @@ fn a_part_of_a_block_is_discarded_and_the_rest_stays() {
     let mut space = owned(&platform);
     space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M).unwrap();
     platform.limit(platform.live());
-    assert_eq!(space.discard(range(M, 4 * K)).unwrap_err().why, SpaceError::OutOfFrames);
+    assert_eq!(space.discard(range(M, 4 * K)).unwrap_err().reason, SpaceError::OutOfFrames);
     assert_eq!(space.query(Gpa(M)).unwrap().size, PageSize::SIZE_2M);
     platform.limit(usize::MAX);
     assert_eq!(space.discard(range(M, 4 * K)), Ok(()));

@@ -23,16 +23,16 @@ const TWO: Option<Owner> = Owner::new(2);
 fn who_cannot_have_an_address_is_told_why() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         let page = range(0, 4 * K);
-        let why = OwnerError::Owned { owner: None };
-        let said = refused(guard.set_owner(page, ONE, TWO, cache), 0, why);
+        let reason = OwnerError::Owned { owner: None };
+        let said = refused(guard.set_owner(page, ONE, TWO, cache), 0, reason);
         says(&said, &["no owner"]);
         guard.set_owner(page, None, ONE, cache).unwrap();
-        let why = OwnerError::Owned { owner: ONE };
-        let said = refused(guard.set_owner(page, None, TWO, cache), 0, why);
+        let reason = OwnerError::Owned { owner: ONE };
+        let said = refused(guard.set_owner(page, None, TWO, cache), 0, reason);
         says(&said, &["another owner", "0x1"]);
         guard.map(range(4 * K, 4 * K), Hpa(8 * K), RAM, PAGE, cache).unwrap();
-        let why = OwnerError::Occupied { size: PAGE, hpa: Hpa(8 * K) };
-        let said = refused(guard.set_owner(range(0, 8 * K), ONE, TWO, cache), 4 * K, why);
+        let reason = OwnerError::Occupied { size: PAGE, hpa: Hpa(8 * K) };
+        let said = refused(guard.set_owner(range(0, 8 * K), ONE, TWO, cache), 4 * K, reason);
         says(&said, &["4k", "0x2000", "unmap"]);
     });
 }

@@ -78,17 +78,17 @@ fn rights_that_a_format_cannot_express_are_refused_and_nothing_is_done() {
         let page = range(0, 4 * K);
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
         let (refresh, user) = (guard.counts(), Rights { execute: Execute::User, ..Rights::ALL });
-        for (rights, why) in
+        for (rights, reason) in
             [(NONE, AttributeError::NeedsRead), (user, AttributeError::ExecuteNeedsSplitRights)]
         {
-            let said = refused(guard.protect(page, rights), 0, ChangeError::Attributes(why));
-            assert!(said.contains(&why.to_string()), "{said}");
+            let said = refused(guard.protect(page, rights), 0, ChangeError::Attributes(reason));
+            assert!(said.contains(&reason.to_string()), "{said}");
         }
         assert_eq!(guard.counts(), refresh);
         refused(
             guard.protect(range(1 << 40, 4 * K), Rights::ALL),
             1 << 40,
-            guard.write_protect(range(1 << 40, 4 * K)).unwrap_err().why,
+            guard.write_protect(range(1 << 40, 4 * K)).unwrap_err().reason,
         );
     });
     on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {

@@ -29,7 +29,7 @@ fn changes<H: Hardware>(
     guard: &mut GuardOf<'_, '_, H>,
     range: GpaRange,
     whole: bool,
-    mut check: impl FnMut(Result<u64, slat::Halted<ChangeError>>),
+    mut check: impl FnMut(Result<u64, slat::Stopped<ChangeError>>),
 ) {
     check(guard.write_protect(range));
     check(guard.write_protect_subtrees(range));
@@ -69,29 +69,29 @@ fn every_operation_refuses_the_same_ranges<H: Hardware>() {
         ];
         for (bad, what, right) in hostile {
             let (start, end) = (bad.start().0, bad.end());
-            let why = if (start | end.0) & 0xfff != 0 {
+            let reason = if (start | end.0) & 0xfff != 0 {
                 RangeError::Unaligned { range: bad, page: 4 * K }
             } else {
                 RangeError::BeyondAddressSize { end, bits: 40 }
             };
             let result = guard.map(bad, Hpa(0), RAM, PageSize::SIZE_4K, cache);
-            says(&refused(result, start, MapError::Range(why)), &[what, right]);
+            says(&refused(result, start, MapError::Range(reason)), &[what, right]);
             let mut storage = [const { UnmapEntry::EMPTY }; 2];
             let mut batch = guard.unmap_batch(&mut storage);
             let result = guard.unmap(bad, &mut batch);
-            says(&refused(result, start, UnmapError::Range(why)), &[what, right]);
+            says(&refused(result, start, UnmapError::Range(reason)), &[what, right]);
             assert_eq!(batch.complete().next(), None);
             changes::<H>(guard, bad, true, |result| {
-                says(&refused(result, start, ChangeError::Range(why)), &[what, right]);
+                says(&refused(result, start, ChangeError::Range(reason)), &[what, right]);
             });
             let result = guard.split(bad, PageSize::SIZE_4K, cache);
-            says(&refused(result, start, SplitError::Range(why)), &[what, right]);
+            says(&refused(result, start, SplitError::Range(reason)), &[what, right]);
             let result = guard.split_by::<EveryEntry>(bad, PageSize::SIZE_4K, cache, 1);
-            says(&refused(result, start, SplitError::Range(why)), &[what, right]);
+            says(&refused(result, start, SplitError::Range(reason)), &[what, right]);
             let result = guard.collapse(bad, PageSize::SIZE_2M);
-            says(&refused(result, start, SplitError::Range(why)), &[what, right]);
-            let why = ChangeError::Range(why);
-            assert_eq!(guard.leaves(bad).err(), Some(why));
+            says(&refused(result, start, SplitError::Range(reason)), &[what, right]);
+            let reason = ChangeError::Range(reason);
+            assert_eq!(guard.leaves(bad).err(), Some(reason));
         }
         assert_eq!(cache.len(), 4);
         idle::<H>(guard);
@@ -103,13 +103,13 @@ fn a_fault_outside_the_guest_is_refused<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 4), |_, guard, cache| {
         for (gpa, page) in [(1 << 40, 1 << 40), ((1 << 48) + 5, 1 << 48)] {
             let end = Gpa(page + 0x1000);
-            let why = MapError::Range(RangeError::BeyondAddressSize { end, bits: 40 });
+            let reason = MapError::Range(RangeError::BeyondAddressSize { end, bits: 40 });
             let result = guard.reserve(Gpa(gpa), PageSize::SIZE_4K, cache);
-            says(&refused(result, gpa, why), &["40-bit"]);
+            says(&refused(result, gpa, reason), &["40-bit"]);
         }
-        let why = RangeError::Overflow { start: Gpa(!0xfff), size: 0x1000 };
+        let reason = RangeError::Overflow { start: Gpa(!0xfff), size: 0x1000 };
         let result = guard.reserve(Gpa(u64::MAX), PageSize::SIZE_2M, cache);
-        refused(result, u64::MAX, MapError::Range(why));
+        refused(result, u64::MAX, MapError::Range(reason));
         idle::<H>(guard);
     });
 }
@@ -120,9 +120,9 @@ fn a_host_address_is_refused_if_unaligned_or_beyond_the_output_size<H: Hardware>
     on_stage::<H>((format, 40, 8), |_, guard, cache| {
         let at = range(0x2000, 0x2000);
         for hpa in [1, 0x800, (1 << 48) - 0x1000, 1 << 48, !0xfff, u64::MAX] {
-            let why = MapError::HostAddress { hpa: Hpa(hpa), page: PageSize::SIZE_4K, bits: 48 };
+            let reason = MapError::HostAddress { hpa: Hpa(hpa), page: PageSize::SIZE_4K, bits: 48 };
             let result = guard.map(at, Hpa(hpa), RAM, PageSize::SIZE_4K, cache);
-            says(&refused(result, 0x2000, why), &[&format!("{hpa:#x}"), "4k", "48 bits"]);
+            says(&refused(result, 0x2000, reason), &[&format!("{hpa:#x}"), "4k", "48 bits"]);
         }
         let last = guard.map(at, Hpa((1 << 48) - 0x2000), RAM, PageSize::SIZE_4K, cache);
         assert_eq!(last, Ok(0x2000));
@@ -135,8 +135,8 @@ fn a_host_address_is_refused_if_unaligned_or_beyond_the_output_size<H: Hardware>
         ] {
             let reservation = guard.reserve(Gpa(4 * M), PageSize::SIZE_2M, cache).unwrap();
             assert_eq!(reservation.range(), range(4 * M, 2 * M));
-            let why = MapError::HostAddress { hpa: Hpa(hpa), page, bits: 48 };
-            assert_eq!(reservation.commit(Hpa(hpa), RAM), Err(why));
+            let reason = MapError::HostAddress { hpa: Hpa(hpa), page, bits: 48 };
+            assert_eq!(reservation.commit(Hpa(hpa), RAM), Err(reason));
             assert_eq!(host::<H>(guard, 4 * M), None);
         }
         let reservation = guard.reserve(Gpa(4 * M), PageSize::SIZE_2M, cache).unwrap();
@@ -155,18 +155,18 @@ fn a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has<H: Hardwa
         let others = [PageSize::from_bytes(1).unwrap(), of(2 * smallest.bytes()), SIZE_512G];
         let more = (all[0] < G).then_some(PageSize::SIZE_1G);
         for size in others.into_iter().chain(more).filter(|size| !all.contains(&size.bytes())) {
-            let why = LeafSizeError { size, smallest, largest };
+            let reason = LeafSizeError { size, smallest, largest };
             let words = [&size.to_string(), names[0], names[1]];
             let at = range(0, 512 * M);
             let result = guard.map(at, Hpa(0), RAM, size, cache);
-            says(&refused(result, 0, MapError::LeafSize(why)), &words);
+            says(&refused(result, 0, MapError::LeafSize(reason)), &words);
             let result = guard.split(at, size, cache);
-            says(&refused(result, 0, SplitError::LeafSize(why)), &words);
+            says(&refused(result, 0, SplitError::LeafSize(reason)), &words);
             let result = guard.collapse(at, size);
-            says(&refused(result, 0, SplitError::LeafSize(why)), &words);
+            says(&refused(result, 0, SplitError::LeafSize(reason)), &words);
             let result = guard.reserve(Gpa(7), size, cache);
-            says(&refused(result, 7, MapError::LeafSize(why)), &words);
-            assert_eq!(H::Format::level_of(size), Err(why));
+            says(&refused(result, 7, MapError::LeafSize(reason)), &words);
+            assert_eq!(H::Format::level_of(size), Err(reason));
         }
         idle::<H>(guard);
     });
@@ -184,13 +184,13 @@ fn attributes_are_refused<H: Hardware>(
 ) {
     on_stage::<H>((format, 40, 4), |_, guard, cache| {
         for &(attributes, error, words) in all {
-            let why = MapError::Attributes(error);
+            let reason = MapError::Attributes(error);
             let at = range(0, 4 * K);
             let result = guard.map(at, Hpa(0), attributes, PageSize::SIZE_4K, cache);
-            says(&refused(result, 0, why), words);
+            says(&refused(result, 0, reason), words);
             let reservation = guard.reserve(Gpa(G), PageSize::SIZE_1G, cache);
             if let Ok(reservation) = reservation {
-                assert_eq!(reservation.commit(Hpa(G), attributes), Err(why));
+                assert_eq!(reservation.commit(Hpa(G), attributes), Err(reason));
             }
             assert_eq!((host::<H>(guard, 0), host::<H>(guard, G)), (None, None));
         }
@@ -294,11 +294,11 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(re
         let mut map =
             |at, hpa, attributes| guard.map(at, Hpa(hpa), attributes, PageSize::SIZE_2M, cache);
         assert_eq!(map(range(2 * M, 2 * M), 6 * M, RAM), Ok(2 * M));
-        let why = MapError::Occupied { size: PageSize::SIZE_2M, hpa: Hpa(6 * M) };
+        let reason = MapError::Occupied { size: PageSize::SIZE_2M, hpa: Hpa(6 * M) };
         // The pages before the block stay unmapped: the map looks for obstacles first.
         let result = map(range(2 * M - 8 * K, 4 * M), 0, RAM);
         let words = ["2m", "0x600000", "unmap it first", "0x200000"];
-        says(&refused(result, 2 * M, why), &words);
+        says(&refused(result, 2 * M, reason), &words);
         let inside = range(2 * M + 4 * K, 4 * K);
         let read_only = Attributes { write: false, ..RAM };
         let others = [
@@ -310,7 +310,7 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(re
         ];
         let unread = (!reads).then_some(Attributes { read: false, ..RAM });
         for other in others.into_iter().chain(unread) {
-            refused(map(inside, 6 * M + 4 * K, other), 2 * M + 4 * K, why);
+            refused(map(inside, 6 * M + 4 * K, other), 2 * M + 4 * K, reason);
         }
         let unused = Attributes { accessed: false, ..RAM };
         for same in [RAM, unused] {
@@ -318,12 +318,12 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(re
         }
         // The other way round: a map does not add the right to write to a leaf.
         assert_eq!(map(range(8 * M, 4 * K), 0, read_only), Ok(4 * K));
-        let why = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(0) };
-        refused(map(range(8 * M, 4 * K), 0, RAM), 8 * M, why);
+        let reason = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(0) };
+        refused(map(range(8 * M, 4 * K), 0, RAM), 8 * M, reason);
         assert_eq!(host::<H>(guard, 2 * M - 4 * K), None);
         // A fault finds the leaf as well, and calls `relax`.
         let result = guard.reserve(Gpa(8 * M + 5), PageSize::SIZE_2M, cache);
-        refused(result, 8 * M + 5, why);
+        refused(result, 8 * M + 5, reason);
     });
 }
 on!(
@@ -368,8 +368,8 @@ fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done<H:
         refused(guard.clean_pages(&pages), 0, ChangeError::CutsBlock { size });
         if huge {
             assert_eq!(guard.map(range(G, G), Hpa(0), RAM, PageSize::SIZE_1G, cache), Ok(G));
-            let why = ChangeError::CutsBlock { size: PageSize::SIZE_1G };
-            says(&refused(guard.write_protect(range(0, G + 2 * M)), 0, why), &["1g"]);
+            let reason = ChangeError::CutsBlock { size: PageSize::SIZE_1G };
+            says(&refused(guard.write_protect(range(0, G + 2 * M)), 0, reason), &["1g"]);
         }
     });
 }
@@ -385,15 +385,15 @@ fn a_bitmap_that_is_too_short_is_refused_with_what_is_needed<H: Hardware>() {
         let done = guard.map(range(0, 66 * 4 * K), Hpa(0), RAM, PageSize::SIZE_4K, cache);
         assert_eq!(done, Ok(66 * 4 * K));
         let before = guard.counts();
-        let why = ChangeError::Bitmap { needed: 2, given: 1 };
+        let reason = ChangeError::Bitmap { needed: 2, given: 1 };
         let mut one = [0];
-        says(&refused(guard.harvest(all, &mut one), 0, why), &["1 words", "needs 2"]);
+        says(&refused(guard.harvest(all, &mut one), 0, reason), &["1 words", "needs 2"]);
         let mut two = [0; 2];
         for swapped in [false, true] {
             let (young, unanswered) =
                 if swapped { (&mut one[..], &mut two[..]) } else { (&mut two[..], &mut one[..]) };
             let mut ages = AgeBitmaps { young, unanswered };
-            refused(guard.age(all, &mut ages, AgeOptions::LEAVES), 0, why);
+            refused(guard.age(all, &mut ages, AgeOptions::LEAVES), 0, reason);
         }
         assert_eq!((one, two), ([0], [0; 2]));
         assert_eq!(guard.counts().entries_written, before.entries_written);

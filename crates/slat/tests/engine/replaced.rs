@@ -42,8 +42,8 @@ fn a_page_that_is_written_is_not_moved_and_one_that_is_not_mapped_stays_so() {
         assert_eq!(guard.counts().broken, broken + 2);
 
         let hpa = Hpa(1 << 48);
-        let why = ReplaceError::HostAddress { hpa, page: PAGE, bits: 48 };
-        refused(guard.replace(all, far, hpa, RAM), 0, why);
+        let reason = ReplaceError::HostAddress { hpa, page: PAGE, bits: 48 };
+        refused(guard.replace(all, far, hpa, RAM), 0, reason);
         let odd = ReplaceError::Differs { size: PAGE, hpa: far };
         says(&refused(guard.replace(all, Hpa(0), Hpa(PAGE_4K), RAM), 0, odd), &["elsewhere"]);
         guard.map(range(2 * M, 2 * M), Hpa(2 * M), read, PageSize::SIZE_2M, cache).unwrap();
@@ -54,7 +54,7 @@ fn a_page_that_is_written_is_not_moved_and_one_that_is_not_mapped_stays_so() {
         refused(guard.replace(range(2 * M, M), Hpa(2 * M), far, read), 2 * M, cuts);
         assert_eq!(guard.replace(block, Hpa(2 * M), Hpa(8 * M), read), Ok(2 * M));
         let beyond = guard.replace(range(1 << 40, PAGE_4K), far, far, RAM).unwrap_err();
-        assert!(matches!(beyond.why, ReplaceError::Range(_)));
+        assert!(matches!(beyond.reason, ReplaceError::Range(_)));
     });
 }
 

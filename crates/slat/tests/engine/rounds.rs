@@ -6,7 +6,7 @@ use crate::common::stage::{G, K, M, RAM, on_stage, range};
 use crate::interleavings::{Hooked, with_cache};
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, Attributes, BreakBeforeMake, ChangeError, Gpa, Guard, Halted, Hpa, PageSize, Reader,
+    Access, Attributes, BreakBeforeMake, ChangeError, Gpa, Guard, Hpa, PageSize, Reader, Stopped,
     Tables, Vmid,
 };
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-type Call = fn(&mut Guard<'_, 'static, Ept1G, Hooked>) -> Result<u64, Halted<ChangeError>>;
+type Call = fn(&mut Guard<'_, 'static, Ept1G, Hooked>) -> Result<u64, Stopped<ChangeError>>;
 
 #[test]
 fn a_right_that_is_given_is_taken_from_tables_that_had_lost_theirs_before() {
@@ -35,7 +35,7 @@ fn a_right_that_is_given_is_taken_from_tables_that_had_lost_theirs_before() {
 /// Runs a call on a table of pages that are dirty and may be written. Another thread makes the
 /// table a block at the call of the platform that has this number. Returns what the call did, and
 /// the attributes of the first page and of the last one then.
-fn collapsed_at(number: usize, call: Call) -> (Result<u64, Halted<ChangeError>>, [Attributes; 2]) {
+fn collapsed_at(number: usize, call: Call) -> (Result<u64, Stopped<ChangeError>>, [Attributes; 2]) {
     let platform = Hooked::new(BreakBeforeMake::Never);
     let guest = Tables::new(Ept1G::default(), Vmid(1), 40, platform).unwrap();
     let guest: &'static Tables<'static, Ept1G, Hooked> = Box::leak(Box::new(guest));
@@ -69,8 +69,8 @@ fn a_block_that_appears_around_a_page_is_not_changed_for_the_page() {
         let mut cut = 0;
         for number in 0..CALLS {
             let (done, found) = collapsed_at(number, call);
-            if let Err(Halted { at, why }) = done {
-                assert_eq!((at, why), (Gpa(4 * K), ChangeError::CutsBlock { size: BLOCK }));
+            if let Err(Stopped { at, reason }) = done {
+                assert_eq!((at, reason), (Gpa(4 * K), ChangeError::CutsBlock { size: BLOCK }));
                 cut += 1;
             }
             assert_eq!(found, [RAM; 2], "call {number}");

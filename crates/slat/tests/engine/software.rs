@@ -68,8 +68,8 @@ fn each_software_bit_is_one_that_hardware_ignores_in_leaves_of_every_size<H: Har
                 assert_eq!(H::Format::attribute_bits(raw, level), bits, "children inherit them");
             }
         }
-        if let Some((software, why)) = lacks::<H>() {
-            assert_eq!(format.encode(Attributes { software, ..RAM }), Err(why));
+        if let Some((software, reason)) = lacks::<H>() {
+            assert_eq!(format.encode(Attributes { software, ..RAM }), Err(reason));
             let both = software.union(Software::A);
             assert!(format.encode(Attributes { software: both, ..RAM }).is_err());
         }
@@ -165,8 +165,8 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
         guard.invalidate();
         let counts = guard.counts();
         for part in [range(large, page), range(large, 2 * page), range(large + page, large)] {
-            let why = ChangeError::CutsBlock { size: size(large) };
-            refused(guard.set_software(part, last, Software::NONE), part.start().0, why);
+            let reason = ChangeError::CutsBlock { size: size(large) };
+            refused(guard.set_software(part, last, Software::NONE), part.start().0, reason);
             assert_eq!(guard.set_software(part, Software::NONE, last), Ok(0), "as it is already");
         }
         assert_eq!(guard.counts().entries_written, counts.entries_written);
@@ -178,26 +178,26 @@ on_every_format!(software_bits_are_set_and_cleared_in_place_and_nothing_is_owed)
 
 fn a_bit_that_the_format_lacks_is_refused_and_nothing_is_done<H: Hardware>() {
     let page = 1 << H::PAGE;
-    let Some((software, why)) = lacks::<H>() else { return };
+    let Some((software, reason)) = lacks::<H>() else { return };
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         let (at, attributes) = (range(page, page), Attributes { software, ..RAM });
         let said = refused(
             guard.map(at, Hpa(0), attributes, size(page), cache),
             page,
-            MapError::Attributes(why),
+            MapError::Attributes(reason),
         );
         says(&said, &["software bits", &H::SOFTWARE_BITS.to_string()]);
-        let why = ChangeError::Attributes(why);
-        refused(guard.set_software(at, software, Software::NONE), page, why);
-        refused(guard.set_software(at, Software::NONE, software), page, why);
-        refused(guard.relax_where(at, Access::Write, software), page, why);
-        refused(guard.allow_write(at, software), page, why);
-        refused(guard.allow_execute(at, Access::Execute, software), page, why);
-        refused(guard.grant_write(Gpa(page), Hpa(0), software), page, why);
+        let reason = ChangeError::Attributes(reason);
+        refused(guard.set_software(at, software, Software::NONE), page, reason);
+        refused(guard.set_software(at, Software::NONE, software), page, reason);
+        refused(guard.relax_where(at, Access::Write, software), page, reason);
+        refused(guard.allow_write(at, software), page, reason);
+        refused(guard.allow_execute(at, Access::Execute, software), page, reason);
+        refused(guard.grant_write(Gpa(page), Hpa(0), software), page, reason);
         idle::<H>(guard);
         let beyond = range(1 << 40, page);
         let out = guard.write_protect(beyond).unwrap_err();
-        refused(guard.set_software(beyond, Software::A, Software::B), 1 << 40, out.why);
+        refused(guard.set_software(beyond, Software::A, Software::B), 1 << 40, out.reason);
     });
 }
 on_every_format!(a_bit_that_the_format_lacks_is_refused_and_nothing_is_done);

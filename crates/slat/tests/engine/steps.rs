@@ -12,8 +12,8 @@ use crate::common::stage::{
 };
 use crate::common::world::{GuardOf, Mapping, World, cache, size};
 use slat::{
-    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Gpa, GpaRange, Halted, Hpa,
-    MapError, PageSize, Software, SplitWalk, UnmapEntry, UnmapError, UnmappedRun,
+    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Gpa, GpaRange, Hpa,
+    MapError, PageSize, Software, SplitWalk, Stopped, UnmapEntry, UnmapError, UnmappedRun,
 };
 
 /// Maps with every number of frames from none to enough, and then fetches the missing frames one by
@@ -158,8 +158,8 @@ fn unmap_by<H: Hardware>(
         gone.extend(batch.complete());
         match result {
             Ok(_) => return (gone, stops),
-            Err(Halted { at, why }) => {
-                assert!(why == UnmapError::Full && full && at.0 > from, "{why} at {at}");
+            Err(Stopped { at, reason }) => {
+                assert!(reason == UnmapError::Full && full && at.0 > from, "{reason} at {at}");
                 (from, stops) = (at.0, stops + 1);
             }
         }

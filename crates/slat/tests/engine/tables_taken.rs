@@ -147,8 +147,8 @@ fn with_one_table_page_less_than_the_bound_an_operation_runs_dry() {
         // A table of 1g entries, and on either side of 1 GiB one of 2m entries and one of pages.
         assert_eq!(most, 5);
         assert_eq!(cache.len() as u64, most - 1);
-        let halted = guard.map(at, Hpa(0), RAM, page, cache).unwrap_err();
-        assert_eq!((halted.at, halted.why), (Gpa(1 << 30), MapError::CacheEmpty));
+        let stopped = guard.map(at, Hpa(0), RAM, page, cache).unwrap_err();
+        assert_eq!((stopped.at, stopped.reason), (Gpa(1 << 30), MapError::CacheEmpty));
         unmap(guard, at);
     });
 }

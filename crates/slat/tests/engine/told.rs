@@ -6,7 +6,7 @@ use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{K, M, RAM, range};
 use crate::common::world::{CacheOf, GuardOf, cache, check_sizes};
-use slat::{BreakBeforeMake, Gpa, Halted, Hpa, MapError, PageSize, Tables, UnmapEntry};
+use slat::{BreakBeforeMake, Gpa, Hpa, MapError, PageSize, Stopped, Tables, UnmapEntry};
 use slat::{UnmapError, Vmid};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -72,15 +72,15 @@ fn no_other_thread_maps_or_unmaps_a_range_while_its_mapping_is_reported() {
                 told = true;
                 let mut places = [const { UnmapEntry::EMPTY }; 1];
                 let mut batch = other.unmap_batch(&mut places);
-                let why = UnmapError::Contended;
-                assert_eq!(other.unmap(all, &mut batch), Err(Halted { at, why }));
+                let reason = UnmapError::Contended;
+                assert_eq!(other.unmap(all, &mut batch), Err(Stopped { at, reason }));
                 drop(batch);
                 assert!(other.translate(at).is_err(), "somebody changes it");
-                let why = MapError::Contended;
+                let reason = MapError::Contended;
                 let reserved = other.reserve(at, PAGE, others);
-                assert_eq!(reserved.map(|pte| pte.range()), Err(Halted { at, why }));
+                assert_eq!(reserved.map(|pte| pte.range()), Err(Stopped { at, reason }));
                 let mapped = other.map(range(at.0, 4 * K), Hpa(M), RAM, PAGE, others);
-                assert_eq!(mapped, Err(Halted { at, why }));
+                assert_eq!(mapped, Err(Stopped { at, reason }));
                 Ok::<(), ()>(())
             });
             assert_eq!(done, Ok(Ok(Some(all.size()))));

@@ -182,11 +182,11 @@ fn what_was_made_accessed_before_an_early_end_is_below_marked_tables<H: Hardware
             }
             let (pte, _) = hardware.pte(platform, 12 * K);
             let raw = pte.swap(H::MARK, SeqCst);
-            let halted = guard
+            let stopped = guard
                 .relax(range(0, bytes), Access::Read)
                 .map(slat::LocalFlush::not_needed_here)
                 .unwrap_err();
-            assert_eq!(halted.at, Gpa(12 * K));
+            assert_eq!(stopped.at, Gpa(12 * K));
             pte.store(raw, SeqCst);
             let marked = |pte: &&AtomicU64| pte.load(SeqCst) & mark == mark;
             assert!(links(hardware, platform, 0).iter().all(marked), "{bytes:#x}");

@@ -23,7 +23,7 @@ fn unmap_a_page<F: Walked>(bbm: BreakBeforeMake) {
     let _ = collapses.join().unwrap();
     match rest {
         None => assert_eq!(bytes(&removed), PAGE),
-        Some(Rest { why: UnmapError::Contended | UnmapError::CutsBlock { .. }, .. }) => {
+        Some(Rest { reason: UnmapError::Contended | UnmapError::CutsBlock { .. }, .. }) => {
             assert!(removed.is_empty());
         }
         Some(rest) => panic!("{rest:?}"),
@@ -135,7 +135,9 @@ fn batch<F: Walked>(bbm: BreakBeforeMake, beside: Beside, at: u64) {
     let other = spawn(move || match beside {
         Beside::Fault => match guest.relax(page, Access::Write) {
             None => true,
-            Some(Rest { why: ChangeError::Contended | ChangeError::CutsBlock { .. }, .. }) => false,
+            Some(Rest {
+                reason: ChangeError::Contended | ChangeError::CutsBlock { .. }, ..
+            }) => false,
             Some(rest) => panic!("{rest:?}"),
         },
         Beside::Hardware => guest.access(at, true, Use::Always).is_some(),
@@ -145,14 +147,17 @@ fn batch<F: Walked>(bbm: BreakBeforeMake, beside: Beside, at: u64) {
             let (gone, rest) = guest.unmap(page);
             let held = matches!(
                 rest,
-                None | Some(Rest { why: UnmapError::Contended | UnmapError::CutsBlock { .. }, .. })
+                None | Some(Rest {
+                    reason: UnmapError::Contended | UnmapError::CutsBlock { .. },
+                    ..
+                })
             );
             assert!(held && rest.is_none() != gone.is_empty(), "{rest:?}");
             !gone.is_empty()
         }
         Beside::Split => {
             let rest = guest.split(table..table + BLOCK, PAGE, &mut cache).1;
-            rest.is_none_or(|rest| rest.why != SplitError::Contended)
+            rest.is_none_or(|rest| rest.reason != SplitError::Contended)
         }
         Beside::Protect => guest.protect(page).is_none(),
         Beside::Collapse => guest.collapse(0..BIG, BLOCK).is_none(),

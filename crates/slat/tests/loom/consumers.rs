@@ -22,7 +22,9 @@ impl<F: Walked> On<F> {
     fn take(&self, consumer: Consumer, at: Range<u64>) -> (u64, usize) {
         let mut bitmap = [0];
         let done = self.inside().guard.harvest_for(consumer, range(&at), &mut bitmap);
-        assert!(done.is_ok() || done.is_err_and(|halted| halted.why == ChangeError::Contended));
+        assert!(
+            done.is_ok() || done.is_err_and(|stopped| stopped.reason == ChangeError::Contended)
+        );
         (bitmap[0], self.copied())
     }
 

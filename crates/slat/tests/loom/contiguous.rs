@@ -108,7 +108,7 @@ fn a_group_is_filled_where_it_is_empty_and_its_pages_are_where_it_is_not() {
         let rest = guest.fold(0..BLOCK, RAM, PAGE, &mut cache);
         let (mapped, mut others) = other.join().unwrap();
         let contended =
-            |rest: &Rest<MapError>| assert_eq!(rest.why, MapError::Contended, "{rest:?}");
+            |rest: &Rest<MapError>| assert_eq!(rest.reason, MapError::Contended, "{rest:?}");
         rest.iter().for_each(contended);
         mapped.iter().for_each(contended);
         guest.map_rest(rest, RAM, PAGE, &mut cache);

@@ -39,7 +39,7 @@ impl<F: Format> Drop for Cache<F> {
 #[must_use]
 pub struct Rest<E> {
     pub range: Range<u64>,
-    pub why: E,
+    pub reason: E,
 }
 
 pub type Outcome<E> = Option<Rest<E>>;
@@ -55,11 +55,11 @@ pub fn pages(range: &Range<u64>) -> impl Iterator<Item = u64> + use<> {
 /// The rest of an operation that ended early, and the range that it did.
 fn ended<T, E: core::fmt::Debug>(
     range: &Range<u64>,
-    result: Result<T, Halted<E>>,
+    result: Result<T, Stopped<E>>,
 ) -> (Range<u64>, Outcome<E>) {
-    let Err(Halted { at, why }) = result else { return (range.clone(), None) };
+    let Err(Stopped { at, reason }) = result else { return (range.clone(), None) };
     assert!((range.start..=range.end).contains(&at.0), "stopped outside: {at}");
-    (range.start..at.0, Some(Rest { range: at.0..range.end, why }))
+    (range.start..at.0, Some(Rest { range: at.0..range.end, reason }))
 }
 
 /// One guest of one execution. Threads get copies of it.
@@ -368,7 +368,7 @@ impl<F: Walked> In<'_, F> {
         protect: impl FnOnce(
             &mut Guard<'_, 'static, F, World>,
             GpaRange,
-        ) -> Result<u64, Halted<ChangeError>>,
+        ) -> Result<u64, Stopped<ChangeError>>,
     ) -> (usize, usize, Outcome<ChangeError>) {
         let world = self.on.world;
         let begin = world.tick_logged();
@@ -423,9 +423,9 @@ impl<F: Walked> In<'_, F> {
         let new = if typed { device } else { normal };
         let replace = |guard: &mut Guard<'_, 'static, F, World>, range| {
             let done = guard.replace(range, memory, memory, new);
-            done.map_err(|Halted { at, why }| {
-                assert_eq!(why, ReplaceError::Contended);
-                Halted { at, why: ChangeError::Contended }
+            done.map_err(|Stopped { at, reason }| {
+                assert_eq!(reason, ReplaceError::Contended);
+                Stopped { at, reason: ChangeError::Contended }
             })
         };
         self.protect_by(at, replace).2
@@ -589,8 +589,8 @@ impl<F: Walked> On<F> {
     ) -> Vec<UnmappedRun> {
         let Some(rest) = rest else { return removed };
         for at in rest.range.step_by(PAGE as usize).filter(|at| !beside.contains(at)) {
-            removed =
-                self.unmap_rest((removed, Some(Rest { range: at..at + PAGE, why: rest.why })));
+            removed = self
+                .unmap_rest((removed, Some(Rest { range: at..at + PAGE, reason: rest.reason })));
         }
         removed
     }

@@ -38,10 +38,10 @@ fn one_of_two_maps_to_different_memory_wins_and_the_other_gets_an_error() {
         for (rest, memory) in rests.into_iter().zip([MEMORY, 2 * MEMORY]) {
             match rest {
                 None => assert_eq!(hpa.0, memory),
-                Some(Rest { why: MapError::Occupied { hpa: found, .. }, .. }) => {
+                Some(Rest { reason: MapError::Occupied { hpa: found, .. }, .. }) => {
                     assert!(found == hpa && hpa.0 != memory);
                 }
-                Some(Rest { why, .. }) => assert_eq!(why, MapError::Contended),
+                Some(Rest { reason, .. }) => assert_eq!(reason, MapError::Contended),
             }
         }
         drop(here);

@@ -6,7 +6,7 @@ use crate::hardware::{Use, Walked};
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TinyEpt};
-use slat::{Gpa, Halted, Hpa, MapError, Owner, OwnerError, PageSize};
+use slat::{Gpa, Hpa, MapError, Owner, OwnerError, PageSize, Stopped};
 
 const ONE: Option<Owner> = Owner::new(1);
 const TWO: Option<Owner> = Owner::new(2);
@@ -15,7 +15,7 @@ fn own<F: Walked>(guest: On<F>, page: u64, from: Option<Owner>, to: Option<Owner
     let mut cache = guest.cache(1);
     let mut inside = guest.inside();
     let done = inside.guard.set_owner(range(&(page..page + PAGE)), from, to, cache.pages());
-    done.map(|bytes| assert_eq!(bytes, PAGE)).map_err(|halted| halted.why)
+    done.map(|bytes| assert_eq!(bytes, PAGE)).map_err(|stopped| stopped.reason)
 }
 type Own = Result<(), OwnerError>;
 
@@ -29,14 +29,14 @@ fn one_of_them<F: Walked>(guest: On<F>, page: u64, owned: Own, mapped: Option<Ma
     match owned {
         Ok(()) => assert_eq!((owner(guest, page), stands), (ONE, false)),
         Err(OwnerError::Occupied { .. }) => assert!(stands),
-        Err(why) => assert_eq!(why, OwnerError::Contended),
+        Err(reason) => assert_eq!(reason, OwnerError::Contended),
     }
     match mapped {
         None => assert!(stands),
         Some(MapError::Owned { owner: found }) => {
             assert_eq!((Some(found), owner(guest, page)), (ONE, ONE));
         }
-        Some(why) => assert_eq!(why, MapError::Contended),
+        Some(reason) => assert_eq!(reason, MapError::Contended),
     }
 }
 
@@ -64,7 +64,7 @@ fn beside_a_map<F: Walked>(name: &str) {
         let owns = spawn(move || own(guest, PAGE, None, ONE));
         let rest = guest.map(PAGE..BLOCK, RAM, PAGE, &mut cache);
         let owned = owns.join().unwrap();
-        one_of_them(guest, PAGE, owned, rest.map(|rest| rest.why));
+        one_of_them(guest, PAGE, owned, rest.map(|rest| rest.reason));
         drop(cache);
         guest.close();
     });
@@ -75,7 +75,7 @@ fn beside_a_map<F: Walked>(name: &str) {
         let rest = guest.map(0..BLOCK, RAM, PAGE, &mut cache);
         let owned = owns.join().unwrap();
         let owner_there = owned.is_ok();
-        one_of_them(guest, PAGE, owned, rest.map(|rest| rest.why));
+        one_of_them(guest, PAGE, owned, rest.map(|rest| rest.reason));
         assert!(!owner_there || owner(guest, PAGE) == ONE);
         drop(cache);
         guest.close();
@@ -87,8 +87,8 @@ fn beside_a_map<F: Walked>(name: &str) {
         let mut inside = guest.inside();
         let mapped = match inside.guard.reserve(Gpa(PAGE), F::size(0), cache.pages()) {
             Ok(pte) => pte.commit(Hpa(MEMORY + PAGE), RAM).unwrap().is_some(),
-            Err(Halted { why, .. }) => {
-                assert!(matches!(why, MapError::Owned { .. } | MapError::Contended), "{why}");
+            Err(Stopped { reason, .. }) => {
+                assert!(matches!(reason, MapError::Owned { .. } | MapError::Contended), "{reason}");
                 false
             }
         };
@@ -118,7 +118,7 @@ fn one_of_two_concurrent_set_owner_calls_gets_an_error() {
             match done {
                 Ok(()) => assert_eq!(found, mine),
                 Err(OwnerError::Owned { owner }) => assert!(owner == found && found != mine),
-                Err(why) => assert_eq!(why, OwnerError::Contended),
+                Err(reason) => assert_eq!(reason, OwnerError::Contended),
             }
         }
         assert!(found.is_some());
@@ -143,7 +143,7 @@ fn an_owner_keeps_its_table() {
             takes.join().unwrap();
             match owned {
                 Ok(()) => assert_eq!(owner(guest, 0), ONE, "an owner was lost"),
-                Err(why) => assert_eq!(why, OwnerError::Contended),
+                Err(reason) => assert_eq!(reason, OwnerError::Contended),
             }
             guest.close();
         });

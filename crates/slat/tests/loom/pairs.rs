@@ -93,7 +93,7 @@ fn perform<F: Walked>(
             let mut cache = cache.unwrap();
             let fits = match inside.guard.reserve(Gpa(PAGE), F::size(0), cache.pages()) {
                 Ok(pte) => pte.commit(Hpa(MEMORY + PAGE), RAM).expect("a good address"),
-                Err(Halted { why: MapError::Occupied { .. }, .. }) => Some(0),
+                Err(Stopped { reason: MapError::Occupied { .. }, .. }) => Some(0),
                 Err(_) => None,
             };
             again(fits.is_none())
@@ -186,7 +186,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
             Left::Map(rest, mut cache) => {
                 let size = if tree == Tree::Block { BLOCK } else { PAGE };
                 // Something else may be mapped now; other models check how a map reports that.
-                if rest.as_ref().is_some_and(|rest| rest.why == MapError::Contended) && !unmaps {
+                if rest.as_ref().is_some_and(|rest| rest.reason == MapError::Contended) && !unmaps {
                     let rest = guest.map(rest.unwrap().range, RAM, size, &mut cache);
                     assert!(rest.is_none() || attributes != RAM || either(Retype), "{rest:?}");
                 }
@@ -230,7 +230,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
             // It is a block by now, which the page cuts.
             Left::Again(Relax) if either(Collapse) => {
                 guest.relax_rest(
-                    Some(Rest { range: ALL, why: ChangeError::Contended }),
+                    Some(Rest { range: ALL, reason: ChangeError::Contended }),
                     Access::Write,
                 );
             }

@@ -226,7 +226,7 @@ fn harvested<F: Walked>() {
     let rest = guest.inside().harvest(0..BLOCK);
     guest.access(0, true, Use::Always);
     vcpu.join().unwrap();
-    assert!(rest.is_none_or(|rest| rest.why == slat::ChangeError::Contended));
+    assert!(rest.is_none_or(|rest| rest.reason == slat::ChangeError::Contended));
     guest.settle();
     guest.end(0);
 }

@@ -98,7 +98,7 @@ fn a_fault_that_comes_late_into_a_table_that_is_pushed_down_is_in_the_next_log()
 
 /// A contended round did not begin; a contended fault is repeated.
 fn drop_rest(rest: Outcome<slat::ChangeError>) {
-    assert!(rest.is_none_or(|rest| rest.why == slat::ChangeError::Contended));
+    assert!(rest.is_none_or(|rest| rest.reason == slat::ChangeError::Contended));
 }
 
 #[test]
@@ -109,8 +109,10 @@ fn a_fault_during_a_collapse_gives_no_right_to_a_page_that_stays_protected() {
         let rest = guest.relax(PAGE..BLOCK, Write);
         let _ = collapses.join().unwrap();
         // It was contended, or is a block by now: the fault is repeated.
-        let cut = |why| matches!(why, slat::ChangeError::CutsBlock { .. });
-        assert!(rest.is_none_or(|rest| rest.why == slat::ChangeError::Contended || cut(rest.why)));
+        let cut = |reason| matches!(reason, slat::ChangeError::CutsBlock { .. });
+        assert!(
+            rest.is_none_or(|rest| rest.reason == slat::ChangeError::Contended || cut(rest.reason))
+        );
         writes(guest);
         assert!(guest.round(0..BLOCK).is_none());
         guest.settle();

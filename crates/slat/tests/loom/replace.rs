@@ -16,7 +16,7 @@ fn moves<F: crate::hardware::Walked>(guest: On<F>, to: u64) -> Result<bool, Repl
     let page = range(&(0..PAGE));
     let moved = inside.guard.replace(page, Hpa(MEMORY), Hpa(to), HELD);
     inside.guard.invalidate();
-    moved.map(|bytes| bytes == PAGE).map_err(|halted| halted.why)
+    moved.map(|bytes| bytes == PAGE).map_err(|stopped| stopped.reason)
 }
 
 fn stands<F: crate::hardware::Walked>(guest: On<F>) -> Option<u64> {
@@ -86,7 +86,7 @@ fn the_second_of_two_moves_of_one_page_gets_an_error() {
             match done {
                 Ok(moved) => assert_eq!((moved, found), (true, to)),
                 Err(ReplaceError::Differs { hpa, .. }) => assert_eq!(hpa.0, found),
-                Err(why) => assert_eq!(why, ReplaceError::Contended),
+                Err(reason) => assert_eq!(reason, ReplaceError::Contended),
             }
         }
         guest.close();

@@ -51,7 +51,7 @@ fn unmapped<F: Walked>(guest: On<F>, at: Range<u64>) -> Option<Range<u64>> {
     let mut batch = slat::UnmapBatch::new(guest.tables(), &mut storage);
     let result = guest.inside().guard.unmap(range(&at), &mut batch);
     batch.complete().for_each(drop);
-    result.err().map(|halted| halted.at.0..at.end)
+    result.err().map(|stopped| stopped.at.0..at.end)
 }
 
 /// After the host has finished, nothing translates to the old memory.
@@ -151,7 +151,7 @@ fn a_reservation_is_void_once_another_thread_has_linked_a_table_or_mapped_there(
         match rest {
             None => assert!(!mapped || guest.leaf(0).0 == BLOCK),
             // The block came first: it contains a page of the same memory.
-            Some(rest) => assert!(mapped || rest.why == MapError::Contended, "{rest:?}"),
+            Some(rest) => assert!(mapped || rest.reason == MapError::Contended, "{rest:?}"),
         }
         drop((mine, others));
         guest.end(0);

@@ -178,7 +178,7 @@ fn a_page_unmapped_out_of_a_fresh_split_is_unreachable_after_its_own_shootdown()
         match rest {
             None => assert_eq!(bytes(&removed), PAGE),
             Some(rest) => assert!(
-                matches!(rest.why, UnmapError::Contended | UnmapError::CutsBlock { .. })
+                matches!(rest.reason, UnmapError::Contended | UnmapError::CutsBlock { .. })
                     && removed.is_empty()
             ),
         }

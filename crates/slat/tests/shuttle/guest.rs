@@ -131,8 +131,8 @@ fn size(bytes: u64) -> PageSize {
     PageSize::from_bytes(bytes).unwrap()
 }
 
-fn map_end<T>(result: Result<T, Halted<MapError>>) -> End {
-    match result.map_err(|halted| halted.why) {
+fn map_end<T>(result: Result<T, Stopped<MapError>>) -> End {
+    match result.map_err(|stopped| stopped.reason) {
         Ok(_) | Err(MapError::Occupied { .. } | MapError::Owned { .. } | MapError::CacheEmpty) => {
             End::Done
         }
@@ -141,16 +141,16 @@ fn map_end<T>(result: Result<T, Halted<MapError>>) -> End {
     }
 }
 
-fn change_end<T>(result: &Result<T, Halted<ChangeError>>) -> End {
-    match result.as_ref().map_err(|halted| halted.why) {
+fn change_end<T>(result: &Result<T, Stopped<ChangeError>>) -> End {
+    match result.as_ref().map_err(|stopped| stopped.reason) {
         Ok(_) | Err(ChangeError::CutsBlock { .. }) => End::Done,
         Err(ChangeError::Contended) => End::Contended,
         Err(error) => panic!("{error}"),
     }
 }
 
-fn split_end<T>(result: Result<T, Halted<SplitError>>) -> End {
-    match result.map_err(|halted| halted.why) {
+fn split_end<T>(result: Result<T, Stopped<SplitError>>) -> End {
+    match result.map_err(|stopped| stopped.reason) {
         Ok(_) | Err(SplitError::CacheEmpty) => End::Done,
         Err(SplitError::Contended) => End::Contended,
         Err(error) => panic!("{error}"),
@@ -275,7 +275,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         self.ledger().took();
         self.ledger().protected();
         let whole = result.is_ok();
-        let end = match result.map_err(|halted| halted.why) {
+        let end = match result.map_err(|stopped| stopped.reason) {
             Ok(_) | Err(UnmapError::CutsBlock { .. } | UnmapError::Full) => End::Done,
             Err(UnmapError::Contended) => End::Contended,
             Err(error) => panic!("{error}"),
@@ -335,7 +335,7 @@ impl<'w, F: Walked> Guest<'w, F> {
             if subtrees { guard.write_protect_subtrees(at) } else { guard.write_protect(at) };
         let end = match result {
             Ok(_) => at.end(),
-            Err(halted) => halted.at,
+            Err(stopped) => stopped.at,
         };
         // Another thread invalidates what it took and has not invalidated yet.
         let alone = self.ledger().protects_alone();
@@ -392,7 +392,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         cache.fill(frames).unwrap();
         let (from, to) = if gives { (None, OWNER) } else { (OWNER, None) };
         let mut guard = self.tables.enter(reader).unwrap();
-        match guard.set_owner(at, from, to, &mut cache).map_err(|halted| halted.why) {
+        match guard.set_owner(at, from, to, &mut cache).map_err(|stopped| stopped.reason) {
             Err(OwnerError::Contended) => End::Contended,
             Err(error @ (OwnerError::Range(_) | OwnerError::ForeignCache)) => panic!("{error}"),
             _ => End::Done,
@@ -429,7 +429,7 @@ impl<'w, F: Walked> Guest<'w, F> {
             self.ledger().promise(pages(at), begin);
         }
         self.ledger().protected();
-        match result.map_err(|halted| halted.why) {
+        match result.map_err(|stopped| stopped.reason) {
             Err(ReplaceError::Contended) => End::Contended,
             Err(error @ ReplaceError::Attributes(_)) => panic!("{error}"),
             _ => End::Done,

@@ -301,9 +301,9 @@ fn unmap<F: Format>(
         bytes += batch.complete().map(|removed: UnmappedRun| removed.bytes).sum::<u64>();
         match result {
             Ok(_) => return bytes,
-            Err(halted) => {
-                let left = rest.end().0 - halted.at.0;
-                rest = GpaRange::new(halted.at, left).expect("something is left");
+            Err(stopped) => {
+                let left = rest.end().0 - stopped.at.0;
+                rest = GpaRange::new(stopped.at, left).expect("something is left");
             }
         }
     }

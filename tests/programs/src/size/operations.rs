@@ -68,7 +68,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 
 type On<'t> = Guard<'t, 'static, F, Machine>;
 type Cache<'a> = TableCache<'a, F, Machine>;
-type Changed = Result<u64, Halted<ChangeError>>;
+type Changed = Result<u64, Stopped<ChangeError>>;
 
 macro_rules! operations {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty { $body:expr })*) => {$(
@@ -91,7 +91,7 @@ operations! {
     }
     op_map(guard: &mut On<'_>, at: GpaRange, hpa: Hpa,
            how: Attributes, size: PageSize, cache: &mut Cache<'static>)
-        -> Result<u64, Halted<MapError>> {
+        -> Result<u64, Stopped<MapError>> {
         guard.map(at, hpa, how, size, cache)
     }
     op_reserve_commit(guard: &mut On<'_>, gpa: Gpa, hpa: Hpa,
@@ -100,7 +100,7 @@ operations! {
         guard.reserve(gpa, size, cache).ok()?.commit(hpa, how).ok()?
     }
     op_unmap(guard: &mut On<'_>, at: GpaRange, batch: &mut UnmapBatch<'_, '_, F, Machine>)
-        -> Result<u64, Halted<UnmapError>> {
+        -> Result<u64, Stopped<UnmapError>> {
         guard.unmap(at, batch)
     }
     op_write_protect(guard: &mut On<'_>, at: GpaRange) -> Changed {
@@ -132,27 +132,27 @@ operations! {
         guard.allow_execute(at, Access::Execute, software).map(slat::LocalFlush::not_needed_here)
     }
     op_split(guard: &mut On<'_>, at: GpaRange, size: PageSize, cache: &mut Cache<'static>)
-        -> Result<u64, Halted<SplitError>> {
+        -> Result<u64, Stopped<SplitError>> {
         guard.split(at, size, cache)
     }
     op_replace(guard: &mut On<'_>, at: GpaRange, from: Hpa, to: Hpa, how: Attributes)
-        -> Result<u64, Halted<ReplaceError>> {
+        -> Result<u64, Stopped<ReplaceError>> {
         guard.replace(at, from, to, how)
     }
     op_set_owner(guard: &mut On<'_>, at: GpaRange, from: Option<Owner>,
                  to: Option<Owner>, cache: &mut Cache<'static>)
-        -> Result<u64, Halted<OwnerError>> {
+        -> Result<u64, Stopped<OwnerError>> {
         guard.set_owner(at, from, to, cache)
     }
-    op_prune(guard: &mut On<'_>, at: GpaRange) -> Result<usize, Halted<ChangeError>> {
+    op_prune(guard: &mut On<'_>, at: GpaRange) -> Result<usize, Stopped<ChangeError>> {
         guard.prune(at)
     }
     op_collapse(guard: &mut On<'_>, at: GpaRange, size: PageSize)
-        -> Result<u64, Halted<SplitError>> {
+        -> Result<u64, Stopped<SplitError>> {
         guard.collapse(at, size)
     }
     op_age(guard: &mut On<'_>, at: GpaRange, ages: &mut AgeBitmaps<'_>, how: AgeOptions)
-        -> Result<AgeCounts, Halted<ChangeError>> {
+        -> Result<AgeCounts, Stopped<ChangeError>> {
         guard.age(at, ages, how)
     }
     op_harvest(guard: &mut On<'_>, at: GpaRange, bitmap: &mut [u64]) -> Changed {

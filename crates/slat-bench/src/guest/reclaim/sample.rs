@@ -382,7 +382,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
                     let mut pager = Pager::gated(self.vcpu.worker(), &self.locking);
                     match pager.bring_in(host, how) {
                         Ok(()) => {}
-                        Err(PageError::NoRoom { why: Thrashing | Nothing | InUse }) => {
+                        Err(PageError::NoRoom { reason: Thrashing | Nothing | InUse }) => {
                             std::thread::yield_now();
                         }
                         Err(error) => bail!("{error}"),

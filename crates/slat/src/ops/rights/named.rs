@@ -9,7 +9,7 @@ use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::sync::acquired;
 use crate::table::{Pte, folded, pte};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Stopped, Tables};
 use crate::walk::Tally;
 use core::marker::PhantomData;
 
@@ -21,7 +21,7 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         &mut self,
         pages: &Pages<'_>,
         rule: R,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         const {
             assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "rules that give no right");
             assert!(R::STALE || !R::SEEN, "nothing is published");
@@ -44,7 +44,7 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         pages: &Pages<'_>,
         table: &mut PageTable<'t, F>,
         rule: R,
-    ) -> Result<(), Halted<ChangeError>> {
+    ) -> Result<(), Stopped<ChangeError>> {
         let aligned = pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) == 0;
         let mut next = 0;
         while let Some(first) = seek(pages.bits, next, |word| word) {
@@ -68,14 +68,14 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
             *table = PageTable::NONE;
             next = run_end(pages.bits, first);
             let run = pages.part::<F>(first, next - first)?;
-            if let Err(halted) = self.rewrite_walk::<Atomically, R>(run, rule) {
-                self.rewrite_again(pages, first, next, rule, halted)?;
+            if let Err(stopped) = self.rewrite_walk::<Atomically, R>(run, rule) {
+                self.rewrite_again(pages, first, next, rule, stopped)?;
             }
         }
         Ok(())
     }
 
-    /// Continues after the walk of the named pages `first..end` ended with `halted`. Pages of the
+    /// Continues after the walk of the named pages `first..end` ended with `stopped`. Pages of the
     /// same run may precede them that were done entry by entry. If another thread has put these
     /// together with the others to a block, the run may cover the block whole.
     #[cold]
@@ -86,14 +86,14 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         first: usize,
         end: usize,
         rule: R,
-        halted: Halted<ChangeError>,
-    ) -> Result<(), Halted<ChangeError>> {
+        stopped: Stopped<ChangeError>,
+    ) -> Result<(), Stopped<ChangeError>> {
         let start = run_start(pages.bits, first);
-        if start == first || !matches!(halted.why, ChangeError::CutsBlock { .. }) {
-            return Err(halted);
+        if start == first || !matches!(stopped.reason, ChangeError::CutsBlock { .. }) {
+            return Err(stopped);
         }
         let run = pages.part::<F>(start, end - start)?;
-        self.rewrite_walk::<Atomically, R>(run, rule).map(drop).map_err(|_| halted)
+        self.rewrite_walk::<Atomically, R>(run, rule).map(drop).map_err(|_| stopped)
     }
 
     /// Adds the account of a table's changes to the guard's.
@@ -111,12 +111,12 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         &mut self,
         pages: &Pages<'_>,
         rule: R,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         let table = |at: u64| at >> F::shift(1);
         let mut done = None;
         pages.each::<F>(|range| {
             if self.limit == 0 && done.is_some_and(|it| it != table(range.start().0)) {
-                return Self::halted(range.start(), ChangeError::Paused);
+                return Self::stopped(range.start(), ChangeError::Paused);
             }
             done = Some(table(range.end().0 - 1));
             // The walk of one page does not count it.

@@ -4,7 +4,7 @@ use super::hardware::Hardware;
 use super::world::{CacheOf, GuardOf, TablesOf, cache, check_sizes};
 use super::{TestPlatform, destroy};
 use slat::format::{arm64::Arm64, ept::Ept};
-use slat::{Attributes, BreakBeforeMake, Counts, Gpa, GpaRange, Halted, Hpa, Vmid};
+use slat::{Attributes, BreakBeforeMake, Counts, Gpa, GpaRange, Hpa, Stopped, Vmid};
 use std::fmt::{Debug, Display};
 
 pub const K: u64 = 1 << 10;
@@ -61,13 +61,13 @@ pub fn on_stage_of<H: Hardware>(
 /// Checks that a call was refused at that address for that reason; returns the message.
 #[track_caller]
 pub fn refused<R, E: Debug + PartialEq + Display>(
-    result: Result<R, Halted<E>>,
+    result: Result<R, Stopped<E>>,
     at: u64,
-    why: E,
+    reason: E,
 ) -> String {
-    let halted = result.err().expect("accepted");
-    assert_eq!(halted, Halted { at: Gpa(at), why });
-    halted.to_string()
+    let stopped = result.err().expect("accepted");
+    assert_eq!(stopped, Stopped { at: Gpa(at), reason });
+    stopped.to_string()
 }
 
 /// Checks that the guard's operations have changed nothing.

@@ -13,7 +13,7 @@ use crate::common::world::{
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
     Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa,
-    GpaRange, Halted, Hpa, Invalidation, MapError, PageSize, Reader, Sizes, Software, SplitError,
+    GpaRange, Hpa, Invalidation, MapError, PageSize, Reader, Sizes, Software, SplitError, Stopped,
     Tables, UnmapEntry, UnmapError,
 };
 use std::cell::RefCell;
@@ -205,12 +205,12 @@ impl<'p, const G: u32> Fixture<'p, G> {
                 assert!(legal);
                 end
             }
-            Err(Halted { at, why: MapError::CacheEmpty }) => at.0,
-            Err(Halted { why: MapError::Attributes(_), .. }) => {
+            Err(Stopped { at, reason: MapError::CacheEmpty }) => at.0,
+            Err(Stopped { reason: MapError::Attributes(_), .. }) => {
                 assert!(!legal);
                 return self.settle(&after);
             }
-            Err(Halted { at, why: MapError::Occupied { .. } }) => {
+            Err(Stopped { at, reason: MapError::Occupied { .. } }) => {
                 let there = before.at(at.0).unwrap();
                 let own = there.leaf.own;
                 let like = Attributes { accessed: own.accessed, dirty: own.dirty, ..attributes };
@@ -291,8 +291,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
             assert!(result.is_err() || result == Ok(self.counts.bytes_changed));
             let stopped = match result {
                 Ok(_) => end,
-                Err(Halted { at, why: UnmapError::Full }) => at.0,
-                Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
+                Err(Stopped { at, reason: UnmapError::Full }) => at.0,
+                Err(Stopped { reason: UnmapError::CutsBlock { .. }, .. }) => {
                     assert!(self.cuts(&before, &rest));
                     return self.settle(&after);
                 }
@@ -335,8 +335,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
         });
         let (start, end) = (range.start().0, range.end().0);
         let whole = rule != Rule::Relax(Access::Read);
-        if let Err(halted) = result {
-            assert!(matches!(halted.why, ChangeError::CutsBlock { .. }), "{halted:?}");
+        if let Err(stopped) = result {
+            assert!(matches!(stopped.reason, ChangeError::CutsBlock { .. }), "{stopped:?}");
             assert!(whole && self.cuts(&before, &range));
             return self.settle(&after);
         }
@@ -370,7 +370,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let (_, result, after) = self.run(range, |_, guard| guard.split(range, to, &mut cache));
         let end = match result {
             Ok(_) => range.end().0,
-            Err(Halted { at, why: SplitError::CacheEmpty }) => at.0,
+            Err(Stopped { at, reason: SplitError::CacheEmpty }) => at.0,
             Err(other) => panic!("{other:?}"),
         };
         self.settle(&after);
@@ -412,8 +412,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let mut bitmap = vec![0; words];
         let (before, result, after) = self.run(range, |_, guard| guard.harvest(range, &mut bitmap));
         let (start, end) = (range.start().0, range.end().0);
-        if let Err(halted) = result {
-            assert!(matches!(halted.why, ChangeError::CutsBlock { .. }), "{halted:?}");
+        if let Err(stopped) = result {
+            assert!(matches!(stopped.reason, ChangeError::CutsBlock { .. }), "{stopped:?}");
             assert!(self.cuts(&before, &range));
             return self.settle(&after);
         }

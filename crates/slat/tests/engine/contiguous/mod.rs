@@ -314,21 +314,21 @@ fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
         };
         assert_eq!(folded(guard), [(64 * M, 32 * M)]);
         guard.platform().take_events();
-        let why = ChangeError::CutsBlock { size: block };
+        let reason = ChangeError::CutsBlock { size: block };
         refused(
             guard
                 .allow_execute(group, Access::Execute, Software::A)
                 .map(slat::LocalFlush::not_needed_here),
             64 * M,
-            why,
+            reason,
         );
-        refused(guard.write_protect(range(66 * M, 4 * K)), 66 * M, why);
+        refused(guard.write_protect(range(66 * M, 4 * K)), 66 * M, reason);
         refused(
             guard
                 .relax(range(70 * M, 4 * K), Access::Execute)
                 .map(slat::LocalFlush::not_needed_here),
             70 * M,
-            why,
+            reason,
         );
         assert_eq!(
             guard

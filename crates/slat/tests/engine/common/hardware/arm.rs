@@ -260,7 +260,7 @@ impl<const G: u32, const WIDE: bool> Hardware for Arm<G, WIDE> {
             (a.write && !a.dirty && !self.hardware_dirty, AttributeError::CleanNeedsHardwareDirty),
             (split && !self.split_execute, AttributeError::ExecuteNeedsSplitRights),
         ];
-        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        let all = all.into_iter().filter_map(|(refused, reason)| refused.then_some(reason));
         all.chain(Self::lacks(a.software)).collect()
     }
 }

@@ -255,7 +255,7 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
             (a.write && !a.dirty && !self.accessed_dirty, AttributeError::CleanNeedsHardwareDirty),
             (split && !self.cpu.mode_based_execute, AttributeError::ExecuteNeedsSplitRights),
         ];
-        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        let all = all.into_iter().filter_map(|(refused, reason)| refused.then_some(reason));
         all.chain(Self::lacks(a.software)).collect()
     }
 }

@@ -211,7 +211,7 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Npt<HUGE_1G, FIVE> {
             (!a.read, AttributeError::NeedsRead),
             (split, AttributeError::ExecuteNeedsSplitRights),
         ];
-        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        let all = all.into_iter().filter_map(|(refused, reason)| refused.then_some(reason));
         all.chain(Self::lacks(a.software)).collect()
     }
 }

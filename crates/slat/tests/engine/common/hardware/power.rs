@@ -223,7 +223,7 @@ impl<const PAGE: u32, const SETS: bool> Hardware for Core<PAGE, SETS> {
             (split, AttributeError::ExecuteNeedsSplitRights),
             (a.memory == Memory::DeviceStrict, AttributeError::MemoryType),
         ];
-        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        let all = all.into_iter().filter_map(|(refused, reason)| refused.then_some(reason));
         all.chain(Self::lacks(a.software)).collect()
     }
 }

@@ -208,7 +208,7 @@ impl<const SVADU: bool> Hardware for Hart<SVADU> {
             (split, AttributeError::ExecuteNeedsSplitRights),
             (!typed && a.memory != Memory::Normal, AttributeError::MemoryType),
         ];
-        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        let all = all.into_iter().filter_map(|(refused, reason)| refused.then_some(reason));
         all.chain(Self::lacks(a.software)).collect()
     }
 }

@@ -4,7 +4,7 @@ use super::super::Event;
 use super::super::hardware::{Hardware, Leaf, Run, append};
 use super::shape::maintained;
 use super::{World, floor, size};
-use slat::{ChangeError, Gpa, GpaRange, Halted, Hpa, Maintenance, Memory, Software};
+use slat::{ChangeError, Gpa, GpaRange, Hpa, Maintenance, Memory, Software, Stopped};
 
 impl<H: Hardware> World<'_, H> {
     pub fn translate(&mut self, gpa: u64) {
@@ -34,7 +34,7 @@ impl<H: Hardware> World<'_, H> {
         let (leaves, text) = out.result;
         let legal = self.change_errors(&before, &range, false);
         match leaves {
-            Err(why) => assert!(legal.contains(&why), "{why:?}"),
+            Err(reason) => assert!(legal.contains(&reason), "{reason:?}"),
             Ok(leaves) => {
                 assert_eq!(legal, []);
                 let mut expected = before.within(range.start().0, range.end().0).flat_map(|run| {
@@ -119,7 +119,7 @@ impl<H: Hardware> World<'_, H> {
                 _ => expected.push((run.leaf.oa, run.leaf.oa + run.bytes())),
             }
         }
-        assert_eq!(out.result, Ok::<_, Halted<_>>(bytes));
+        assert_eq!(out.result, Ok::<_, Stopped<_>>(bytes));
         let found = maintained(&out.events, Some(&Maintenance::Data));
         assert_eq!(found, expected, "exactly what is mapped");
         let others = out.events.iter().filter(|event| !matches!(event, Event::Maintain { .. }));

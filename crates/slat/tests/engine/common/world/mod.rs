@@ -21,8 +21,8 @@ use super::hardware::{Access, Hardware, Root, Run, Tree};
 use super::machine::Machine;
 use super::{Event, Moment, TestPlatform};
 use slat::{
-    Attributes, BreakBeforeMake, ChangeError, Counts, Frame, Gpa, GpaRange, Guard, Halted,
-    Invalidation, LeafSizeError, PageSize, RangeError, Reader, Sizes, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, ChangeError, Counts, Frame, Gpa, GpaRange, Guard, Invalidation,
+    LeafSizeError, PageSize, RangeError, Reader, Sizes, Stopped, TableCache, Tables, Vmid,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -271,16 +271,16 @@ impl<'p, H: Hardware> World<'p, H> {
     fn refused<R: Debug, E: PartialEq + Debug>(
         &self,
         before: &Tree,
-        outcome: &Outcome<Result<R, Halted<E>>>,
+        outcome: &Outcome<Result<R, Stopped<E>>>,
         at: u64,
         legal: &[E],
     ) {
-        let halted = match &outcome.result {
+        let stopped = match &outcome.result {
             Ok(done) => panic!("{done:?} at {at:#x}, not refused: {legal:?}"),
-            Err(halted) => halted,
+            Err(stopped) => stopped,
         };
-        assert!(legal.contains(&halted.why), "{:?} is not of {legal:?}", halted.why);
-        assert_eq!(halted.at, Gpa(at));
+        assert!(legal.contains(&stopped.reason), "{:?} is not of {legal:?}", stopped.reason);
+        assert_eq!(stopped.at, Gpa(at));
         // A refusal may have read entries.
         let entries_read = outcome.counts.entries_read;
         assert_eq!(outcome.counts, Counts { entries_read, ..Counts::NONE });

@@ -6,7 +6,7 @@ use super::links::retire_around;
 use super::shape::{maintained, maintenance};
 use super::{Mapping, World, cache, floor, size};
 use slat::{
-    Attributes, Gpa, GpaRange, Halted, Hpa, MapError, PageSize, RangeError, Sizes, UnmapEntry,
+    Attributes, Gpa, GpaRange, Hpa, MapError, PageSize, RangeError, Sizes, Stopped, UnmapEntry,
 };
 use std::cell::Cell;
 
@@ -108,8 +108,8 @@ impl<H: Hardware> World<'_, H> {
             legal.push(MapError::Occupied { size: size(run.size), hpa });
         }
         if !legal.is_empty() {
-            let Halted { at, why } = out.result.unwrap_err();
-            assert!(at == Gpa(gpa) && legal.contains(&why), "{why} is not of {legal:?}");
+            let Stopped { at, reason } = out.result.unwrap_err();
+            assert!(at == Gpa(gpa) && legal.contains(&reason), "{reason} is not of {legal:?}");
             assert_eq!(left, frames);
             return self.settle(&out.tree);
         }
@@ -126,8 +126,8 @@ impl<H: Hardware> World<'_, H> {
             height -= 1;
         }
         if built > frames {
-            let halted = Halted { at: Gpa(gpa), why: MapError::CacheEmpty };
-            assert_eq!((out.result.unwrap_err(), left), (halted, 0));
+            let stopped = Stopped { at: Gpa(gpa), reason: MapError::CacheEmpty };
+            assert_eq!((out.result.unwrap_err(), left), (stopped, 0));
             return self.settle(&out.tree);
         }
         assert_eq!(left, frames - built, "tables above it");
@@ -161,7 +161,7 @@ impl<H: Hardware> World<'_, H> {
         }
         legal.extend(self.hardware.refuses(attributes).into_iter().map(MapError::Attributes));
         if !legal.is_empty() {
-            assert!(result.is_err_and(|why| legal.contains(&why)), "{result:?}");
+            assert!(result.is_err_and(|reason| legal.contains(&reason)), "{result:?}");
             return self.settle(&out.tree);
         }
         // Two faults share a reservation: the first to commit has it.

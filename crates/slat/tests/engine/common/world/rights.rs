@@ -5,8 +5,8 @@ use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
 use super::shape::{maintained, maintenance};
 use super::{GuardOf, World, owes};
 use slat::{
-    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Maintenance, Pages,
-    RangeError, Rights, Software,
+    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Maintenance, Pages, RangeError,
+    Rights, Software, Stopped,
 };
 
 /// A change of leaves.
@@ -31,7 +31,7 @@ impl Rule {
         self,
         guard: &mut GuardOf<'_, '_, H>,
         range: GpaRange,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<u64, Stopped<ChangeError>> {
         match self {
             Self::WriteProtect => guard.write_protect(range),
             Self::ExecuteProtect => guard.execute_protect(range),
@@ -124,7 +124,7 @@ impl<H: Hardware> World<'_, H> {
                 cut && Attributes { accessed: own.accessed, ..of } != own
             };
             let sizes: Vec<_> = edges.filter(|run| needs(**run)).map(|run| run.size).collect();
-            let cuts = |why: &ChangeError| match why {
+            let cuts = |reason: &ChangeError| match reason {
                 ChangeError::CutsBlock { size } => sizes.contains(&size.bytes()),
                 _ => true,
             };
@@ -191,17 +191,17 @@ impl<H: Hardware> World<'_, H> {
         });
         let rule = if clean { Rule::Clean } else { Rule::WriteProtect };
         let mut all = Vec::new();
-        let mut halted = None;
+        let mut expected = None;
         for (first, count) in runs(bits) {
             let (offset, bytes) = ((first as u64) << H::PAGE, (count as u64) << H::PAGE);
             let past =
                 |start| vec![ChangeError::Range(RangeError::Overflow { start, size: bytes })];
             let Some(start) = at.checked_add(offset) else {
-                halted = Some((Gpa(at), past(Gpa(at))));
+                expected = Some((Gpa(at), past(Gpa(at))));
                 break;
             };
             let Ok(range) = GpaRange::new(Gpa(start), bytes) else {
-                halted = Some((Gpa(at), past(Gpa(start))));
+                expected = Some((Gpa(at), past(Gpa(start))));
                 break;
             };
             if self.change_errors(&before, &range, true).is_empty() {
@@ -209,20 +209,20 @@ impl<H: Hardware> World<'_, H> {
                 continue;
             }
             // Pages that have a table are done one by one: what is refused may begin behind them.
-            let stopped = out.result.map_or_else(|halted| halted.at, |_| range.start());
+            let stopped = out.result.map_or_else(|stopped| stopped.at, |_| range.start());
             let at = stopped.0.clamp(start, range.end().0 - 1);
             all.extend(self.changed(&before, start, at, rule));
             let small = |run: Run| run.size == 1 << H::PAGE;
             assert!(before.within(start, at).all(small), "only pages are done one by one");
             let rest = GpaRange::new(Gpa(at), range.end().0 - at).expect("whole pages");
-            halted = Some((Gpa(at), self.change_errors(&before, &rest, true)));
+            expected = Some((Gpa(at), self.change_errors(&before, &rest, true)));
             break;
         }
         self.expect(&all, rule);
-        match (out.result, halted) {
+        match (out.result, expected) {
             (Ok(bytes), None) => assert_eq!(bytes, all.iter().map(Run::bytes).sum::<u64>()),
             (Err(found), Some((at, legal))) => {
-                assert!(found.at == at && legal.contains(&found.why), "{found:?}");
+                assert!(found.at == at && legal.contains(&found.reason), "{found:?}");
             }
             (found, expected) => panic!("{found:?}, not {expected:?}"),
         }

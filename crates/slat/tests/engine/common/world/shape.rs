@@ -7,9 +7,9 @@ use super::{
     ALL, Mapping, Outcome, VMID, World, cache, floor, invalidations, owes, same_but_state, size,
 };
 use slat::{
-    Attributes, BreakBeforeMake, ChangeError, Execute, Gpa, GpaRange, Halted, Hpa, Invalidation,
-    Maintenance, MapError, Memory, PageSize, SplitError, SplitWalk, UnmapEntry, UnmapError,
-    UnmappedRun,
+    Attributes, BreakBeforeMake, ChangeError, Execute, Gpa, GpaRange, Hpa, Invalidation,
+    Maintenance, MapError, Memory, PageSize, SplitError, SplitWalk, Stopped, UnmapEntry,
+    UnmapError, UnmappedRun,
 };
 
 /// Returns the maintenance that memory needs before the guest sees it.
@@ -65,15 +65,15 @@ impl<H: Hardware> World<'_, H> {
         });
         if let Some(run) = conflict {
             let into = run.start - floor(run.start, run.size);
-            let why = MapError::Occupied { size: size(run.size), hpa: Hpa(run.leaf.oa - into) };
-            self.refused(&before, &out, run.start, &[why]);
+            let reason = MapError::Occupied { size: size(run.size), hpa: Hpa(run.leaf.oa - into) };
+            self.refused(&before, &out, run.start, &[reason]);
             return None;
         }
 
         let (bytes, stopped) = match out.result {
             Ok(bytes) => (Some(bytes), None),
-            Err(Halted { at, why }) => {
-                assert_eq!((why, left), (MapError::CacheEmpty, 0));
+            Err(Stopped { at, reason }) => {
+                assert_eq!((reason, left), (MapError::CacheEmpty, 0));
                 assert!(start <= at.0 && at.0 < end && before.at(at.0).is_none(), "{at}");
                 (None, Some(at.0))
             }
@@ -193,8 +193,8 @@ impl<H: Hardware> World<'_, H> {
         }
         let (bytes, stopped) = match out.result {
             Ok(bytes) => (Some(bytes), None),
-            Err(Halted { at, why }) => {
-                assert_eq!((why, left), (SplitError::CacheEmpty, 0));
+            Err(Stopped { at, reason }) => {
+                assert_eq!((reason, left), (SplitError::CacheEmpty, 0));
                 assert!(start <= at.0 && at.0 < end, "{at}");
                 (None, Some(at.0))
             }
@@ -277,7 +277,7 @@ impl<H: Hardware> World<'_, H> {
             let full = batch.is_full();
             let tree = hardware.tree(platform);
             assert_eq!(invalidations(&platform.events.borrow()), [], "nothing yet");
-            if !matches!(result, Ok(_) | Err(Halted { why: UnmapError::Full, .. })) {
+            if !matches!(result, Ok(_) | Err(Stopped { reason: UnmapError::Full, .. })) {
                 return (result, Vec::new(), full);
             }
             if drops {
@@ -300,8 +300,8 @@ impl<H: Hardware> World<'_, H> {
         }
         let stopped = match out.result {
             Ok(_) => None,
-            Err(Halted { at, why }) => {
-                assert!(why == UnmapError::Full && full, "{why}");
+            Err(Stopped { at, reason }) => {
+                assert!(reason == UnmapError::Full && full, "{reason}");
                 assert!(start <= at.0 && before.at(at.0).is_some(), "{at}");
                 assert!(room == 0 || start < at.0, "no progress");
                 Some(at.0)
