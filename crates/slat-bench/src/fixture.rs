@@ -5,8 +5,8 @@ use crate::limit::TablePages;
 use anyhow::{Context, ensure};
 use slat::format::Kind;
 use slat::{
-    Attributes, BreakBeforeMake, Contended, Counts, Format, Frame, Gpa, GpaRange, Guard, Hpa,
-    Inactive, PageSize, SplitError, SplitWalk, Stopped, TableCache, Tables, Translation, Vmid,
+    Attributes, BreakBeforeMake, Contended, Format, Frame, Gpa, GpaRange, Guard, Hpa, Inactive,
+    OpCounts, PageSize, SplitError, SplitWalk, Stopped, TableCache, Tables, Translation, Vmid,
 };
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
@@ -283,7 +283,7 @@ pub fn steps(range: GpaRange, step: u64) -> impl Iterator<Item = GpaRange> {
 }
 
 /// Returns what a guard counted, and the number of invalidations.
-pub fn counted(counts: Counts, invalidations: u64) -> Vec<(&'static str, u64)> {
+pub fn counted(counts: OpCounts, invalidations: u64) -> Vec<(&'static str, u64)> {
     vec![
         ("entries_read", counts.entries_read),
         ("entries_written", counts.entries_written),

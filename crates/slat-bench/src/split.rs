@@ -18,7 +18,7 @@ use crate::limit::Limit;
 use crate::on_format;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
-use slat::{BreakBeforeMake, Counts, Format, PageSize};
+use slat::{BreakBeforeMake, Format, OpCounts, PageSize};
 use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
@@ -260,7 +260,7 @@ struct Sample {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cost {
-    Split { counts: Counts, invalidations: u64 },
+    Split { counts: OpCounts, invalidations: u64 },
     Limit { ptes: u64 },
 }
 

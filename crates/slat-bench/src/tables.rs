@@ -14,7 +14,8 @@ use crate::stopwatch::Stopwatch;
 use crate::touch::touch;
 use anyhow::ensure;
 use slat::{
-    Access, AgeBitmaps, AgeOptions, Attributes, Counts, Format, PageSize, Reader, TableBits, Tables,
+    Access, AgeBitmaps, AgeOptions, Attributes, Format, OpCounts, PageSize, Reader, TableBits,
+    Tables,
 };
 use std::hint::black_box;
 use std::rc::Rc;
@@ -185,7 +186,7 @@ fn round<F: Format>(
     let mut reader = Reader::register(arena)?;
     let before = arena.invalidations();
     let watch = Stopwatch::start();
-    let mut counts = Counts::NONE;
+    let mut counts = OpCounts::NONE;
     let mut guard = tables.enter(&mut reader)?;
     if subtrees {
         guard.write_protect_subtrees(fixture.range())?;
@@ -224,7 +225,7 @@ fn faults<'p, F: Format>(
     tables: &Tables<'p, F, Arena>,
     reader: &mut Reader<'p, Arena>,
     pages: &[u64],
-    counts: &mut Counts,
+    counts: &mut OpCounts,
 ) -> anyhow::Result<u64> {
     let mut changed = 0;
     for &page in pages {

@@ -1,7 +1,7 @@
 //! The memory that is mapped, by the size of leaves. Counters keep it, so that no walk is needed.
 //!
 //! Each thread has counters, its own or shared with a few ([`crate::stats`]). When it leaves the
-//! tables it adds to them what its guard mapped and unmapped ([`slat::Guard::sizes`]).
+//! tables it adds to them what its guard mapped and unmapped ([`slat::Guard::leaf_delta`]).
 //!
 //! *Invariant*: the counters have the changes of every guard that a worker had in tables of this
 //! guest, or will have them when the guard is dropped. So their sum is what is mapped while no
@@ -10,7 +10,7 @@
 
 use crate::sync::AtomicCount;
 use alloc::vec::Vec;
-use slat::{Format, PageSize, Sizes};
+use slat::{Format, LeafDelta, PageSize};
 
 /// The number of levels that may have leaves.
 const LEVELS: usize = 3;
@@ -25,7 +25,7 @@ pub(crate) struct SizeCells {
 
 impl SizeCells {
     #[inline]
-    pub fn add(&self, sizes: &Sizes) {
+    pub fn add(&self, sizes: &LeafDelta) {
         for level in 0..LEVELS {
             self.leaves[level].add(sizes.leaves(level as u8) as u64);
             self.members[level].add(sizes.members(level as u8) as u64);
@@ -42,11 +42,11 @@ impl SizeCells {
 /// operation leaves the tables after each piece of 1 GiB, or of the largest leaf if that is more.
 /// No value is below 0.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Mapped {
+pub struct MappedBytes {
     sizes: Vec<(PageSize, u64)>,
 }
 
-impl Mapped {
+impl MappedBytes {
     /// Returns the bytes for each leaf size of the format, smallest first. If faults fold leaves
     /// ([`Config::contiguous`](crate::Config)), the bytes of groups follow, by the size of the
     /// group.
@@ -60,7 +60,7 @@ impl Mapped {
     }
 
     /// Returns the bytes that are mapped by leaves, or groups, larger than a page. Divided by
-    /// [`Mapped::bytes`], this is the coverage by huge pages.
+    /// [`MappedBytes::bytes`], this is the coverage by huge pages.
     pub fn huge_bytes(&self) -> u64 {
         let page = self.sizes.first().map(|(size, _)| *size);
         let huge = self.sizes.iter().filter(|(size, _)| Some(*size) > page);

@@ -1,12 +1,12 @@
 //! Statistics of a guest's memory: counters, and the time that each vCPU waited.
 
-use crate::mapped::{Mapped, SizeCells};
+use crate::mapped::{MappedBytes, SizeCells};
 use crate::outcome::Outcome;
 use crate::stalls::Stalls;
 use crate::sync::AtomicCount;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use slat::{Counts, Format};
+use slat::{Format, OpCounts};
 
 /// The kind of a fault, by its outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -102,7 +102,7 @@ const KINDS: usize = FaultKind::ALL.len();
 /// The number of times that something was done, and how long it took, in ticks of
 /// [`Host::now`](crate::Host::now).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Spent {
+pub struct FaultTime {
     /// The number of times.
     pub count: u64,
     /// The ticks of all of them together.
@@ -111,7 +111,7 @@ pub struct Spent {
     pub longest: u64,
 }
 
-impl Spent {
+impl FaultTime {
     fn add(&mut self, other: Self) {
         self.count += other.count;
         self.ticks += other.ticks;
@@ -134,8 +134,8 @@ impl SpentCell {
         self.longest.raise(ticks);
     }
 
-    fn read(&self) -> Spent {
-        Spent { count: self.count.get(), ticks: self.ticks.get(), longest: self.longest.get() }
+    fn read(&self) -> FaultTime {
+        FaultTime { count: self.count.get(), ticks: self.ticks.get(), longest: self.longest.get() }
     }
 }
 
@@ -174,17 +174,17 @@ macro_rules! totals {
         /// The counts of all the guest's threads, vCPUs or not, since the guest was made.
         #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
         #[non_exhaustive]
-        pub struct Totals {
+        pub struct GuestTotals {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Counters {
-            fn read(&self) -> Totals {
-                Totals { $($name: self.$name.get(),)* }
+            fn read(&self) -> GuestTotals {
+                GuestTotals { $($name: self.$name.get(),)* }
             }
         }
 
-        impl Totals {
+        impl GuestTotals {
             fn add(&mut self, other: Self) {
                 $(self.$name += other.$name;)*
             }
@@ -245,7 +245,7 @@ totals! {
 impl Counters {
     /// Adds the counts of a guard, and, if it broke any entry, the ticks that `ticks` returns.
     #[inline]
-    pub fn engine(&self, counts: &Counts, ticks: impl FnOnce() -> u64) {
+    pub fn engine(&self, counts: &OpCounts, ticks: impl FnOnce() -> u64) {
         self.entries_read.add(counts.entries_read);
         self.entries_written.add(counts.entries_written);
         // Most guards have none of these.
@@ -266,33 +266,33 @@ pub struct Stats {
     /// The costs of each vCPU.
     pub vcpus: Vec<VcpuStats>,
     /// The counters of all threads.
-    pub totals: Totals,
+    pub totals: GuestTotals,
     /// How long vCPUs waited for pages that arrived late.
     pub late: Stalls,
     /// The memory that is mapped now in the tables that vCPUs share.
-    pub mapped: Mapped,
+    pub mapped: MappedBytes,
     /// The memory that is mapped in the tables of vCPUs whose caches are off. A page counts once
     /// for each vCPU that has it mapped.
-    pub views: Mapped,
+    pub views: MappedBytes,
 }
 
 /// The time that one vCPU waited.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct VcpuStats {
     /// The faults by kind. Private: features change the number of kinds.
-    faults: [Spent; KINDS],
+    faults: [FaultTime; KINDS],
     /// Cache switches, and their maintenance.
-    pub caches: Spent,
+    pub caches: FaultTime,
 }
 
 impl VcpuStats {
     /// Returns the time of the faults of one kind.
-    pub const fn of(&self, kind: FaultKind) -> Spent {
+    pub const fn of(&self, kind: FaultKind) -> FaultTime {
         self.faults[kind as usize]
     }
 
     /// Returns all the time that the vCPU waited for memory management.
-    pub fn stall(&self) -> Spent {
+    pub fn stall(&self) -> FaultTime {
         let mut all = self.caches;
         self.faults.iter().for_each(|&spent| all.add(spent));
         all
@@ -301,8 +301,8 @@ impl VcpuStats {
 
 impl Stats {
     /// Returns the time of the faults of one kind, of all vCPUs.
-    pub fn faults(&self, kind: FaultKind) -> Spent {
-        let mut all = Spent::default();
+    pub fn faults(&self, kind: FaultKind) -> FaultTime {
+        let mut all = FaultTime::default();
         self.vcpus.iter().for_each(|vcpu| all.add(vcpu.of(kind)));
         all
     }
@@ -317,13 +317,13 @@ impl Stats {
             faults: core::array::from_fn(|kind| vcpu.kinds[kind].read()),
             caches: vcpu.caches.read(),
         };
-        let mut totals = Totals::default();
+        let mut totals = GuestTotals::default();
         workers.parts.iter().for_each(|part| totals.add(part.0.read()));
         vcpus.iter().for_each(|vcpu| totals.add(vcpu.totals.read()));
         let parts = workers.parts.iter().map(|part| &part.0);
         let all = parts.chain(vcpus.iter().map(|vcpu| &vcpu.totals));
-        let mapped = Mapped::read::<F>(all.clone().map(|part| &part.mapped), contiguous);
-        let views = Mapped::read::<F>(all.map(|part| &part.views), contiguous);
+        let mapped = MappedBytes::read::<F>(all.clone().map(|part| &part.mapped), contiguous);
+        let views = MappedBytes::read::<F>(all.map(|part| &part.views), contiguous);
         Self { vcpus: vcpus.iter().map(of).collect(), totals, late, mapped, views }
     }
 }

@@ -9,7 +9,7 @@
 //!
 //! There is no switch for lock-free ageing: there is no lock to go back to. The only cost that a
 //! switch could save, looking again at a page whose entry another thread holds, is bounded and
-//! counted ([`Totals::ageing_slow`](crate::Totals)).
+//! counted ([`GuestTotals::ageing_slow`](crate::GuestTotals)).
 
 use crate::backing::Backing;
 use crate::bits::Splits;

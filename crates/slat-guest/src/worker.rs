@@ -33,7 +33,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
     /// Counts what was mapped, even if a call to the VMM panics.
     #[inline]
     fn drop(&mut self) {
-        let sizes = self.guard.sizes();
+        let sizes = self.guard.leaf_delta();
         let shared = core::ptr::eq(self.tables, &raw const *self.guest.tables);
         let cells = if shared { &self.counters.mapped } else { &self.counters.views };
         cells.add(sizes);

@@ -2,10 +2,10 @@
 
 use crate::addr::Hpa;
 use crate::cache::TableCache;
-use crate::counts::Counts;
+use crate::counts::OpCounts;
 use crate::format::{Format, Kind};
+use crate::leaf_delta::LeafDelta;
 use crate::platform::Platform;
-use crate::sizes::Sizes;
 use crate::table::{self, Frame, Pte};
 
 /// The translations of a subtree.
@@ -76,7 +76,7 @@ impl Plan {
     /// Adds the leaves of a subtree whose top is at `level` to `sizes`, from `start` to `reached`:
     /// `end`, or the address where the cache ran out. There are none outside the range. At each
     /// level they are the entries that the range covers whole, except those below larger leaves.
-    pub fn count<F: Format>(&self, level: u8, reached: u64, sizes: &mut Sizes) {
+    pub fn count<F: Format>(&self, level: u8, reached: u64, sizes: &mut LeafDelta) {
         let covered = |bytes: u64| {
             let (first, end) = (self.start.next_multiple_of(bytes), reached & !(bytes - 1));
             end.saturating_sub(first)
@@ -123,7 +123,7 @@ impl Plan {
 pub(crate) struct Builder<'b, 'c, F: Format, P: Platform> {
     pub platform: &'b P,
     pub cache: &'b mut TableCache<'c, F, P>,
-    pub counts: &'b mut Counts,
+    pub counts: &'b mut OpCounts,
     /// The address where the cache ran out, if it did. Everything before it is done.
     pub dry: Option<u64>,
 }

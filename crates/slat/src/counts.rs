@@ -4,7 +4,7 @@ use core::ops::AddAssign;
 
 /// Counts of what operations did to the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Counts {
+pub struct OpCounts {
     /// Entries that walks loaded, including tables under construction.
     pub entries_read: u64,
     /// Entries that were stored or exchanged, including tables under construction.
@@ -20,7 +20,7 @@ pub struct Counts {
     pub bytes_changed: u64,
 }
 
-impl Counts {
+impl OpCounts {
     /// No cost.
     pub const NONE: Self = Self {
         entries_read: 0,
@@ -32,7 +32,7 @@ impl Counts {
     };
 }
 
-impl AddAssign for Counts {
+impl AddAssign for OpCounts {
     #[inline]
     fn add_assign(&mut self, other: Self) {
         self.entries_read += other.entries_read;
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn counts_are_added_one_by_one() {
-        let of = |first| Counts {
+        let of = |first| OpCounts {
             entries_read: first,
             entries_written: first + 1,
             tables_built: first + 2,
@@ -61,8 +61,8 @@ mod tests {
         let mut sum = of(10);
         sum += of(100);
         let right = [110, 112, 114, 116, 118, 120];
-        let Counts { entries_read, entries_written, tables_built, .. } = sum;
-        let Counts { invalidations, broken, bytes_changed, .. } = sum;
+        let OpCounts { entries_read, entries_written, tables_built, .. } = sum;
+        let OpCounts { invalidations, broken, bytes_changed, .. } = sum;
         let found = [entries_read, entries_written, tables_built];
         assert_eq!([found, [invalidations, broken, bytes_changed]].concat(), right);
     }

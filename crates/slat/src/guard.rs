@@ -1,16 +1,16 @@
 //! A thread inside the tables: operations are its methods.
 
 use crate::addr::{Gpa, GpaRange, RangeError};
-use crate::counts::Counts;
+use crate::counts::OpCounts;
 use crate::format::{Format, Geometry};
 use crate::invalidation::{Invalidation, PendingFlush, Vmid};
+use crate::leaf_delta::LeafDelta;
 use crate::platform::Platform;
 use crate::reader::Reader;
 use crate::readers::Inside;
 use crate::shootdown::Shootdown;
-use crate::sizes::Sizes;
 use crate::tables::{Early, Start, Stopped, Tables};
-use crate::walk::{Budget, Tally};
+use crate::walk::{Budget, WalkCounts};
 use core::fmt;
 
 /// A thread inside the tables of a guest.
@@ -66,7 +66,7 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     live: bool,
     /// The entries that operations may still read ([`Guard::limit`]).
     pub(crate) limit: u64,
-    pub(crate) sums: Sums,
+    pub(crate) sums: GuardState,
 }
 
 /// Counts of the operations since their guard was made, and the invalidation that they owe. It is
@@ -75,16 +75,16 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
 ///
 /// [`Reservation`]: crate::Reservation
 #[derive(Debug)]
-pub(crate) struct Sums {
-    pub counts: Counts,
-    pub sizes: Sizes,
+pub(crate) struct GuardState {
+    pub counts: OpCounts,
+    pub sizes: LeafDelta,
     pub owed: PendingFlush,
 }
 
-impl Sums {
+impl GuardState {
     /// Adds what a walk did to the entries of one table. `stale` says that translations changed.
     #[inline]
-    pub fn settle<F: Format>(&mut self, level: u8, tally: &Tally, stale: bool) {
+    pub fn settle<F: Format>(&mut self, level: u8, tally: &WalkCounts, stale: bool) {
         self.counts.entries_read += tally.read;
         if tally.changed != 0 {
             self.counts.entries_written += tally.changed;
@@ -150,7 +150,11 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         inside: Option<Inside<'t>>,
         live: bool,
     ) -> Self {
-        let sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: PendingFlush::NOTHING };
+        let sums = GuardState {
+            counts: OpCounts::NONE,
+            sizes: LeafDelta::NONE,
+            owed: PendingFlush::NOTHING,
+        };
         Self { tables, start: tables.start(), inside, live, limit: u64::MAX, sums }
     }
 
@@ -237,13 +241,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Returns the exact costs of the guard's operations since it was made.
-    pub const fn counts(&self) -> Counts {
+    pub const fn counts(&self) -> OpCounts {
         self.sums.counts
     }
 
     /// Returns the leaves that the guard's operations added and removed since it was made.
     #[inline]
-    pub const fn sizes(&self) -> &Sizes {
+    pub const fn leaf_delta(&self) -> &LeafDelta {
         &self.sums.sizes
     }
 

@@ -92,6 +92,7 @@ mod guard;
 mod heap;
 mod inactive;
 mod invalidation;
+mod leaf_delta;
 mod local_flush;
 #[cfg(feature = "observed")]
 pub mod observe;
@@ -107,7 +108,6 @@ mod readers;
 mod refusals;
 mod retired;
 mod shootdown;
-mod sizes;
 mod space;
 #[doc(hidden)]
 pub mod sync;
@@ -126,13 +126,14 @@ pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 ))]
 pub use any::AnyAddressSpace;
 pub use cache::{OutOfFrames, TableCache};
-pub use counts::Counts;
+pub use counts::OpCounts;
 pub use format::{Access, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software};
 pub use guard::{Guard, WrongPlatform, WrongTables};
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 pub use heap::AllocPlatform;
 pub use inactive::Inactive;
 pub use invalidation::{BreakBeforeMake, Invalidation, Vmid};
+pub use leaf_delta::LeafDelta;
 pub use local_flush::LocalFlush;
 pub use ops::{
     AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Consumer, ConsumerError, Dump, Leaf, Leaves,
@@ -149,7 +150,6 @@ pub use ran::{Announced, NoCpu, Ran};
 pub use reader::Reader;
 pub use readers::{GracePeriod, ReaderSlot, Readers, TooManyReaders};
 pub use shootdown::Shootdown;
-pub use sizes::Sizes;
 pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Pte};
 pub use tables::{Contended, NewError, Stopped, Tables, Translation};

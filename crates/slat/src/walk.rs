@@ -43,7 +43,7 @@ pub(crate) use marks::{links, touch_each};
 use marks::{touch, touch_path};
 use runs::pass_run;
 pub(crate) use runs::{change_pages, change_run, exchange_each, pages_alone, visit_each};
-pub(crate) use visitor::{Entry, Flow, Tally, Visitor};
+pub(crate) use visitor::{Entry, Flow, Visitor, WalkCounts};
 
 /// How many turns the walks of one call wait for markers, all together, before the call gives up;
 /// and how often a walk loses one entry to other threads.
@@ -160,7 +160,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     // The walk of one page calls `settle` once, for all that it read.
     let is_page = level == 0 && end - from == 1 << F::PAGE_SHIFT;
     if !is_page {
-        visitor.settle(level, Tally { read, ..Tally::NONE });
+        visitor.settle(level, WalkCounts { read, ..WalkCounts::NONE });
     }
     let result = match level {
         0 if is_page => page::<F, P, V>(platform, ptes, from, visitor, budget, read),
@@ -198,7 +198,7 @@ fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     budget: &mut Budget,
     read: u64,
 ) -> End {
-    let mut tally = Tally { read, ..Tally::NONE };
+    let mut tally = WalkCounts { read, ..WalkCounts::NONE };
     let pte = table::pte::<F>(ptes, start, 0);
     let end = start + (1 << F::PAGE_SHIFT);
     let met = one::<F, P, V, 0, true>(platform, pte, start, end, visitor, &mut tally, budget);
@@ -219,7 +219,7 @@ fn pages<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     let shift = F::PAGE_SHIFT;
     let mut ptes = part_of::<F>(ptes, 0, start, end);
     let mut at = start;
-    let mut tally = Tally::NONE;
+    let mut tally = WalkCounts::NONE;
     // In most tables where nothing needs a visit, the first runs already show it. This loop is
     // apart from the one below, which keeps the values of a run in registers.
     if let Some(wanted) = V::QUIET {
@@ -278,7 +278,7 @@ fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     let shift = F::shift(1);
     let mut ptes = part_of::<F>(ptes, 1, from, end);
     let mut at = from;
-    let mut tally = Tally::NONE;
+    let mut tally = WalkCounts::NONE;
     let result = loop {
         if let Some(run) = ptes.first_chunk::<RUN>() {
             let passed = pass_run::<F, V, 1>(run, at, visitor, &mut tally);
@@ -344,7 +344,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
     start: u64,
     end: u64,
     visitor: &mut V,
-    tally: &mut Tally,
+    tally: &mut WalkCounts,
     budget: &mut Budget,
 ) -> Met<'t> {
     for _ in 0..PATIENCE {

@@ -11,7 +11,7 @@ use crate::stopwatch::Stopwatch;
 use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
-use slat::{Attributes, BreakBeforeMake, Counts, GpaRange, PageSize, Reader, TableCache, Tables};
+use slat::{Attributes, BreakBeforeMake, GpaRange, OpCounts, PageSize, Reader, TableCache, Tables};
 
 type K4 = Arm64K4;
 
@@ -108,8 +108,8 @@ fn split_range<'p>(
     reader: &mut Reader<'p, Arena>,
     range: GpaRange,
     cache: &mut TableCache<'_, K4, Arena>,
-) -> anyhow::Result<Counts> {
-    let mut counts = Counts::NONE;
+) -> anyhow::Result<OpCounts> {
+    let mut counts = OpCounts::NONE;
     for chunk in steps(range, CHUNK) {
         cache.fill(usize::MAX)?;
         let mut guard = tables.enter(reader)?;

@@ -14,7 +14,7 @@ use crate::settings::peers::Caches;
 use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::{
-    Access, AgeBitmaps, AgeOptions, Attributes, Batched, Counts, Format, GpaRange, Guard, Pages,
+    Access, AgeBitmaps, AgeOptions, Attributes, Batched, Format, GpaRange, Guard, OpCounts, Pages,
     Reader, TableCache, Tables, UnmapBatch, UnmapEntry,
 };
 use std::cell::RefCell;
@@ -84,7 +84,7 @@ impl<F: Format> Turns<F> {
         bitmaps.unanswered.fill(0);
         temper(arena, self.work.table_bytes(), caches);
         let before = arena.invalidations();
-        let mut doer = Doer { turns: self, arena, tables: &tables, counts: Counts::NONE };
+        let mut doer = Doer { turns: self, arena, tables: &tables, counts: OpCounts::NONE };
         let seconds = doer.timed(&mut reader, bitmaps, addresses)?;
         let counts = counted(doer.counts, arena.invalidations() - before);
         if check {
@@ -217,7 +217,7 @@ struct Doer<'d, 'p, F: Format> {
     turns: &'d Turns<F>,
     arena: &'p Arena,
     tables: &'d Tables<'p, F, Arena>,
-    counts: Counts,
+    counts: OpCounts,
 }
 
 impl<'p, F: Format> Doer<'_, 'p, F> {

@@ -29,7 +29,7 @@ use super::pages::{or_bits, set_bits};
 use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::pte::Atomically;
@@ -37,7 +37,7 @@ use crate::sync::agreed;
 use crate::table::{Pte, folded, pte};
 use crate::tables::{Stopped, Tables};
 use crate::walk::{
-    Budget, Entry, Flow, Tally, Visitor, change_run, exchange_each, links, pages_alone,
+    Budget, Entry, Flow, Visitor, WalkCounts, change_run, exchange_each, links, pages_alone,
 };
 
 /// Options of an ageing scan.
@@ -241,14 +241,14 @@ struct One<'t, 'g, F: Format, P: Platform> {
     young: bool,
     found: Option<(u64, u64)>,
     held: bool,
-    sums: &'g mut Sums,
+    sums: &'g mut GuardState,
 }
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut WalkCounts) -> Flow {
         if kind != Kind::Leaf {
             return Flow::Next;
         }
@@ -285,7 +285,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.sums.counts.entries_read += tally.read;
     }
 }
@@ -296,7 +296,7 @@ fn age_group<F: Format>(
     group: &Group<'_, F>,
     level: u8,
     clear: bool,
-    sums: &mut Sums,
+    sums: &mut GuardState,
 ) -> (bool, bool) {
     let (mut used, mut cleared) = (false, 0);
     let whole = group.ptes.iter().all(|pte| {
@@ -328,7 +328,7 @@ struct Scan<'a> {
     aged: AgeCounts,
     /// The end of the last group, whose pages all have an answer.
     answered: u64,
-    sums: &'a mut Sums,
+    sums: &'a mut GuardState,
 }
 
 impl Scan<'_> {
@@ -416,7 +416,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     const QUIET: Option<u64> = Some(F::ACCESSED | F::CONTIGUOUS);
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         if kind == Kind::Leaf && folded::<F>(entry.raw) {
             return self.group(level, &entry.apart());
         }
@@ -440,7 +440,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
-        tally: &mut Tally,
+        tally: &mut WalkCounts,
     ) -> usize {
         let old = |raw| if CLEAR { raw & !F::ACCESSED } else { raw };
         let (passed, mask) = match pages_alone::<F>(raws) {
@@ -504,7 +504,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.scan.sums.settle::<F>(level, &tally, false);
     }
 }
@@ -539,7 +539,7 @@ struct Note<'a> {
     /// Tables without a mark prove nothing.
     doubt: bool,
     noted: bool,
-    sums: &'a mut Sums,
+    sums: &'a mut GuardState,
 }
 
 impl<'t, F: Format> Visitor<'t, F> for Note<'_> {
@@ -578,7 +578,7 @@ impl<'t, F: Format> Visitor<'t, F> for Note<'_> {
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.sums.counts.entries_read += tally.read;
     }
 }

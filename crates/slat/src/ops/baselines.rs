@@ -13,7 +13,7 @@ use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::{self, Frame};
 use crate::tables::Stopped;
-use crate::walk::{Budget, Entry, Flow, Tally, Visitor, walk};
+use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts, walk};
 use core::hint::black_box;
 
 /// Builds tables entry by entry, and breaks one block at a time. The parameters say whether it also
@@ -115,7 +115,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> 
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, _: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, _: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         let base = entry.base::<F>(level);
         let (raw, flow) = match self.plan.pte::<F>(level, base) {
             Some(raw) => (raw, Flow::Next),
@@ -133,7 +133,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> 
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.builder.counts.entries_read += tally.read;
         self.builder.counts.entries_written += tally.changed;
     }

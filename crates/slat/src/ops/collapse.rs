@@ -31,14 +31,14 @@
 
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::sync::relax;
 use crate::table::{self, Pte, folded, pte};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Visitor, WalkCounts};
 use core::marker::PhantomData;
 
 use super::split::SplitError;
@@ -134,7 +134,7 @@ struct Collapse<'t, 'g, F: Format, P: Platform, W> {
     to: u8,
     /// Tells which leaves may become a block.
     fits: W,
-    sums: &'g mut Sums,
+    sums: &'g mut GuardState,
     /// The turns that the call may still wait: for leaves here, and for entries in the walk.
     patience: u32,
     /// The turns that it has waited for leaves.
@@ -203,7 +203,7 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.sums.counts.entries_read += tally.read;
     }
 }
@@ -458,7 +458,7 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
             let merged = if writable { status } else { block & state };
             let _ = pte.update(|raw| Some((raw | merged) & !F::MARK));
         }
-        let Sums { counts, sizes, .. } = &mut *self.sums;
+        let GuardState { counts, sizes, .. } = &mut *self.sums;
         counts.entries_written += 2 * children.len() as u64 + 2;
         counts.bytes_changed += F::size(level).bytes();
         sizes.add(level, 1);

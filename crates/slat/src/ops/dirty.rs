@@ -11,12 +11,12 @@ use super::rules::Rule;
 use super::{ChangeError, Pages};
 use crate::addr::{GpaRange, Levels};
 use crate::format::{Format, Kind, RUN, software_bits};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::table::{Pte, folded};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Tally, Visitor, change_pages, change_run};
+use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts, change_pages, change_run};
 
 /// Takes dirty state. `NAMED`: for a consumer, so leaves with its mark as well.
 #[derive(Clone, Copy)]
@@ -180,7 +180,7 @@ struct Harvest<'t, 'b, F: Format, P: Platform, const NAMED: bool> {
     start: u64,
     bitmap: &'b mut [u64],
     pages: u64,
-    sums: &'b mut Sums,
+    sums: &'b mut GuardState,
     reason: ChangeError,
 }
 
@@ -191,7 +191,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
     const QUIET: Option<u64> = Some(takes::<F, NAMED>() | F::CONTIGUOUS);
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         // A harvest reports pages: a group would be dirty as a whole each time.
         if kind == Kind::Leaf && folded::<F>(entry.raw) {
             return Flow::Aside;
@@ -223,7 +223,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
         run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
-        tally: &mut Tally,
+        tally: &mut WalkCounts,
     ) -> usize {
         let taken = |raw| self.finds(raw).then(|| self.take.taken(raw));
         let (passed, mask) = match change_pages::<F, Atomically>(run, raws, at, tally, taken) {
@@ -241,7 +241,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.sums.settle::<F>(level, &tally, true);
     }
 }

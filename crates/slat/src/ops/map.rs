@@ -7,15 +7,15 @@ use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
-use crate::counts::Counts;
+use crate::counts::OpCounts;
 use crate::format::{Attributes, Execute, Format, Kind, Memory};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::platform::{Maintenance, Platform};
 use crate::pte::{Atomically, Change};
 use crate::sync::agreed;
 use crate::table::{Pte, pte};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
 use core::marker::PhantomData;
 pub use error::MapError;
 
@@ -188,7 +188,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         &self,
         plan: &Plan,
         attributes: &Attributes,
-        counts: &mut Counts,
+        counts: &mut OpCounts,
     ) -> bool {
         let gpa = plan.start;
         let mut above = [&self.root_entries()[0]; 4];
@@ -335,7 +335,7 @@ impl<'t, F: Format> Visitor<'t, F> for Check<'_> {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut WalkCounts) -> Flow {
         let refusal = match kind {
             Kind::Leaf => agrees::<F>(self.plan, self.state, level, &entry).err(),
             kind => owner::<F>(kind, entry.raw).map(|owner| MapError::Owned { owner }),
@@ -346,7 +346,7 @@ impl<'t, F: Format> Visitor<'t, F> for Check<'_> {
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.read += tally.read;
     }
 }
@@ -356,7 +356,7 @@ struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
     plan: &'a Plan,
     maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
-    sums: &'a mut Sums,
+    sums: &'a mut GuardState,
     /// The guard has a limit: no more than one table of pages is built at a time.
     limited: bool,
     /// The entries of tables that were built and that the walk has not counted.
@@ -375,7 +375,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
     const ONCE: bool = true;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         if kind == Kind::Leaf {
             return match agrees::<F>(self.plan, self.tables.state(), level, &entry) {
                 Ok(()) => Flow::Next,
@@ -443,7 +443,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.sums.settle::<F>(level, &tally, false);
         self.sums.sizes.add(level, tally.changed as i64);
     }

@@ -17,10 +17,10 @@ use super::map::MapError;
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::cache::TableCache;
 use crate::format::{Format, Kind, TOKEN_BITS};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::tables::{Contended, Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
 use core::fmt;
 
 /// The owner of an address where nothing is mapped: a word of [`Owner::BITS`] bits.
@@ -233,7 +233,7 @@ impl<'t, F: Format> Visitor<'t, F> for Check {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut WalkCounts) -> Flow {
         match self.hand.takes::<F>(level, kind, entry.raw) {
             Ok(_) => Flow::Next,
             Err(reason) => {
@@ -244,7 +244,7 @@ impl<'t, F: Format> Visitor<'t, F> for Check {
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.read += tally.read;
     }
 }
@@ -253,7 +253,7 @@ struct SetOwner<'t, 'a, 'c, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     hand: Hand,
     cache: &'a mut TableCache<'c, F, P>,
-    sums: &'a mut Sums,
+    sums: &'a mut GuardState,
     /// Whether the range is more than a page, which cannot be half done.
     many: bool,
     /// The entries of the last table that was built and that the walk has not counted.
@@ -266,7 +266,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
     const ONCE: bool = true;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         match self.hand.takes::<F>(level, kind, entry.raw) {
             Ok(true) => {}
             Ok(false) => return Flow::Next,
@@ -296,7 +296,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.sums.settle::<F>(level, &tally, false);
     }
 }

@@ -10,7 +10,7 @@ use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::Pte;
 use crate::tables::Stopped;
-use crate::walk::{Budget, Entry, Tally, Visitor};
+use crate::walk::{Budget, Entry, Visitor, WalkCounts};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
@@ -64,7 +64,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, 't, F, P> 
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         Visitor::<F>::settle(&mut self.0, level, tally);
     }
 }

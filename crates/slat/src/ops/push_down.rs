@@ -20,16 +20,16 @@
 
 use super::ChangeError;
 use crate::addr::{GpaRange, Levels};
-use crate::counts::Counts;
+use crate::counts::OpCounts;
 use crate::format::{Format, Kind, RUN};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::pte::Run;
 use crate::sync::agreed;
 use crate::table::{Pte, load_run};
 use crate::tables::Stopped;
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor, change_pages, links};
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Visitor, WalkCounts, change_pages, links};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// As [`Guard::write_protect`], by the tables as far up as `range` covers them, where the
@@ -69,7 +69,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 struct Protect<'g> {
-    sums: &'g mut Sums,
+    sums: &'g mut GuardState,
     reason: ChangeError,
 }
 
@@ -78,7 +78,7 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
     const QUIET: Option<u64> = Some(F::WRITE);
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         if kind != Kind::Leaf || entry.raw & F::WRITE == 0 {
             return Flow::Next;
         }
@@ -115,7 +115,7 @@ impl<'t, F: Format> Visitor<'t, F> for Protect<'_> {
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.sums.settle::<F>(level, &tally, true);
     }
 }
@@ -153,7 +153,7 @@ pub(super) fn push_down<'t, F: Format>(
     level: u8,
     entry: &Entry<'t>,
     children: &'t [Pte],
-    counts: &mut Counts,
+    counts: &mut OpCounts,
     down: &mut Pushed<'t>,
 ) -> Flow {
     let table = entry.raw;
@@ -198,9 +198,9 @@ pub(super) fn push_down<'t, F: Format>(
 
 /// Takes the right to write from a run of pages; returns whether none of them has it any more. If
 /// not, each is to be visited.
-fn protect_run<F: Format>(run: &[Pte; RUN], counts: &mut Counts) -> bool {
+fn protect_run<F: Format>(run: &[Pte; RUN], counts: &mut OpCounts) -> bool {
     let Run { raws, any, .. } = load_run(run);
-    let mut tally = Tally::NONE;
+    let mut tally = WalkCounts::NONE;
     let done = match any & F::MARK {
         0 => change_pages::<F, Atomically>(run, &raws, 0, &mut tally, |raw| {
             Some(F::write_protected(raw))
@@ -221,7 +221,7 @@ fn is_held<F: Format>(raw: u64, level: u8) -> bool {
 
 /// Returns whether the child, a leaf or a table, has no right to write any more. It does not wait,
 /// as other threads wait for the table meanwhile.
-fn protect_child<F: Format>(pte: &Pte, level: u8, counts: &mut Counts) -> bool {
+fn protect_child<F: Format>(pte: &Pte, level: u8, counts: &mut OpCounts) -> bool {
     for _ in 0..PATIENCE {
         let raw = pte.load();
         counts.entries_read += 1;
@@ -277,7 +277,7 @@ mod tests {
             });
             for _ in 0..TRIES {
                 let entry = Entry { pte: &pte, raw: link, start: 0, end: 1 << F::shift(1) };
-                let (counts, down) = (&mut Counts::default(), &mut Pushed::default());
+                let (counts, down) = (&mut OpCounts::default(), &mut Pushed::default());
                 push_down::<F>(1, &entry, &children, counts, down);
                 if pte.load() == marker {
                     break;

@@ -8,7 +8,7 @@ use crate::platform::{Maintenance, Platform};
 use crate::sync::acquired;
 use crate::table::{Pte, folded};
 use crate::tables::{Contended, Found, Start, Stopped, Tables, Translation};
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor, visit_each};
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Visitor, WalkCounts, visit_each};
 use core::{fmt, slice};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -201,7 +201,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Flush<'_, F, P> {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut WalkCounts) -> Flow {
         if kind == Kind::Leaf {
             self.leaf(level, &entry);
         }
@@ -215,7 +215,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Flush<'_, F, P> {
         run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
-        tally: &mut Tally,
+        tally: &mut WalkCounts,
     ) -> usize {
         let first = F::leaf_address(raws[0], 0).0;
         let mut one_piece = at >= self.at;
@@ -246,7 +246,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Flush<'_, F, P> {
     }
 
     #[inline]
-    fn settle(&mut self, _: u8, _: Tally) {}
+    fn settle(&mut self, _: u8, _: WalkCounts) {}
 }
 
 /// A page, block or group.

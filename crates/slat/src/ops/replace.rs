@@ -25,12 +25,12 @@ use super::map::{MapError, maintenance};
 use super::push_down::{Pushed, push_down};
 use crate::addr::{GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{AttributeError, Attributes, Format, Kind, Memory, RUN};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded, pte};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
 use core::fmt;
 
 /// Reason why the leaves of a range were not replaced, or not all of them.
@@ -260,7 +260,7 @@ struct Replace<'t, 'g, F: Format, P: Platform> {
     from: Hpa,
     to: Hpa,
     attributes: Attributes,
-    sums: &'g mut Sums,
+    sums: &'g mut GuardState,
     down: Pushed<'t>,
     reason: ReplaceError,
 }
@@ -280,7 +280,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         tables: &'t Tables<'t, F, P>,
         range: &GpaRange,
         (from, to, attributes): (Hpa, Hpa, Attributes),
-        sums: &'g mut Sums,
+        sums: &'g mut GuardState,
     ) -> Self {
         let (start, many) = (range.start().0, range.size() > 1 << F::PAGE_SHIFT);
         let (down, reason) = (Pushed::default(), ReplaceError::Contended);
@@ -451,7 +451,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'t, '_, F, P> {
     const TOUCHES: bool = true;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         if kind != Kind::Leaf {
             return Flow::Next;
         }
@@ -473,7 +473,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'t, '_, F, P> {
         run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
-        _: &mut Tally,
+        _: &mut WalkCounts,
     ) -> usize {
         self.run(run, raws, at)
     }
@@ -507,7 +507,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'t, '_, F, P> {
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.sums.settle::<F>(level, &tally, true);
     }
 }

@@ -24,7 +24,7 @@ use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
 use crate::format::{Attributes, Format, Kind};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::sync::relax;
 use crate::table::{self, Pte};
@@ -38,7 +38,7 @@ use crate::walk::PATIENCE;
 #[must_use = "a reservation that is not committed maps nothing"]
 pub struct Reservation<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
-    sums: &'g mut Sums,
+    sums: &'g mut GuardState,
     /// One entry, or all entries of the group around it, with the same token.
     ptes: &'g [Pte],
     raw: u64,
@@ -277,7 +277,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
                 return Ok(None);
             }
         } else {
-            let Sums { counts, sizes, .. } = self.sums;
+            let GuardState { counts, sizes, .. } = self.sums;
             counts.entries_written += 1;
             if self.ptes[0].exchange(self.raw, leaf).is_err() {
                 return Ok(None);
@@ -293,12 +293,12 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     #[cold]
     #[inline(never)]
     fn commit_group(
-        (tables, sums): (&Tables<'g, F, P>, &mut Sums),
+        (tables, sums): (&Tables<'g, F, P>, &mut GuardState),
         group: &Group<'g, F>,
         raw: u64,
         leaf: u64,
     ) -> bool {
-        let Sums { counts, sizes, .. } = sums;
+        let GuardState { counts, sizes, .. } = sums;
         let mapped = tables.fill_group(group, Some(raw), leaf, counts).is_ok();
         if mapped {
             sizes.add_members(group.level(), group.ptes.len() as i64);
@@ -340,7 +340,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
 
     #[inline(never)]
     fn commit_parts<E>(
-        (tables, sums): (&'g Tables<'g, F, P>, &'g mut Sums),
+        (tables, sums): (&'g Tables<'g, F, P>, &'g mut GuardState),
         (ptes, raw): (&'g [Pte], u64),
         (level, base): (u8, u64),
         (hpa, attributes): (Hpa, Attributes),
@@ -352,7 +352,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
             Err(reason) => return Ok(Err(reason)),
         };
         let group = reserved.group();
-        let Sums { counts, sizes, .. } = reserved.sums;
+        let GuardState { counts, sizes, .. } = reserved.sums;
         let frozen = F::frozen(Hpa(0));
         let held = match &group {
             Some(group) => tables.freeze_group(group, Some(raw)).is_ok(),

@@ -22,13 +22,13 @@ use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
 use crate::format::{Access, Format, Kind, Software};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::invalidation::PendingFlush;
 use crate::local_flush::LocalFlush;
 use crate::platform::Platform;
 use crate::table::{Frame, Pte, folded, pte};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, PATIENCE, Visitor, WalkCounts};
 use core::marker::PhantomData;
 pub use error::SplitError;
 use waiting::{Waiting, block_of};
@@ -234,7 +234,7 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     together: usize,
     /// Pages of blocks that have these bits become executable, for such an access.
     execute: Option<(Access, u64)>,
-    sums: &'a mut Sums,
+    sums: &'a mut GuardState,
     waiting: Option<Waiting<'t>>,
     /// The guard has a limit.
     limited: bool,
@@ -255,7 +255,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
     const LEVELS: Levels = if W::LAST_LEVEL { Levels::ALL } else { Levels::above(TARGET) };
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut WalkCounts) -> Flow {
         if !W::wants(level) {
             return Flow::Next;
         }
@@ -301,7 +301,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.sums.counts.entries_read += tally.read;
     }
 }
@@ -453,7 +453,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 
 /// Counts a block that stands broken until its table is linked.
 #[inline(always)]
-fn count_broken(sums: &mut Sums, size: PageSize) {
+fn count_broken(sums: &mut GuardState, size: PageSize) {
     sums.counts.broken += 1;
     sums.counts.bytes_changed += size.bytes();
     sums.counts.entries_written += 2;
@@ -463,7 +463,7 @@ fn count_broken(sums: &mut Sums, size: PageSize) {
 fn give_back<F: Format, P: Platform>(
     tables: &Tables<'_, F, P>,
     cache: &mut TableCache<'_, F, P>,
-    sums: &mut Sums,
+    sums: &mut GuardState,
     table: Frame,
     level: u8,
 ) {
@@ -482,7 +482,7 @@ fn give_back<F: Format, P: Platform>(
 fn link<F: Format, P: Platform>(
     tables: &Tables<'_, F, P>,
     cache: &mut TableCache<'_, F, P>,
-    sums: &mut Sums,
+    sums: &mut GuardState,
     lost: &mut u64,
     waiting: &Waiting<'_>,
 ) {

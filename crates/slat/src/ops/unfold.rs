@@ -29,14 +29,14 @@
 
 use super::ChangeError;
 use crate::addr::{GpaRange, Hpa, Levels};
-use crate::counts::Counts;
+use crate::counts::OpCounts;
 use crate::format::{Format, Kind};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
 use core::marker::PhantomData;
 
 /// The entries of a group.
@@ -187,7 +187,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// with the entry.
     #[cold]
     #[inline(never)]
-    pub(crate) fn unfold(&self, gpa: u64, level: u8, sums: &mut Sums) -> Flow {
+    pub(crate) fn unfold(&self, gpa: u64, level: u8, sums: &mut GuardState) -> Flow {
         match self.unfolded(gpa, level, sums) {
             Ok(_) => Flow::Again,
             Err(flow) => flow,
@@ -195,7 +195,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 
     /// Returns the bytes of the group, if it was unfolded here.
-    fn unfolded(&self, gpa: u64, level: u8, sums: &mut Sums) -> Result<u64, Flow> {
+    fn unfolded(&self, gpa: u64, level: u8, sums: &mut GuardState) -> Result<u64, Flow> {
         let group = self.group(gpa, level).ok_or(Flow::Again)?;
         let breaks = self.platform.break_before_make().breaks_size_change();
         let frozen = F::frozen(Hpa(0));
@@ -233,7 +233,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         group: &Group<'_, F>,
         token: Option<u64>,
         first: u64,
-        counts: &mut Counts,
+        counts: &mut OpCounts,
     ) -> Result<(), Flow> {
         let emptied = self.freeze_group(group, token)?;
         if token.is_none() && emptied {
@@ -270,14 +270,19 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 
     /// Fills a group that the caller has frozen.
-    pub(super) fn fill_frozen_group(&self, group: &Group<'_, F>, first: u64, counts: &mut Counts) {
+    pub(super) fn fill_frozen_group(
+        &self,
+        group: &Group<'_, F>,
+        first: u64,
+        counts: &mut OpCounts,
+    ) {
         group.put(first);
         counts.entries_written += 2 * group.ptes.len() as u64;
     }
 
     /// As [`Tables::break_before_fill`], for all entries at once, some of which other threads have
     /// emptied: their removals were counted before this thread got the entries.
-    fn break_before_fill_group(&self, group: &Group<'_, F>, counts: &mut Counts) {
+    fn break_before_fill_group(&self, group: &Group<'_, F>, counts: &mut OpCounts) {
         if self.refill_breaks() && self.pending.removals.count() != 0 {
             self.invalidate_entries(group.start, group.end);
             counts.invalidations += 1;
@@ -290,7 +295,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         &self,
         gpa: u64,
         level: u8,
-        counts: &mut Counts,
+        counts: &mut OpCounts,
     ) -> Option<(Group<'_, F>, u64)> {
         if F::CONTIGUOUS == 0 || F::group(level) == 1 {
             return None;
@@ -344,7 +349,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 
 struct Unfold<'t, 'g, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
-    sums: &'g mut Sums,
+    sums: &'g mut GuardState,
 }
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, '_, F, P> {
@@ -352,7 +357,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, '_, F, P> {
     const QUIET: Option<u64> = Some(F::CONTIGUOUS);
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut WalkCounts) -> Flow {
         if kind != Kind::Leaf || !folded::<F>(entry.raw) {
             return Flow::Next;
         }
@@ -366,7 +371,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, '_, F, P> {
     }
 
     #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
+    fn settle(&mut self, _level: u8, tally: WalkCounts) {
         self.sums.counts.entries_read += tally.read;
     }
 }

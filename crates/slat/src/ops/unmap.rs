@@ -30,11 +30,11 @@ use super::unfold::Group;
 use super::unmap_batch::{UnmapBatch, UnmappedRun};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Format, Kind, RUN};
-use crate::guard::{Guard, Sums};
+use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::table::{Pte, folded, pte};
 use crate::tables::{Link, Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Tally, Visitor, links, visit_each};
+use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts, links, visit_each};
 pub use error::UnmapError;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -187,7 +187,7 @@ pub(super) struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
     marks: Option<Marks<'m>>,
     /// The descriptor of a leaf that would continue the last one; its address and level; 0 is none.
     next: (u64, u64),
-    sums: &'r mut Sums,
+    sums: &'r mut GuardState,
     reason: Stop,
 }
 
@@ -224,7 +224,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         if F::CONTIGUOUS != 0 && entry.start < self.taken {
             return self.behind(kind, entry.pte, entry.raw);
         }
@@ -293,7 +293,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
         run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
-        tally: &mut Tally,
+        tally: &mut WalkCounts,
     ) -> usize {
         if !self.continues(raws, at) {
             return visit_each::<F, Self>(self, run, raws, at, tally);
@@ -360,7 +360,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, 't, F, P> 
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.sums.settle::<F>(level, &tally, false);
         self.sums.sizes.add(level, -(tally.changed as i64));
     }
@@ -374,7 +374,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
         batch: &'r mut UnmapBatch<'s, 't, F, P>,
         range: &GpaRange,
         empty: u64,
-        sums: &'r mut Sums,
+        sums: &'r mut GuardState,
     ) -> Self {
         let (start, end) = (range.start().0, range.end().0);
         let reason = Stop::Contended;

@@ -12,12 +12,12 @@
 use super::SpaceError;
 use super::cursor::Cursor;
 use crate::addr::Gpa;
-use crate::counts::Counts;
+use crate::counts::OpCounts;
 use crate::format::{Format, Kind};
-use crate::guard::Sums;
+use crate::guard::GuardState;
 use crate::invalidation::PendingFlush;
+use crate::leaf_delta::LeafDelta;
 use crate::platform::Platform;
-use crate::sizes::Sizes;
 use crate::table::{self, Frame, Pte, folded, pte};
 use crate::tables::{Stopped, Tables};
 use crate::walk::{Entry, Flow};
@@ -230,8 +230,11 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Unfolds the group of the leaf at `gpa`.
     #[cold]
     pub(super) fn unfold_at(&self, gpa: u64, level: u8) -> Result<(), Stopped<SpaceError>> {
-        let mut sums =
-            Sums { counts: Counts::NONE, sizes: Sizes::NONE, owed: PendingFlush::NOTHING };
+        let mut sums = GuardState {
+            counts: OpCounts::NONE,
+            sizes: LeafDelta::NONE,
+            owed: PendingFlush::NOTHING,
+        };
         match self.unfold(gpa, level, &mut sums) {
             Flow::Again => Ok(()),
             _ => Err(Stopped { at: Gpa(gpa), reason: SpaceError::Contended }),

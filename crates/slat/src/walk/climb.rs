@@ -1,6 +1,6 @@
 //! The part of a walk at level 2 and above.
 
-use super::{Budget, End, Entry, Met, Tally, Visitor, one, touch};
+use super::{Budget, End, Entry, Met, Visitor, WalkCounts, one, touch};
 use crate::format::Format;
 use crate::platform::Platform;
 use crate::sync::agreed;
@@ -85,7 +85,7 @@ impl Climb {
         budget: &mut Budget,
     ) -> End {
         let shift = F::shift(LEVEL);
-        let mut tally = Tally::NONE;
+        let mut tally = WalkCounts::NONE;
         let mut result = End::DONE;
         let mut at = self.at;
         while at < end {

@@ -1,6 +1,6 @@
 //! Runs of neighbouring pages, which are loaded before they are visited.
 
-use super::{Entry, Flow, Tally, Visitor};
+use super::{Entry, Flow, Visitor, WalkCounts};
 use crate::format::{Format, Kind, RUN};
 use crate::pte::Change;
 use crate::pte::Run;
@@ -16,7 +16,7 @@ use crate::table::{self, Pte, folded};
 pub(crate) fn change_run<F: Format>(
     run: &[Pte; RUN],
     at: u64,
-    tally: &mut Tally,
+    tally: &mut WalkCounts,
     change: impl Fn(u64) -> Option<u64>,
 ) -> (usize, u64) {
     let mut named = 0;
@@ -53,7 +53,7 @@ pub(crate) fn change_pages<F: Format, C: Change>(
     run: &[Pte; RUN],
     raws: &[u64; RUN],
     at: u64,
-    tally: &mut Tally,
+    tally: &mut WalkCounts,
     change: impl Fn(u64) -> Option<u64>,
 ) -> Option<(usize, u64)> {
     pages_alone::<F>(raws)?;
@@ -112,7 +112,7 @@ pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
     run: &'t [Pte; RUN],
     raws: &[u64; RUN],
     mut at: u64,
-    tally: &mut Tally,
+    tally: &mut WalkCounts,
 ) -> usize {
     for index in 0..RUN {
         let (pte, raw) = (&run[index], raws[index]);
@@ -136,7 +136,7 @@ pub(super) fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
     run: &'t [Pte; RUN],
     at: u64,
     visitor: &mut V,
-    tally: &mut Tally,
+    tally: &mut WalkCounts,
 ) -> usize {
     if LEVEL > 0 {
         let enters = V::LEVELS.any_below(LEVEL) || V::TABLES;
@@ -184,24 +184,24 @@ mod tests {
         let run = raws.map(Pte::new);
         let chosen = [page(2), page(5)];
         let change = |raw| chosen.contains(&raw).then(|| F::write_protected(raw));
-        let mut tally = Tally::NONE;
+        let mut tally = WalkCounts::NONE;
         let done = change_run::<F>(&run, 0x10_0000, &mut tally, change);
         assert_eq!(done, (RUN, 0b10_0100));
-        let Tally { changed, start, end, .. } = tally;
+        let WalkCounts { changed, start, end, .. } = tally;
         assert_eq!((changed, start, end), (2, 0x10_2000, 0x10_6000));
         // Another thread changes a page after it was loaded.
         let change = |raw| {
             run[6].update(|raw| Some(raw ^ F::ACCESSED)).ok();
             (raw == page(1) || raw & !F::ACCESSED == page(6)).then(|| F::write_protected(raw))
         };
-        let mut tally = Tally::NONE;
+        let mut tally = WalkCounts::NONE;
         let done = change_run::<F>(&run, 0x10_0000, &mut tally, change);
         assert_eq!((done, tally.changed), ((6, 0b10), 1));
         // Another thread holds a page.
         let run = raws.map(Pte::new);
         run[3].update(|raw| Some(raw | F::MARK)).ok();
         let change = |raw| Some(F::write_protected(raw));
-        let mut tally = Tally::NONE;
+        let mut tally = WalkCounts::NONE;
         let done = change_run::<F>(&run, 0x10_0000, &mut tally, change);
         assert_eq!((done, tally.changed), ((3, 0b111), 3));
     }
@@ -233,14 +233,14 @@ mod tests {
                 Some(if (first..=last).contains(&number) { F::write_protected(raw) } else { raw })
             }
         };
-        let change = |first, last, tally: &mut Tally| {
+        let change = |first, last, tally: &mut WalkCounts| {
             change_pages::<F, Atomically>(&run, &raws, 0x10_0000, tally, protect(first, last))
         };
-        let mut tally = Tally::NONE;
+        let mut tally = WalkCounts::NONE;
         assert_eq!(change(4, 4, &mut tally), Some((RUN, 0xff)));
         assert_eq!((tally.changed, tally.start, tally.end), (1, 0x10_4000, 0x10_5000));
         // The values that were loaded are older than the change.
-        let mut tally = Tally::NONE;
+        let mut tally = WalkCounts::NONE;
         assert_eq!(change(1, 6, &mut tally), Some((4, 0b1111)));
         assert_eq!((tally.changed, tally.start, tally.end), (3, 0x10_1000, 0x10_4000));
         assert_eq!(F::write_protected(page(3)), run[3].load());
@@ -252,7 +252,7 @@ mod tests {
         let mut raws = [F::leaf(F::WRITE, 0, Hpa(0)); RUN];
         raws[RUN - 1] = 0;
         let run = raws.map(Pte::new);
-        let mut tally = Tally::NONE;
+        let mut tally = WalkCounts::NONE;
         let done = change_pages::<F, Atomically>(&run, &raws, 0, &mut tally, |raw| {
             Some(F::write_protected(raw))
         });

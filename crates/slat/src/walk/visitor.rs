@@ -58,7 +58,7 @@ pub(crate) enum Flow {
 
 /// Counts of a walk's accesses to the entries of one table. It is apart from the visitor, so that
 /// it stays in registers across atomic exchanges.
-pub(crate) struct Tally {
+pub(crate) struct WalkCounts {
     pub read: u64,
     /// Entries exchanged or stored.
     pub changed: u64,
@@ -67,7 +67,7 @@ pub(crate) struct Tally {
     pub end: u64,
 }
 
-impl Tally {
+impl WalkCounts {
     pub const NONE: Self = Self { read: 0, changed: 0, start: 0, end: 0 };
 
     /// Counts the entry as changed.
@@ -119,7 +119,13 @@ pub(crate) trait Visitor<'t, F: Format> {
     /// nor a marker. `level` is a constant wherever this is inlined. A visitor of tables alone does
     /// nothing here.
     #[inline(always)]
-    fn visit(&mut self, _level: u8, _kind: Kind, _entry: Entry<'t>, _tally: &mut Tally) -> Flow {
+    fn visit(
+        &mut self,
+        _level: u8,
+        _kind: Kind,
+        _entry: Entry<'t>,
+        _tally: &mut WalkCounts,
+    ) -> Flow {
         Flow::Next
     }
 
@@ -131,7 +137,7 @@ pub(crate) trait Visitor<'t, F: Format> {
         run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
-        tally: &mut Tally,
+        tally: &mut WalkCounts,
     ) -> usize {
         visit_each(self, run, raws, at, tally)
     }
@@ -140,7 +146,7 @@ pub(crate) trait Visitor<'t, F: Format> {
     /// false.
     #[cfg(not(any(loom, shuttle)))]
     #[inline(always)]
-    fn rewrite_run(&mut self, _run: &'t [Pte; RUN], _tally: &mut Tally) -> bool {
+    fn rewrite_run(&mut self, _run: &'t [Pte; RUN], _tally: &mut WalkCounts) -> bool {
         false
     }
 
@@ -209,5 +215,5 @@ pub(crate) trait Visitor<'t, F: Format> {
     }
 
     /// Adds what the walk did to entries of one table at `level`.
-    fn settle(&mut self, level: u8, tally: Tally);
+    fn settle(&mut self, level: u8, tally: WalkCounts);
 }

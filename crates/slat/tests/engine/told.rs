@@ -39,8 +39,8 @@ fn on_formats<T: Test>() {
             guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, &mut frames).unwrap();
             let caches = [&mut frames, &mut others];
             T::run::<H>(Two { guard: &mut guard, other: &mut other, caches }, group);
-            let mut sizes = *guard.sizes();
-            sizes += *other.sizes();
+            let mut sizes = *guard.leaf_delta();
+            sizes += *other.leaf_delta();
             check_sizes::<H>(&H::of(&tables).tree(&platform), sizes);
             drop((guard, other, frames, others));
             crate::common::destroy(tables);

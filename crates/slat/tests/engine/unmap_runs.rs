@@ -5,7 +5,7 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{CLEAN, K, M, RAM, arm, on_stage, range};
 use crate::common::world::{CacheOf, GuardOf};
-use slat::{Attributes, Counts, Gpa, GpaRange, Hpa, PageSize, UnmapEntry};
+use slat::{Attributes, Gpa, GpaRange, Hpa, OpCounts, PageSize, UnmapEntry};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -46,7 +46,7 @@ fn map_runs<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, cache: &mut CacheOf<'_,
 fn unmap<H: Hardware>(
     guard: &mut GuardOf<'_, '_, H>,
     at: GpaRange,
-) -> (Vec<(u64, u64, u64, Attributes)>, Counts) {
+) -> (Vec<(u64, u64, u64, Attributes)>, OpCounts) {
     let before = guard.counts();
     let mut places = [const { UnmapEntry::EMPTY }; 8];
     let mut batch = guard.unmap_batch(&mut places);
@@ -59,11 +59,11 @@ fn unmap<H: Hardware>(
     });
     let runs: Vec<_> = runs.collect();
     assert_eq!(bytes, runs.iter().map(|run| run.1 * 4 * K).sum::<u64>());
-    let counts = Counts {
+    let counts = OpCounts {
         entries_read: after.entries_read - before.entries_read,
         entries_written: after.entries_written - before.entries_written,
         bytes_changed: after.bytes_changed - before.bytes_changed,
-        ..Counts::NONE
+        ..OpCounts::NONE
     };
     (runs, counts)
 }

@@ -10,7 +10,7 @@ use crate::pte::Atomically;
 use crate::sync::acquired;
 use crate::table::{Pte, folded, pte};
 use crate::tables::{Stopped, Tables};
-use crate::walk::Tally;
+use crate::walk::WalkCounts;
 use core::marker::PhantomData;
 
 impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
@@ -99,7 +99,7 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
     /// Adds the account of a table's changes to the guard's.
     #[inline]
     fn settle_table<R: Rule<F>>(&mut self, table: &mut PageTable<'_, F>) {
-        let tally = core::mem::replace(&mut table.tally, Tally::NONE);
+        let tally = core::mem::replace(&mut table.tally, WalkCounts::NONE);
         self.sums.settle::<F>(0, &tally, R::STALE);
     }
 
@@ -134,13 +134,13 @@ struct PageTable<'t, F> {
     ptes: &'t [Pte],
     start: u64,
     end: u64,
-    tally: Tally,
+    tally: WalkCounts,
     format: PhantomData<F>,
 }
 
 impl<F: Format> PageTable<'_, F> {
     const NONE: Self =
-        Self { ptes: &[], start: 0, end: 0, tally: Tally::NONE, format: PhantomData };
+        Self { ptes: &[], start: 0, end: 0, tally: WalkCounts::NONE, format: PhantomData };
 
     #[inline(always)]
     fn has(&self, gpa: u64) -> bool {
@@ -225,7 +225,7 @@ mod tests {
         let ptes: Vec<Pte> = (0..512).map(|number| Pte::new(page(number))).collect();
         let mut table = PageTable::<F> { ptes: &ptes, start: 0, end: 2 << 20, ..PageTable::NONE };
         assert_eq!(table.rewrite(0x1000, 0b1101, &Beaten(&ptes[3])), 0b1100);
-        let Tally { read, changed, start, end } = table.tally;
+        let WalkCounts { read, changed, start, end } = table.tally;
         assert_eq!((read, changed, start, end), (1, 1, 0x1000, 0x2000));
         let found = [1, 3, 4].map(|number| ptes[number].load());
         assert_eq!(found, [F::write_protected(page(1)), page(3) | F::DIRTY, page(4)]);

@@ -3,21 +3,21 @@
 use super::gives_nothing;
 use crate::addr::{GpaRange, Levels, PageSize};
 use crate::format::{Format, Kind, RUN};
-use crate::guard::Sums;
+use crate::guard::GuardState;
 use crate::ops::push_down::{Pushed, push_down};
 use crate::ops::rules::Rule;
 use crate::platform::Platform;
 use crate::pte::Change;
 use crate::table::{Pte, folded};
 use crate::tables::{Found, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor, change_pages, visit_each};
+use crate::walk::{Entry, Flow, Visitor, WalkCounts, change_pages, visit_each};
 use core::marker::PhantomData;
 
 pub(super) struct Rewrite<'t, 'g, F: Format, P: Platform, R, C> {
     pub(super) tables: &'t Tables<'t, F, P>,
     pub(super) rule: R,
     pub(super) range: GpaRange,
-    pub(super) sums: &'g mut Sums,
+    pub(super) sums: &'g mut GuardState,
     pub(super) down: Pushed<'t>,
     /// The size of a block that the range cuts, where the walk stopped.
     pub(super) cut: Option<PageSize>,
@@ -88,7 +88,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
     const TOUCHES: bool = R::TOUCHES;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         if kind != Kind::Leaf {
             return Flow::Next;
         }
@@ -128,7 +128,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         run: &'t [Pte; RUN],
         raws: &[u64; RUN],
         at: u64,
-        tally: &mut Tally,
+        tally: &mut WalkCounts,
     ) -> usize {
         // A copy, which the exchanges cannot change: it is not loaded again after each.
         let rule = self.rule;
@@ -143,7 +143,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
 
     #[cfg(not(any(loom, shuttle)))]
     #[inline(always)]
-    fn rewrite_run(&mut self, run: &'t [Pte; RUN], tally: &mut Tally) -> bool {
+    fn rewrite_run(&mut self, run: &'t [Pte; RUN], tally: &mut WalkCounts) -> bool {
         if !(C::ALONE && R::SURE) {
             return false;
         }
@@ -198,7 +198,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
     }
 
     #[inline]
-    fn settle(&mut self, level: u8, tally: Tally) {
+    fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.sums.settle::<F>(level, &tally, R::STALE);
     }
 }

@@ -4,7 +4,7 @@ use super::hardware::Hardware;
 use super::world::{CacheOf, GuardOf, TablesOf, cache, check_sizes};
 use super::{TestPlatform, destroy};
 use slat::format::{arm64::Arm64, ept::Ept};
-use slat::{Attributes, BreakBeforeMake, Counts, Gpa, GpaRange, Hpa, Stopped, Vmid};
+use slat::{Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, OpCounts, Stopped, Vmid};
 use std::fmt::{Debug, Display};
 
 pub const K: u64 = 1 << 10;
@@ -51,7 +51,7 @@ pub fn on_stage_of<H: Hardware>(
         let mut cache = cache::<H>(platform, &mut storage, frames);
         let mut guard = tables.enter(&mut reader).unwrap();
         run(&tables, &mut guard, &mut cache);
-        check_sizes::<H>(&H::of(&tables).tree(platform), *guard.sizes());
+        check_sizes::<H>(&H::of(&tables).tree(platform), *guard.leaf_delta());
     }
     drop(reader);
     destroy(tables);
@@ -74,7 +74,7 @@ pub fn refused<R, E: Debug + PartialEq + Display>(
 #[track_caller]
 pub fn idle<H: Hardware>(guard: &GuardOf<'_, '_, H>) {
     let entries_read = guard.counts().entries_read;
-    assert_eq!(guard.counts(), Counts { entries_read, ..Counts::NONE });
+    assert_eq!(guard.counts(), OpCounts { entries_read, ..OpCounts::NONE });
     assert_eq!(guard.pending_invalidation(), None);
 }
 

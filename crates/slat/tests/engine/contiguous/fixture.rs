@@ -12,9 +12,9 @@ use crate::common::world::{
 };
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
-    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa,
-    GpaRange, Hpa, Invalidation, MapError, PageSize, Reader, Sizes, Software, SplitError, Stopped,
-    Tables, UnmapEntry, UnmapError,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Execute, Gpa,
+    GpaRange, Hpa, Invalidation, LeafDelta, MapError, OpCounts, PageSize, Reader, Software,
+    SplitError, Stopped, Tables, UnmapEntry, UnmapError,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -62,9 +62,9 @@ pub struct Fixture<'p, const G: u32> {
     retired: usize,
     /// The cost and the events of the last operation, without the invalidation that it completed at
     /// its end.
-    pub counts: Counts,
+    pub counts: OpCounts,
     /// Leaves that guards have counted as added and removed.
-    sizes: Sizes,
+    sizes: LeafDelta,
     pub events: Vec<Event>,
 }
 
@@ -89,8 +89,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
             drops: false,
             pending: false,
             retired: 0,
-            counts: Counts::NONE,
-            sizes: Sizes::NONE,
+            counts: OpCounts::NONE,
+            sizes: LeafDelta::NONE,
             events: Vec::new(),
         }
     }
@@ -121,7 +121,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let result = op(&self.tables, &mut guard);
         let after = self.hardware.tree(self.platform);
         self.counts = guard.counts();
-        self.sizes += *guard.sizes();
+        self.sizes += *guard.leaf_delta();
         self.events = self.platform.take_events();
         self.retired += before.tables.keys().filter(|hpa| !after.tables.contains_key(hpa)).count();
         check_unfolded::<G>(&before, &after, &invalidations(&self.events), self.bbm);
@@ -510,7 +510,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let invalidations = expected.len() as u64;
         let (entries_written, broken) = (2 * ptes, if breaks { ptes } else { 0 });
         assert!(self.counts.entries_read >= invalidations);
-        let costs = Counts { entries_written, broken, invalidations, ..self.counts };
+        let costs = OpCounts { entries_written, broken, invalidations, ..self.counts };
         assert_eq!(self.counts, costs);
         assert!(groups.is_empty() || self.events.last() == Some(&Event::Publish), "unseen");
         assert_eq!(after.within(range.start().0, range.end().0).find(grouped), None);

@@ -21,8 +21,8 @@ use super::hardware::{Access, Hardware, Root, Run, Tree};
 use super::machine::Machine;
 use super::{Event, Moment, TestPlatform};
 use slat::{
-    Attributes, BreakBeforeMake, ChangeError, Counts, Frame, Gpa, GpaRange, Guard, Invalidation,
-    LeafSizeError, PageSize, RangeError, Reader, Sizes, Stopped, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, ChangeError, Frame, Gpa, GpaRange, Guard, Invalidation, LeafDelta,
+    LeafSizeError, OpCounts, PageSize, RangeError, Reader, Stopped, TableCache, Tables, Vmid,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -63,7 +63,7 @@ pub struct World<'p, H: Hardware> {
     /// Hardware uses the range of the next operation, which may have to begin anew.
     beside: Cell<bool>,
     /// Leaves that guards have counted as added and removed.
-    sizes: Sizes,
+    sizes: LeafDelta,
 }
 
 /// A mapping to make.
@@ -77,7 +77,7 @@ pub struct Mapping {
 /// The outcome of an operation, before what it owes is completed.
 struct Outcome<R> {
     result: R,
-    counts: Counts,
+    counts: OpCounts,
     owed: Option<Invalidation>,
     events: Vec<Event>,
     tree: Tree,
@@ -103,7 +103,7 @@ pub fn cache<'a, H: Hardware>(
 }
 
 /// Checks that the leaves that guards have counted are the leaves that are mapped.
-pub fn check_sizes<H: Hardware>(tree: &Tree, sizes: Sizes) {
+pub fn check_sizes<H: Hardware>(tree: &Tree, sizes: LeafDelta) {
     for (level, pte) in H::sizes().into_iter().rev().enumerate() {
         let ptes = |groups: bool| -> u64 {
             let of_slots = |run: &&Run| H::entry_size(run.size) == pte;
@@ -174,7 +174,7 @@ impl<'p, H: Hardware> World<'p, H> {
             removing: false,
             doubt: false,
             beside: Cell::new(false),
-            sizes: Sizes::NONE,
+            sizes: LeafDelta::NONE,
         }
     }
 
@@ -283,7 +283,7 @@ impl<'p, H: Hardware> World<'p, H> {
         assert_eq!(stopped.at, Gpa(at));
         // A refusal may have read entries.
         let entries_read = outcome.counts.entries_read;
-        assert_eq!(outcome.counts, Counts { entries_read, ..Counts::NONE });
+        assert_eq!(outcome.counts, OpCounts { entries_read, ..OpCounts::NONE });
         assert_eq!(outcome.owed, None);
         // A lookup in a table may mark it accessed.
         assert_eq!(outcome.tree.plain(), before.plain());
@@ -320,11 +320,11 @@ impl<'p, H: Hardware> World<'p, H> {
         let refill_breaks = self.refill_breaks();
         let platform = self.platform;
         let mut guard = self.tables.enter(&mut self.reader).unwrap();
-        assert_eq!((guard.counts(), guard.pending_invalidation()), (Counts::NONE, None));
+        assert_eq!((guard.counts(), guard.pending_invalidation()), (OpCounts::NONE, None));
         let result = op(&self.tables, &mut guard, &dropped);
         let hook = platform.meanwhile(None);
         let (counts, owed) = (guard.counts(), guard.pending_invalidation());
-        self.sizes += *guard.sizes();
+        self.sizes += *guard.leaf_delta();
         let events = platform.take_events();
         let tree = self.hardware.tree(platform);
         assert_eq!(tree.marks, 0, "an entry was left marked");

@@ -6,7 +6,7 @@ use super::links::retire_around;
 use super::shape::{maintained, maintenance};
 use super::{Mapping, World, cache, floor, size};
 use slat::{
-    Attributes, Gpa, GpaRange, Hpa, MapError, PageSize, RangeError, Sizes, Stopped, UnmapEntry,
+    Attributes, Gpa, GpaRange, Hpa, LeafDelta, MapError, PageSize, RangeError, Stopped, UnmapEntry,
 };
 use std::cell::Cell;
 
@@ -45,7 +45,7 @@ impl<H: Hardware> World<'_, H> {
         // Another thread's page, at the lowest addresses of the reservation.
         let theirs = 1u64 << 40;
         let mut reader = self.other.take().unwrap();
-        let theirs_came = Cell::new(Sizes::NONE);
+        let theirs_came = Cell::new(LeafDelta::NONE);
         let out = self.run_removing(|tables, guard, _| {
             let reservation = guard.reserve(Gpa(gpa), largest, &mut own)?;
             let range = reservation.range();
@@ -72,7 +72,7 @@ impl<H: Hardware> World<'_, H> {
                     assert_eq!(second.range(), range, "the same entry");
                 }
             }
-            theirs_came.set(*their.sizes());
+            theirs_came.set(*their.leaf_delta());
             drop(their);
             let since = platform.events.borrow().len();
             let result = match commit {

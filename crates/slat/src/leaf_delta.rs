@@ -25,12 +25,12 @@ const LEVELS: usize = 3;
 /// [`Guard::map_contiguous`]: crate::Guard::map_contiguous
 /// [`Inactive`]: crate::Inactive
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Sizes {
+pub struct LeafDelta {
     leaves: [i64; LEVELS],
     members: [i64; LEVELS],
 }
 
-impl Sizes {
+impl LeafDelta {
     /// No leaf was added or removed.
     pub const NONE: Self = Self { leaves: [0; LEVELS], members: [0; LEVELS] };
 
@@ -78,7 +78,7 @@ impl Sizes {
         self.splits::<F>(level, tables, 1);
     }
 
-    /// Takes back a [`Sizes::split`] that did not happen.
+    /// Takes back a [`LeafDelta::split`] that did not happen.
     #[cold]
     pub(crate) fn unsplit<F: Format>(&mut self, level: u8, tables: u64) {
         self.splits::<F>(level, tables, -1);
@@ -95,7 +95,7 @@ impl Sizes {
     }
 }
 
-impl AddAssign for Sizes {
+impl AddAssign for LeafDelta {
     fn add_assign(&mut self, other: Self) {
         let add = |(sum, count): (&mut i64, i64)| *sum += count;
         self.leaves.iter_mut().zip(other.leaves).for_each(add);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn what_came_and_went_again_is_none() {
-        let mut sizes = Sizes::NONE;
+        let mut sizes = LeafDelta::NONE;
         assert!(sizes.is_none());
         sizes.add(1, 2);
         assert!(!sizes.is_none());
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn the_pages_of_a_split_are_as_many_as_their_tables_have_entries() {
         use crate::format::power::PowerK64;
-        let mut sizes = Sizes::NONE;
+        let mut sizes = LeafDelta::NONE;
         sizes.split::<PowerK64>(2, 3);
         assert_eq!([2, 1, 0].map(|level| sizes.leaves(level)), [-1, 512 - 2, 2 * 32]);
         sizes.unsplit::<PowerK64>(2, 3);
