@@ -88,6 +88,7 @@ mod cache;
 mod counts;
 pub mod format;
 mod guard;
+mod guest_cpus;
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 mod heap;
 mod inactive;
@@ -101,7 +102,6 @@ mod observe;
 mod ops;
 mod platform;
 mod pte;
-mod ran;
 mod reader;
 mod readers;
 #[cfg(doctest)]
@@ -129,6 +129,10 @@ pub use cache::{OutOfFrames, TableCache};
 pub use counts::OpCounts;
 pub use format::{Access, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software};
 pub use guard::{Guard, WrongPlatform, WrongTables};
+#[cfg(loom)]
+#[doc(hidden)]
+pub use guest_cpus::Broken;
+pub use guest_cpus::{GuestCpus, NoSuchCpu, RemoteFlush};
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 pub use heap::AllocPlatform;
 pub use inactive::Inactive;
@@ -143,10 +147,6 @@ pub use ops::{
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};
 pub use platform::{Maintenance, Platform};
-#[cfg(loom)]
-#[doc(hidden)]
-pub use ran::Broken;
-pub use ran::{Announced, NoCpu, Ran};
 pub use reader::Reader;
 pub use readers::{GracePeriod, ReaderSlot, Readers, TooManyReaders};
 pub use shootdown::Shootdown;

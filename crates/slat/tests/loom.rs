@@ -26,6 +26,8 @@ mod consumers;
 mod contiguous;
 #[path = "loom/guest.rs"]
 mod guest;
+#[path = "loom/guest_cpus.rs"]
+mod guest_cpus;
 #[path = "loom/hardware.rs"]
 mod hardware;
 #[path = "loom/machine.rs"]
@@ -40,8 +42,6 @@ mod pairs;
 mod protect;
 #[path = "loom/push_down.rs"]
 mod push_down;
-#[path = "loom/ran.rs"]
-mod ran;
 #[path = "loom/readers.rs"]
 mod readers;
 #[path = "loom/replace.rs"]

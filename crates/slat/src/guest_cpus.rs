@@ -66,48 +66,48 @@ struct Shared(AtomicU64);
 /// The CPUs that may hold entries of one guest, `CPUS` at most. It takes 128 bytes for each CPU.
 ///
 /// Its owner keeps one for each guest, next to the guest's tables.
-/// [`Platform::invalidate`](crate::Platform::invalidate) calls [`Ran::invalidate`] instead of a
-/// broadcast; it finds the guest's in a table of its own, by the VMID. A CPU leaves before it
+/// [`Platform::invalidate`](crate::Platform::invalidate) calls [`GuestCpus::invalidate`] instead of
+/// a broadcast; it finds the guest's in a table of its own, by the VMID. A CPU leaves before it
 /// answers a fault, as the answer may invalidate.
 ///
 /// # Example
 ///
 /// INVEPT, by way of interrupts:
 /// ```
-/// use slat::Ran;
+/// use slat::GuestCpus;
 ///
-/// struct Vm { ran: Ran<64>, eptp: u64 }
+/// struct Vm { cpus: GuestCpus<64>, eptp: u64 }
 ///
 /// # fn invept(_eptp: u64) {}
 /// # fn enter_guest() {}
 /// # fn send_ipi(_cpu: usize) {}
 /// /// On `cpu`, with interrupts off.
-/// fn run(vm: &Vm, cpu: usize) -> Result<(), slat::NoCpu> {
-///     vm.ran.enter(cpu, || invept(vm.eptp))?;
+/// fn run(vm: &Vm, cpu: usize) -> Result<(), slat::NoSuchCpu> {
+///     vm.cpus.enter(cpu, || invept(vm.eptp))?;
 ///     enter_guest(); // an interrupt that is pending by now makes it exit at once
-///     vm.ran.leave(cpu)
+///     vm.cpus.leave(cpu)
 /// }
 ///
 /// /// What `Platform::invalidate` does, on a CPU that is not inside.
 /// fn invalidate(vm: &Vm) {
 ///     // A locked instruction lies before: stores are visible when the interrupt is. (With an
 ///     // x2APIC, `send_ipi` begins with `mfence; lfence`.)
-///     vm.ran.invalidate(send_ipi, core::hint::spin_loop);
+///     vm.cpus.invalidate(send_ipi, core::hint::spin_loop);
 /// }
 ///
 /// /// The handler of that interrupt, where the guest goes on without `leave` and `enter`.
-/// fn interrupted(vm: &Vm, cpu: usize) -> Result<(), slat::NoCpu> {
-///     vm.ran.serve(cpu, || invept(vm.eptp))?;
+/// fn interrupted(vm: &Vm, cpu: usize) -> Result<(), slat::NoSuchCpu> {
+///     vm.cpus.serve(cpu, || invept(vm.eptp))?;
 ///     Ok(())
 /// }
-/// # let vm = Vm { ran: Ran::new(), eptp: 0 };
+/// # let vm = Vm { cpus: GuestCpus::new(), eptp: 0 };
 /// # run(&vm, 0)?;
 /// # invalidate(&vm);
 /// # interrupted(&vm, 1)?;
-/// # Ok::<(), slat::NoCpu>(())
+/// # Ok::<(), slat::NoSuchCpu>(())
 /// ```
 #[derive(Debug)]
-pub struct Ran<const CPUS: usize> {
+pub struct GuestCpus<const CPUS: usize> {
     generation: Shared,
     /// Bit `n`: a CPU of group `n` has entered the guest once. Up to 64 CPUs, each is a group.
     groups: Shared,
@@ -116,21 +116,21 @@ pub struct Ran<const CPUS: usize> {
 
 /// There is no CPU with that number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoCpu {
+pub struct NoSuchCpu {
     /// The number.
     pub cpu: usize,
     /// The number of CPUs.
     pub cpus: usize,
 }
 
-impl fmt::Display for NoCpu {
+impl fmt::Display for NoSuchCpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cpu, cpus } = self;
         write!(f, "there is no CPU {cpu}, of {cpus}")
     }
 }
 
-impl core::error::Error for NoCpu {}
+impl core::error::Error for NoSuchCpu {}
 
 macro_rules! constructors {
     ($($const:ident)?) => {
@@ -140,9 +140,9 @@ macro_rules! constructors {
             }
         }
 
-        impl<const CPUS: usize> Ran<CPUS> {
-            /// Makes the state of a guest that no CPU has run: each CPU's first [`Ran::enter`]
-            /// invalidates.
+        impl<const CPUS: usize> GuestCpus<CPUS> {
+            /// Makes the state of a guest that no CPU has run: each CPU's first
+            /// [`GuestCpus::enter`] invalidates.
             #[expect(clippy::new_without_default, reason = "a `const fn` beside no other use")]
             pub $($const)? fn new() -> Self {
                 Self {
@@ -161,12 +161,12 @@ constructors!(const);
 #[cfg(any(loom, shuttle))]
 constructors!();
 
-impl<const CPUS: usize> Ran<CPUS> {
+impl<const CPUS: usize> GuestCpus<CPUS> {
     /// The number of CPUs in a group, which has one bit.
     const GROUP: usize = if CPUS > 64 { CPUS.div_ceil(64) } else { 1 };
 
-    fn word(&self, cpu: usize) -> Result<&AtomicU64, NoCpu> {
-        self.cpus.get(cpu).map(|word| &word.0).ok_or(NoCpu { cpu, cpus: CPUS })
+    fn word(&self, cpu: usize) -> Result<&AtomicU64, NoSuchCpu> {
+        self.cpus.get(cpu).map(|word| &word.0).ok_or(NoSuchCpu { cpu, cpus: CPUS })
     }
 
     /// Enters the guest: called on the CPU number `cpu`, before it loads the guest's root and runs
@@ -177,9 +177,9 @@ impl<const CPUS: usize> Ran<CPUS> {
     /// pending then makes the guest exit at once.
     ///
     /// # Errors
-    /// [`NoCpu`]; nothing is done, and the guest must not run.
+    /// [`NoSuchCpu`]; nothing is done, and the guest must not run.
     #[inline]
-    pub fn enter(&self, cpu: usize, flush: impl FnOnce()) -> Result<bool, NoCpu> {
+    pub fn enter(&self, cpu: usize, flush: impl FnOnce()) -> Result<bool, NoSuchCpu> {
         let word = self.word(cpu)?;
         self.make_known(cpu);
         let forgotten = word.load(Ordering::Relaxed) >> SHIFT;
@@ -188,14 +188,14 @@ impl<const CPUS: usize> Ran<CPUS> {
         Ok(self.catch_up(word, forgotten, flush))
     }
 
-    /// Does what [`Ran::enter`] does for the CPU number `cpu` that is inside, was interrupted out
-    /// of the guest, and goes on without leaving. It is called on that CPU. For a CPU that is
+    /// Does what [`GuestCpus::enter`] does for the CPU number `cpu` that is inside, was interrupted
+    /// out of the guest, and goes on without leaving. It is called on that CPU. For a CPU that is
     /// outside it does nothing.
     ///
     /// # Errors
-    /// [`NoCpu`]; nothing is done.
+    /// [`NoSuchCpu`]; nothing is done.
     #[inline]
-    pub fn serve(&self, cpu: usize, flush: impl FnOnce()) -> Result<bool, NoCpu> {
+    pub fn serve(&self, cpu: usize, flush: impl FnOnce()) -> Result<bool, NoSuchCpu> {
         let word = self.word(cpu)?;
         let now = word.load(Ordering::Relaxed);
         Ok(now & INSIDE != 0 && self.catch_up(word, now >> SHIFT, flush))
@@ -207,18 +207,18 @@ impl<const CPUS: usize> Ran<CPUS> {
     /// interrupted for them; it invalidates when it next enters, if it has to.
     ///
     /// # Errors
-    /// [`NoCpu`]; nothing is done.
+    /// [`NoSuchCpu`]; nothing is done.
     #[inline]
-    pub fn leave(&self, cpu: usize) -> Result<(), NoCpu> {
+    pub fn leave(&self, cpu: usize) -> Result<(), NoSuchCpu> {
         let word = self.word(cpu)?;
         word.store(word.load(Ordering::Relaxed) & !INSIDE, Ordering::Release);
         Ok(())
     }
 
     /// Makes every CPU invalidate all of the guest, and returns once none can use its old entries.
-    /// It passes CPUs that are inside now to `interrupt`, which makes them [serve](Ran::serve) or
-    /// [leave](Ran::leave), and calls `wait` until they have. Other CPUs invalidate when they next
-    /// enter.
+    /// It passes CPUs that are inside now to `interrupt`, which makes them
+    /// [serve](GuestCpus::serve) or [leave](GuestCpus::leave), and calls `wait` until they have.
+    /// Other CPUs invalidate when they next enter.
     ///
     /// `interrupt` orders the caller's stores before the interrupt. The calling CPU must be
     /// outside, or its `interrupt` must serve at once when it gets its own number. Two CPUs that
@@ -232,19 +232,19 @@ impl<const CPUS: usize> Ran<CPUS> {
         }
     }
 
-    /// Begins [`Ran::invalidate`], and returns the CPUs to interrupt and to wait for. CPUs that
-    /// enter from now on invalidate first.
-    pub fn announce(&self) -> Announced<'_, CPUS> {
+    /// Begins [`GuestCpus::invalidate`], and returns the CPUs to interrupt and to wait for. CPUs
+    /// that enter from now on invalidate first.
+    pub fn announce(&self) -> RemoteFlush<'_, CPUS> {
         let generation = self.generation.0.fetch_add(1, Ordering::AcqRel) + 1;
         agreed();
-        Announced { ran: self, generation }
+        RemoteFlush { guest_cpus: self, generation }
     }
 
     /// Returns whether the CPU number `cpu` has to invalidate before it next enters.
     ///
     /// # Errors
-    /// [`NoCpu`].
-    pub fn is_stale(&self, cpu: usize) -> Result<bool, NoCpu> {
+    /// [`NoSuchCpu`].
+    pub fn is_stale(&self, cpu: usize) -> Result<bool, NoSuchCpu> {
         let forgotten = self.word(cpu)?.load(Ordering::Acquire) >> SHIFT;
         Ok(forgotten != self.generation.0.load(Ordering::Acquire))
     }
@@ -269,8 +269,8 @@ impl<const CPUS: usize> Ran<CPUS> {
         true
     }
 
-    /// [`Ran::enter`], and [`Ran::serve`] of a CPU that is inside, with a step left out or moved.
-    /// The models have to fail with it.
+    /// [`GuestCpus::enter`], and [`GuestCpus::serve`] of a CPU that is inside, with a step left out
+    /// or moved. The models have to fail with it.
     #[cfg(loom)]
     #[doc(hidden)]
     pub fn enter_broken(&self, cpu: usize, broken: Broken, flush: impl FnOnce()) {
@@ -295,16 +295,16 @@ impl<const CPUS: usize> Ran<CPUS> {
         say(if matches!(broken, Broken::ReadsAgain) { read() } else { generation });
     }
 
-    /// [`Ran::announce`] without its fence: for the models.
+    /// [`GuestCpus::announce`] without its fence: for the models.
     #[cfg(loom)]
     #[doc(hidden)]
-    pub fn announce_broken(&self) -> Announced<'_, CPUS> {
+    pub fn announce_broken(&self) -> RemoteFlush<'_, CPUS> {
         let generation = self.generation.0.fetch_add(1, Ordering::AcqRel) + 1;
-        Announced { ran: self, generation }
+        RemoteFlush { guest_cpus: self, generation }
     }
 }
 
-/// The way in which [`Ran::enter_broken`] is wrong.
+/// The way in which [`GuestCpus::enter_broken`] is wrong.
 #[cfg(loom)]
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
@@ -319,21 +319,21 @@ pub enum Broken {
     ReadsAgain,
 }
 
-/// An invalidation that has begun ([`Ran::announce`]).
+/// An invalidation that has begun ([`GuestCpus::announce`]).
 #[derive(Debug)]
 #[must_use = "CPUs inside use what they hold until they are interrupted and waited for"]
-pub struct Announced<'r, const CPUS: usize> {
-    ran: &'r Ran<CPUS>,
+pub struct RemoteFlush<'r, const CPUS: usize> {
+    guest_cpus: &'r GuestCpus<CPUS>,
     generation: u64,
 }
 
-impl<const CPUS: usize> Announced<'_, CPUS> {
+impl<const CPUS: usize> RemoteFlush<'_, CPUS> {
     /// Returns the CPUs that are inside and have not invalidated yet, which are to be interrupted.
     pub fn cpus(&self) -> impl Iterator<Item = usize> {
-        let Self { ran, generation } = *self;
-        let groups = ran.groups.0.load(Ordering::Relaxed);
-        ran.cpus.iter().enumerate().filter_map(move |(cpu, word)| {
-            if groups >> (cpu / Ran::<CPUS>::GROUP) & 1 == 0 {
+        let Self { guest_cpus, generation } = *self;
+        let groups = guest_cpus.groups.0.load(Ordering::Relaxed);
+        guest_cpus.cpus.iter().enumerate().filter_map(move |(cpu, word)| {
+            if groups >> (cpu / GuestCpus::<CPUS>::GROUP) & 1 == 0 {
                 return None;
             }
             let now = word.0.load(Ordering::Acquire);
@@ -353,86 +353,89 @@ mod tests {
     use std::vec::Vec;
 
     /// Returns whether CPU `cpu` invalidates as it enters, and as it serves.
-    fn enters<const CPUS: usize>(ran: &Ran<CPUS>, cpu: usize) -> bool {
+    fn enters<const CPUS: usize>(guest_cpus: &GuestCpus<CPUS>, cpu: usize) -> bool {
         let mut flushed = false;
-        let said = ran.enter(cpu, || flushed = true).unwrap();
+        let said = guest_cpus.enter(cpu, || flushed = true).unwrap();
         assert_eq!(said, flushed);
         said
     }
 
     #[test]
     fn a_cpu_invalidates_as_it_first_enters_and_then_only_what_came_since() {
-        let ran = Ran::<4>::new();
-        assert!(enters(&ran, 2));
-        ran.leave(2).unwrap();
-        assert!(!enters(&ran, 2));
-        ran.leave(2).unwrap();
-        ran.invalidate(|cpu| panic!("{cpu} is outside"), || panic!("nobody is waited for"));
-        ran.invalidate(|cpu| panic!("{cpu} is outside"), || panic!("nobody is waited for"));
-        assert_eq!(ran.is_stale(2), Ok(true));
-        assert!(enters(&ran, 2), "it was noted, twice");
-        assert_eq!(ran.is_stale(2), Ok(false));
+        let guest_cpus = GuestCpus::<4>::new();
+        assert!(enters(&guest_cpus, 2));
+        guest_cpus.leave(2).unwrap();
+        assert!(!enters(&guest_cpus, 2));
+        guest_cpus.leave(2).unwrap();
+        guest_cpus.invalidate(|cpu| panic!("{cpu} is outside"), || panic!("nobody is waited for"));
+        guest_cpus.invalidate(|cpu| panic!("{cpu} is outside"), || panic!("nobody is waited for"));
+        assert_eq!(guest_cpus.is_stale(2), Ok(true));
+        assert!(enters(&guest_cpus, 2), "it was noted, twice");
+        assert_eq!(guest_cpus.is_stale(2), Ok(false));
     }
 
     #[test]
     fn only_cpus_that_are_inside_are_interrupted_and_waited_for() {
         for outside in 0..3 {
-            let ran = Ran::<3>::new();
-            (0..3).for_each(|cpu| assert!(enters(&ran, cpu)));
-            ran.leave(outside).unwrap();
+            let guest_cpus = GuestCpus::<3>::new();
+            (0..3).for_each(|cpu| assert!(enters(&guest_cpus, cpu)));
+            guest_cpus.leave(outside).unwrap();
             let mut interrupted = Vec::new();
             let mut left = 0;
-            ran.invalidate(
+            guest_cpus.invalidate(
                 |cpu| interrupted.push(cpu),
                 || {
                     // One after the other: the first serves, the second leaves.
                     let cpu = (0..3).filter(|&cpu| cpu != outside).nth(left).unwrap();
                     match left {
-                        0 => assert_eq!(ran.serve(cpu, || ()), Ok(true)),
-                        _ => ran.leave(cpu).unwrap(),
+                        0 => assert_eq!(guest_cpus.serve(cpu, || ()), Ok(true)),
+                        _ => guest_cpus.leave(cpu).unwrap(),
                     }
                     left += 1;
                 },
             );
             assert_eq!((interrupted.len(), left), (2, 2));
             assert!(!interrupted.contains(&outside));
-            assert_eq!(ran.serve(outside, || panic!("it is outside")), Ok(false));
+            assert_eq!(guest_cpus.serve(outside, || panic!("it is outside")), Ok(false));
         }
     }
 
     #[test]
     fn an_invalidation_in_steps_reports_the_cpus_that_it_waits_for() {
-        let ran = Ran::<2>::new();
-        enters(&ran, 1);
-        let announced = ran.announce();
+        let guest_cpus = GuestCpus::<2>::new();
+        enters(&guest_cpus, 1);
+        let announced = guest_cpus.announce();
         assert_eq!(announced.cpus().collect::<Vec<_>>(), [1]);
-        ran.serve(1, || ()).unwrap();
+        guest_cpus.serve(1, || ()).unwrap();
         assert!(announced.is_done());
-        let (one, two) = (ran.announce(), ran.announce());
+        let (one, two) = (guest_cpus.announce(), guest_cpus.announce());
         assert!(!one.is_done() && !two.is_done());
-        assert_eq!(ran.serve(1, || ()), Ok(true), "one invalidation serves both");
+        assert_eq!(guest_cpus.serve(1, || ()), Ok(true), "one invalidation serves both");
         assert!(one.is_done() && two.is_done());
-        assert_eq!(ran.serve(1, || ()), Ok(false));
+        assert_eq!(guest_cpus.serve(1, || ()), Ok(false));
     }
 
     #[test]
     fn more_than_64_cpus_are_known_in_groups() {
-        let ran = Ran::<200>::new();
+        let guest_cpus = GuestCpus::<200>::new();
         for cpu in [0, 3, 4, 199] {
-            enters(&ran, cpu);
+            enters(&guest_cpus, cpu);
         }
-        assert_eq!(ran.groups.0.load(Ordering::Relaxed), 1 | 1 << 1 | 1 << 49);
-        assert_eq!(ran.announce().cpus().collect::<Vec<_>>(), [0, 3, 4, 199]);
-        let none = NoCpu { cpu: 200, cpus: 200 };
-        assert_eq!((ran.enter(200, || ()), ran.leave(200)), (Err(none), Err(none)));
-        assert_eq!((ran.serve(200, || ()), ran.is_stale(200)), (Err(none), Err(none)));
+        assert_eq!(guest_cpus.groups.0.load(Ordering::Relaxed), 1 | 1 << 1 | 1 << 49);
+        assert_eq!(guest_cpus.announce().cpus().collect::<Vec<_>>(), [0, 3, 4, 199]);
+        let none = NoSuchCpu { cpu: 200, cpus: 200 };
+        assert_eq!((guest_cpus.enter(200, || ()), guest_cpus.leave(200)), (Err(none), Err(none)));
+        assert_eq!(
+            (guest_cpus.serve(200, || ()), guest_cpus.is_stale(200)),
+            (Err(none), Err(none))
+        );
     }
 
     #[test]
     fn threads_that_run_a_guest_never_use_what_was_invalidated() {
         use core::sync::atomic::{AtomicBool, AtomicU64};
         const MANY: [u64; 2] = if cfg!(miri) { [8, 4] } else { [2_000, 100] };
-        static RAN: Ran<4> = Ran::new();
+        static RAN: GuestCpus<4> = GuestCpus::new();
         static TABLE: AtomicU64 = AtomicU64::new(0);
         static INVALID: AtomicU64 = AtomicU64::new(0);
         static STOP: AtomicBool = AtomicBool::new(false);

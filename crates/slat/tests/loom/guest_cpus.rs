@@ -8,10 +8,10 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread::{spawn, yield_now};
-use slat::{Announced, Broken, Ran};
+use slat::{Broken, GuestCpus, RemoteFlush};
 
 struct Guest {
-    ran: Ran<2>,
+    guest_cpus: GuestCpus<2>,
     /// The table, which hardware reads without ordering.
     table: AtomicU64,
     /// Translations below this number were invalidated.
@@ -33,13 +33,13 @@ impl Tlb {
 impl Guest {
     fn new() -> Arc<Self> {
         let (table, invalid) = (AtomicU64::new(1), AtomicU64::new(0));
-        Arc::new(Self { ran: Ran::new(), table, invalid })
+        Arc::new(Self { guest_cpus: GuestCpus::new(), table, invalid })
     }
 
     /// Changes the translation, invalidates, and publishes that.
-    fn change(&self, to: u64, announce: impl FnOnce(&Ran<2>) -> Announced<'_, 2>) {
+    fn change(&self, to: u64, announce: impl FnOnce(&GuestCpus<2>) -> RemoteFlush<'_, 2>) {
         self.table.store(to, Ordering::Relaxed);
-        let announced = announce(&self.ran);
+        let announced = announce(&self.guest_cpus);
         // CPUs leave by themselves here: an interrupt only makes them leave earlier.
         while !announced.is_done() {
             yield_now();
@@ -49,8 +49,8 @@ impl Guest {
     }
 }
 
-fn announce(ran: &Ran<2>) -> Announced<'_, 2> {
-    ran.announce()
+fn announce(guest_cpus: &GuestCpus<2>) -> RemoteFlush<'_, 2> {
+    guest_cpus.announce()
 }
 
 /// A CPU that holds an old entry enters, uses it and leaves, `times` times; `other` runs meanwhile.
@@ -58,18 +58,18 @@ fn beside(times: usize, other: impl FnOnce(&Guest) + Send + Sync + Copy + 'stati
     loom::model(move || {
         let guest = Guest::new();
         let mut tlb = Tlb(None);
-        guest.ran.enter(0, || ()).unwrap();
+        guest.guest_cpus.enter(0, || ()).unwrap();
         tlb.access(&guest);
-        guest.ran.leave(0).unwrap();
+        guest.guest_cpus.leave(0).unwrap();
         let theirs = guest.clone();
         let others = spawn(move || other(&theirs));
         for _ in 0..times {
-            guest.ran.enter(0, || tlb.0 = None).unwrap();
+            guest.guest_cpus.enter(0, || tlb.0 = None).unwrap();
             tlb.access(&guest);
-            guest.ran.leave(0).unwrap();
+            guest.guest_cpus.leave(0).unwrap();
         }
         others.join().unwrap();
-        guest.ran.enter(0, || tlb.0 = None).unwrap();
+        guest.guest_cpus.enter(0, || tlb.0 = None).unwrap();
         tlb.access(&guest);
     });
 }
@@ -99,20 +99,20 @@ fn inside(changes: &'static [u64], serves: impl Fn(&Guest, &mut Tlb) + Send + Sy
     loom::model(move || {
         let guest = Guest::new();
         let mut tlb = Tlb(None);
-        guest.ran.enter(0, || ()).unwrap();
+        guest.guest_cpus.enter(0, || ()).unwrap();
         tlb.access(&guest);
         let theirs = guest.clone();
         let others = spawn(move || {
             let (last, before) = changes.split_last().unwrap();
             for &to in before {
                 theirs.table.store(to, Ordering::Relaxed);
-                let _ = theirs.ran.announce();
+                let _ = theirs.guest_cpus.announce();
             }
             theirs.change(*last, announce);
         });
         serves(&guest, &mut tlb);
         tlb.access(&guest);
-        guest.ran.leave(0).unwrap();
+        guest.guest_cpus.leave(0).unwrap();
         others.join().unwrap();
     });
 }
@@ -128,14 +128,14 @@ impl Tlb {
 #[test]
 fn a_cpu_that_serves_an_interrupt_goes_on_with_new_entries() {
     inside(&[2], |guest, tlb| {
-        guest.ran.serve(0, || tlb.forget(guest)).unwrap();
+        guest.guest_cpus.serve(0, || tlb.forget(guest)).unwrap();
     });
 }
 
 #[test]
 fn nor_does_it_take_a_later_invalidation_for_served() {
     inside(&[2, 3], |guest, tlb| {
-        guest.ran.serve(0, || tlb.forget(guest)).unwrap();
+        guest.guest_cpus.serve(0, || tlb.forget(guest)).unwrap();
     });
 }
 
@@ -148,9 +148,9 @@ fn a_cpu_that_enters_for_the_first_time_is_seen_or_sees() {
         let mut tlb = Tlb(Some(1));
         let theirs = guest.clone();
         let others = spawn(move || theirs.change(2, announce));
-        guest.ran.enter(1, || tlb.0 = None).unwrap();
+        guest.guest_cpus.enter(1, || tlb.0 = None).unwrap();
         tlb.access(&guest);
-        guest.ran.leave(1).unwrap();
+        guest.guest_cpus.leave(1).unwrap();
         others.join().unwrap();
     });
 }
@@ -160,7 +160,7 @@ fn two_that_invalidate_at_once_are_both_waited_for() {
     loom::model(|| {
         let guest = Guest::new();
         let mut tlb = Tlb(None);
-        guest.ran.enter(0, || ()).unwrap();
+        guest.guest_cpus.enter(0, || ()).unwrap();
         tlb.access(&guest);
         let theirs = guest.clone();
         let others = [2, 3].map(|to| {
@@ -168,14 +168,14 @@ fn two_that_invalidate_at_once_are_both_waited_for() {
             spawn(move || {
                 guest.table.fetch_max(to, Ordering::Relaxed);
                 // An invalidation that is not done would wait for ever.
-                if guest.ran.announce().is_done() {
+                if guest.guest_cpus.announce().is_done() {
                     guest.invalid.fetch_max(to, Ordering::Relaxed);
                 }
             })
         });
-        guest.ran.serve(0, || tlb.0 = None).unwrap();
+        guest.guest_cpus.serve(0, || tlb.0 = None).unwrap();
         tlb.access(&guest);
-        guest.ran.leave(0).unwrap();
+        guest.guest_cpus.leave(0).unwrap();
         others.into_iter().for_each(|other| other.join().unwrap());
     });
 }
@@ -185,14 +185,14 @@ fn enters(broken: Broken) {
     loom::model(move || {
         let guest = Guest::new();
         let mut tlb = Tlb(None);
-        guest.ran.enter(0, || ()).unwrap();
+        guest.guest_cpus.enter(0, || ()).unwrap();
         tlb.access(&guest);
-        guest.ran.leave(0).unwrap();
+        guest.guest_cpus.leave(0).unwrap();
         let theirs = guest.clone();
         let others = spawn(move || theirs.change(2, announce));
-        guest.ran.enter_broken(0, broken, || tlb.0 = None);
+        guest.guest_cpus.enter_broken(0, broken, || tlb.0 = None);
         tlb.access(&guest);
-        guest.ran.leave(0).unwrap();
+        guest.guest_cpus.leave(0).unwrap();
         others.join().unwrap();
     });
 }
@@ -213,7 +213,7 @@ fn a_cpu_without_a_fence_is_noticed() {
 #[should_panic(expected = "a CPU uses")]
 fn a_cpu_that_says_it_has_forgotten_before_it_has_is_noticed() {
     inside(&[2], |guest, tlb| {
-        guest.ran.enter_broken(0, Broken::SaysSoFirst, || tlb.forget(guest));
+        guest.guest_cpus.enter_broken(0, Broken::SaysSoFirst, || tlb.forget(guest));
     });
 }
 
@@ -221,14 +221,14 @@ fn a_cpu_that_says_it_has_forgotten_before_it_has_is_noticed() {
 #[should_panic(expected = "a CPU uses")]
 fn a_cpu_that_takes_a_later_generation_for_forgotten_is_noticed() {
     inside(&[2, 3], |guest, tlb| {
-        guest.ran.enter_broken(0, Broken::ReadsAgain, || tlb.forget(guest));
+        guest.guest_cpus.enter_broken(0, Broken::ReadsAgain, || tlb.forget(guest));
     });
 }
 
 #[test]
 #[should_panic(expected = "a CPU uses")]
 fn an_invalidation_without_a_fence_is_noticed() {
-    beside(1, |guest| guest.change(2, |ran| ran.announce_broken()));
+    beside(1, |guest| guest.change(2, |guest_cpus| guest_cpus.announce_broken()));
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn an_invalidation_without_a_fence_is_noticed() {
 fn an_invalidation_that_waits_for_no_cpu_is_noticed() {
     beside(1, |guest| {
         guest.table.store(2, Ordering::Relaxed);
-        let _ = guest.ran.announce();
+        let _ = guest.guest_cpus.announce();
         guest.invalid.store(2, Ordering::Relaxed);
     });
 }
