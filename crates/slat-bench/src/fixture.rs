@@ -5,8 +5,9 @@ use crate::limit::TablePages;
 use anyhow::{Context, ensure};
 use slat::format::Kind;
 use slat::{
-    Attributes, BreakBeforeMake, Contended, Format, Frame, Gpa, GpaRange, Guard, Hpa, Inactive,
-    OpCounts, PageSize, SplitError, SplitWalk, Stopped, TableCache, Tables, Translation, Vmid,
+    Attributes, BreakBeforeMake, Contended, Format, Frame, Gpa, GpaRange, Guard, Hpa, OpCounts,
+    PageSize, SplitError, SplitWalk, Stopped, TableCache, Tables, Translation, UnloadedTables,
+    Vmid,
 };
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
@@ -94,8 +95,8 @@ impl<F: Format> Fixture<F> {
     }
 
     /// Returns empty tables.
-    pub fn empty<'a>(&self, arena: &'a Arena) -> anyhow::Result<Inactive<'a, F, Arena>> {
-        Ok(Inactive::new(self.format, Vmid(1), 40, arena)?)
+    pub fn empty<'a>(&self, arena: &'a Arena) -> anyhow::Result<UnloadedTables<'a, F, Arena>> {
+        Ok(UnloadedTables::new(self.format, Vmid(1), 40, arena)?)
     }
 
     /// Returns tables that map `bytes` from the start by leaves of at most `leaves`.
@@ -105,7 +106,7 @@ impl<F: Format> Fixture<F> {
         bytes: u64,
         leaves: PageSize,
         attributes: Attributes,
-    ) -> anyhow::Result<Inactive<'a, F, Arena>> {
+    ) -> anyhow::Result<UnloadedTables<'a, F, Arena>> {
         let mut tables = self.empty(arena)?;
         let mut storage = storage(CHUNK_TABLES);
         let mut cache = TableCache::new(arena, &mut storage);

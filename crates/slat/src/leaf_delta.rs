@@ -15,7 +15,7 @@ const LEVELS: usize = 3;
 /// are counted apart.
 ///
 /// It includes all operations of a [`Guard`], in any tables. Operations without a guard
-/// ([`Inactive`], [`AddressSpace`]) are not included.
+/// ([`UnloadedTables`], [`AddressSpace`]) are not included.
 ///
 /// The sum over all guards that were in some tables since they were made is the number of leaves
 /// that are mapped there, while none of the guards is in an operation.
@@ -23,7 +23,7 @@ const LEVELS: usize = 3;
 /// [`AddressSpace`]: crate::AddressSpace
 /// [`Guard`]: crate::Guard
 /// [`Guard::map_contiguous`]: crate::Guard::map_contiguous
-/// [`Inactive`]: crate::Inactive
+/// [`UnloadedTables`]: crate::UnloadedTables
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct LeafDelta {
     leaves: [i64; LEVELS],

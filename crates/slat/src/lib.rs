@@ -51,7 +51,7 @@
 //! - An unmap hands out the memory of a leaf only after the guest cannot reach it any more
 //!   ([`UnmapBatch::complete`]). A harvest reports dirty pages only after no later write can go
 //!   unrecorded ([`Guard::harvest`]).
-//! - [`Inactive`] tables, which no CPU has loaded, change by plain stores.
+//! - [`UnloadedTables`], which no CPU has loaded, change by plain stores.
 //! - [`GuestRoot`] has the values of a CPU's registers. The module `fault` of each format decodes
 //!   why a guest stopped, into an address and an [`Access`].
 //!
@@ -91,7 +91,6 @@ mod guard;
 mod guest_cpus;
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 mod heap;
-mod inactive;
 mod invalidation;
 mod leaf_delta;
 mod local_flush;
@@ -114,6 +113,7 @@ pub mod sync;
 mod table;
 mod tables;
 mod underway;
+mod unloaded;
 mod walk;
 
 pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
@@ -135,7 +135,6 @@ pub use guest_cpus::Broken;
 pub use guest_cpus::{GuestCpus, NoSuchCpu, RemoteFlush};
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 pub use heap::AllocPlatform;
-pub use inactive::Inactive;
 pub use invalidation::{BreakBeforeMake, Invalidation, Vmid};
 pub use leaf_delta::LeafDelta;
 pub use local_flush::LocalFlush;
@@ -153,3 +152,4 @@ pub use shootdown::Shootdown;
 pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Pte};
 pub use tables::{Contended, NewError, Stopped, Tables, Translation};
+pub use unloaded::UnloadedTables;

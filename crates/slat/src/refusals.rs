@@ -19,11 +19,11 @@
 //!     storage[0].0.map(|leaves| leaves.hpa)
 //! }
 //! ```
-//! A caller cannot free live tables. It can free inactive ones, and to make tables inactive it
+//! A caller cannot free live tables. It can free unloaded ones, and to unload tables it
 //! promises that no CPU has them loaded:
 //! ```
 //! # use slat::*;
-//! fn end<F: Format, P: Platform>(tables: Inactive<'_, F, P>) {
+//! fn end<F: Format, P: Platform>(tables: UnloadedTables<'_, F, P>) {
 //!     tables.destroy();
 //! }
 //! ```

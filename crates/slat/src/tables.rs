@@ -33,7 +33,8 @@ pub(crate) use tokens::Tokens;
 /// bits. No thread holds a lock: atomic exchanges order two operations on one page-table entry.
 ///
 /// Dropping the tables leaks their frames, as hardware may still be walking them.
-/// [`Tables::deactivate`] and [`Inactive::destroy`](crate::Inactive::destroy) give them back.
+/// [`Tables::deactivate`] and [`UnloadedTables::destroy`](crate::UnloadedTables::destroy) give them
+/// back.
 ///
 /// ```
 /// use slat::format::ept::Ept1G;

@@ -16,8 +16,8 @@ use crate::threads::{Gate, together};
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, GpaRange, Inactive, PageSize,
-    Reader, TableCache, Tables,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, GpaRange, PageSize, Reader,
+    TableCache, Tables, UnloadedTables,
 };
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -103,7 +103,7 @@ fn sample(
     let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
     let fixture = Fixture::new(Arm64K4::default(), memory + FAULTED);
     let mapped = fixture.mapped(arena, memory, PageSize::SIZE_4K, Attributes::RAM)?;
-    let tables = Inactive::activate(mapped);
+    let tables = UnloadedTables::activate(mapped);
     let ptes = Fixture::new(Arm64K4::default(), memory).entries(&tables, arena);
     let scene = Scene {
         fixture,

@@ -18,8 +18,8 @@ use serde_json::json;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
-    AddressSpace, Attributes, BreakBeforeMake, Format, Gpa, Inactive, PageSize, Rights, TableCache,
-    Vmid,
+    AddressSpace, Attributes, BreakBeforeMake, Format, Gpa, PageSize, Rights, TableCache,
+    UnloadedTables, Vmid,
 };
 use slat_lab::size::Size;
 use std::hint::black_box;
@@ -175,7 +175,7 @@ impl<F: Format> Ours<F> {
         let Self { fixture, op, .. } = self;
         let arena = arena.begin(BreakBeforeMake::Never, Stores::Plain);
         let all = fixture.range();
-        let mut tables = Inactive::new(*fixture.format(), Vmid(1), self.address_bits, arena)?;
+        let mut tables = UnloadedTables::new(*fixture.format(), Vmid(1), self.address_bits, arena)?;
         let mut storage =
             storage((fixture.pages() / 512 + fixture.pages() / (512 * 512)) as usize + 8);
         let mut each_cache = TableCache::new(arena, &mut storage);

@@ -8,7 +8,7 @@ use crate::stopwatch::Stopwatch;
 use anyhow::{Context, ensure};
 use slat::{
     Attributes, Batched, Bounded, Childless, EveryEntry, Format, Frame, Gpa, GpaRange, Guard, Hpa,
-    Inactive, PageSize, Reader, SplitWalk, TableCache, Tables, Tested, Vmid,
+    PageSize, Reader, SplitWalk, TableCache, Tables, Tested, UnloadedTables, Vmid,
 };
 
 /// Guest address at which RAM begins, as on arm64's `virt` machines.
@@ -74,7 +74,7 @@ impl<F: Format> Work<F> {
         arena: &'a Arena,
         leaves: PageSize,
     ) -> anyhow::Result<Tables<'a, F, Arena>> {
-        let mut tables = Inactive::new(self.format, Vmid(1), self.address_bits, arena)?;
+        let mut tables = UnloadedTables::new(self.format, Vmid(1), self.address_bits, arena)?;
         let mut storage: Vec<Option<Frame>> = Vec::new();
         storage.resize_with(Self::chunk_tables() as usize + 4, || None);
         let mut cache = TableCache::new(arena, &mut storage);

@@ -8,20 +8,21 @@
 //! whole. It calls only the platform, which does not unwind. It also runs where the closure panics.
 //!
 //! *Invariant*: no table is freed while an entry that can be reached links it, and exactly the
-//! leaves that the closure was given are unmapped. [`Inactive::discard`], which hands out no leaf,
-//! has only the second step, and unfolds before it only the groups that an end of the range cuts.
+//! leaves that the closure was given are unmapped. [`UnloadedTables::discard`], which hands out no
+//! leaf, has only the second step, and unfolds before it only the groups that an end of the range
+//! cuts.
 
 use super::unfold::Group;
 use super::{ChangeError, UnmappedRun};
 use crate::addr::{Gpa, GpaRange, Hpa};
 use crate::build::dismantle;
 use crate::format::{Format, Kind};
-use crate::inactive::Inactive;
 use crate::platform::Platform;
 use crate::table::{self, Frame, Pte, folded};
 use crate::tables::{Found, Stopped, Tables};
+use crate::unloaded::UnloadedTables;
 
-impl<F: Format, P: Platform> Inactive<'_, F, P> {
+impl<F: Format, P: Platform> UnloadedTables<'_, F, P> {
     /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns
     /// the bytes that were mapped. A run may also end where memory crosses a multiple of
     /// [`Format::CARRY`]. Reservations in the range are void. Tables that the range covers whole,
@@ -51,10 +52,10 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Inactive<'_, F, P> {
-    /// Unmaps `range`, as [`Inactive::unmap`], for a caller that knows the memory behind it: hands
-    /// out nothing. Tables that the range covers whole are dropped unseen: entries of pages in them
-    /// are not read, unless addresses have, or had, owners.
+impl<F: Format, P: Platform> UnloadedTables<'_, F, P> {
+    /// Unmaps `range`, as [`UnloadedTables::unmap`], for a caller that knows the memory behind it:
+    /// hands out nothing. Tables that the range covers whole are dropped unseen: entries of pages
+    /// in them are not read, unless addresses have, or had, owners.
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
@@ -149,10 +150,10 @@ impl<F: Format, P: Platform> Told<'_, F, P> {
     /// Gives back a table that no entry links any more, and all below it.
     fn free(&self, hpa: Hpa, level: u8) {
         let platform = self.tables.platform;
-        // SAFETY: no other thread is in the tables, and no CPU has them: `Inactive` was borrowed
-        // mutably. The entry that linked the table was emptied just before, so it, and all below
-        // it, is this function's alone. All tables below the root came from caches, which allocate
-        // `TABLE_BYTES`.
+        // SAFETY: no other thread is in the tables, and no CPU has them: `UnloadedTables` was
+        // borrowed mutably. The entry that linked the table was emptied just before, so it, and all
+        // below it, is this function's alone. All tables below the root came from caches, which
+        // allocate `TABLE_BYTES`.
         unsafe {
             let ptes = table::entries(platform, hpa, F::entries(level));
             let free = &mut |frame| platform.free(frame, F::TABLE_BYTES);

@@ -64,10 +64,10 @@ fn children_of_a_split_block_keep_address_bits_51_to_48() {
 
 #[test]
 fn a_run_of_leaves_goes_on_where_address_bit_48_changes() {
-    for inactive in [false, true] {
+    for unloaded in [false, true] {
         for before in [1, 5, 15, 16] {
-            across::<16>(0x1_0000, 16, before, inactive);
-            across::<16>(0x2000_0000, 16, before, inactive);
+            across::<16>(0x1_0000, 16, before, unloaded);
+            across::<16>(0x2000_0000, 16, before, unloaded);
         }
     }
 }

@@ -12,8 +12,8 @@ use crate::golden_arm64::{
 use slat::format::Kind;
 use slat::format::arm64::{Arm64, Arm64Lpa2K4, Arm64Lpa2K16, Shareability};
 use slat::{
-    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Format, Gpa, Hpa, Inactive,
-    PageSize, TableCache, Tables, UnmapEntry, Vmid,
+    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Format, Gpa, Hpa, PageSize,
+    TableCache, Tables, UnloadedTables, UnmapEntry, Vmid,
 };
 use std::sync::atomic::Ordering;
 
@@ -124,7 +124,7 @@ fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
 
 /// Maps `count` leaves across a host address at which a part of the address changes that a
 /// descriptor holds in another field: with DS a multiple of 2^50.
-pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool) {
+pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, unloaded: bool) {
     let format = Arm64::<G, true>::default();
     for high in 1..4u64 {
         let hpa = (high << Arm::<G, true>::PARTED) - before * bytes;
@@ -134,8 +134,8 @@ pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool)
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        let mut tables = if inactive {
-            let mut new = Inactive::new(format, Vmid(1), 48, &platform).unwrap();
+        let mut tables = if unloaded {
+            let mut new = UnloadedTables::new(format, Vmid(1), 48, &platform).unwrap();
             let done = new.map(at, Hpa(hpa), RAM, size(bytes), &mut cache);
             assert_eq!(done, Ok(count * bytes));
             new.activate()
@@ -173,12 +173,12 @@ pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool)
 
 #[test]
 fn a_run_of_leaves_goes_on_where_address_bit_50_changes() {
-    for inactive in [false, true] {
+    for unloaded in [false, true] {
         // The end of the field as the second leaf, in the middle, as the last, and behind all.
         for before in [1, 5, 15, 16] {
-            across::<12>(0x1000, 16, before, inactive);
-            across::<14>(0x4000, 16, before, inactive);
-            across::<12>(0x20_0000, 16, before, inactive);
+            across::<12>(0x1000, 16, before, unloaded);
+            across::<14>(0x4000, 16, before, unloaded);
+            across::<12>(0x20_0000, 16, before, unloaded);
         }
     }
 }
@@ -187,7 +187,7 @@ fn a_run_of_leaves_goes_on_where_address_bit_50_changes() {
 fn tables_without_a_cpu_hand_out_such_a_run_in_two() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let format = Arm64Lpa2K4::default();
-    let mut tables = Inactive::new(format, Vmid(1), 48, &platform).unwrap();
+    let mut tables = UnloadedTables::new(format, Vmid(1), 48, &platform).unwrap();
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(8).unwrap();

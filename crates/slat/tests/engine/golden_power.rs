@@ -12,8 +12,8 @@ use crate::common::{TestPlatform, destroy};
 use slat::format::power::{Power, PowerK4, PowerK64};
 use slat::format::{Access, AttributeError, Format};
 use slat::{
-    Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Inactive, Memory, PageSize, Pte, Software,
-    TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Memory, PageSize, Pte, Software, TableCache,
+    Tables, UnloadedTables, Vmid,
 };
 use std::collections::BTreeSet;
 
@@ -219,7 +219,7 @@ fn tables_without_a_cpu_hand_out_a_run_across_each_byte_as_one() {
     fn run<const P: u32>() {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let format = Power::<P>::default();
-        let mut tables = Inactive::new(format, Vmid(1), 48, &platform).unwrap();
+        let mut tables = UnloadedTables::new(format, Vmid(1), 48, &platform).unwrap();
         let mut storage = [const { None }; 40];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(40).unwrap();

@@ -178,10 +178,10 @@ fn a_walk_may_cut_more_blocks_aside_than_it_has_patience() {
     cache.fill(BLOCKS as usize).unwrap();
     let all = range(0, BLOCKS << 30);
     // SAFETY: no test gave the root to a machine.
-    let mut inactive = unsafe { tables.deactivate() };
-    assert_eq!(inactive.map(all, Hpa(0), RAM, BLOCK, &mut cache), Ok(BLOCKS << 30));
+    let mut unloaded = unsafe { tables.deactivate() };
+    assert_eq!(unloaded.map(all, Hpa(0), RAM, BLOCK, &mut cache), Ok(BLOCKS << 30));
     drop(cache);
-    inactive.destroy();
+    unloaded.destroy();
 }
 
 #[test]

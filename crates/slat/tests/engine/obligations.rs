@@ -317,17 +317,17 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>()
         std::mem::forget(forgotten);
     }
     // SAFETY: no test of this file gives the root to a machine.
-    let mut inactive = unsafe { tables.deactivate() };
+    let mut unloaded = unsafe { tables.deactivate() };
     assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
-    // Operations on inactive tables owe nothing.
-    let mut guard = inactive.enter_mut();
+    // Operations on unloaded tables owe nothing.
+    let mut guard = unloaded.enter_mut();
     assert_eq!(guard.write_protect(range(10 * M, 2 * M)), Ok(2 * M));
     assert_eq!(guard.pending_invalidation(), None);
     guard.invalidate();
     assert_eq!(guard.write_protect(range(12 * M, 2 * M)), Ok(2 * M));
     drop(guard);
     assert_eq!(platform.take_events(), []);
-    let tables = inactive.activate();
+    let tables = unloaded.activate();
     assert_eq!(platform.take_events(), [Event::Publish]);
     let mut reader = platform.register();
     let mut guard = tables.enter(&mut reader).unwrap();

@@ -7,8 +7,8 @@ use crate::common::world::VMID;
 use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Attributes, BreakBeforeMake, Frame, Gpa, Hpa, Inactive, Invalidation, PageSize, Platform, Pte,
-    Reader, ReaderSlot, Readers, TableCache, Tables, UnmapEntry, Vmid,
+    Attributes, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, PageSize, Platform, Pte, Reader,
+    ReaderSlot, Readers, TableCache, Tables, UnloadedTables, UnmapEntry, Vmid,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -39,7 +39,7 @@ fn a_panic_of_the_closure_that_receives_what_was_unmapped_leaves_intact_tables()
     let platform = always();
     for panic_at in 0..4 {
         cache!(cache, &platform);
-        let mut tables = Inactive::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
+        let mut tables = UnloadedTables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
         // Runs that end inside a table, with a table, and with the range.
         let runs = [
             (range(0, 2 * M + 8 * K), 1 << 32),
@@ -117,11 +117,11 @@ fn a_moment_is_past_when_all_threads_that_were_inside_have_left() {
 fn a_clean_of_tables_that_no_cpu_has_is_not_under_way_once_they_are_active() {
     let platform = always();
     cache!(cache, &platform);
-    let mut inactive = Inactive::new(hardware_dirty(), VMID, 40, &platform).unwrap();
+    let mut unloaded = UnloadedTables::new(hardware_dirty(), VMID, 40, &platform).unwrap();
     let page = range(0, 4 * K);
-    assert_eq!(inactive.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
-    assert_eq!(inactive.enter_mut().clean(page), Ok(4 * K));
-    let tables = inactive.activate();
+    assert_eq!(unloaded.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
+    assert_eq!(unloaded.enter_mut().clean(page), Ok(4 * K));
+    let tables = unloaded.activate();
     let mut reader = platform.register();
     let mut guard = tables.enter(&mut reader).unwrap();
     let removed = crate::common::unmap(&mut guard, page);
@@ -229,7 +229,7 @@ fn tables_that_are_emptied_page_by_page_make_room_for_a_block() {
     for alone in [false, true] {
         let platform = always();
         cache!(cache, &platform);
-        let mut tables = Inactive::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
+        let mut tables = UnloadedTables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
         tables.map(range(0, 2 * M), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
         let with_tables = platform.live();
         let pages = (0..512).map(|page| range((page * 173 % 512) * 4 * K, 4 * K));

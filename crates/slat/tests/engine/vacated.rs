@@ -11,7 +11,8 @@ use crate::common::world::{CacheOf, cache};
 use slat::format::ept::Ept1G;
 use slat::format::power::PowerK64;
 use slat::{
-    Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, Inactive, Owner, PageSize, Software, Vmid,
+    Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, Owner, PageSize, Software, UnloadedTables,
+    Vmid,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,76 +21,76 @@ const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 const ONE: Option<Owner> = Owner::new(1);
 
-type InactiveOf<'p, H> = Inactive<'p, <H as Hardware>::Format, TestPlatform>;
+type InactiveOf<'p, H> = UnloadedTables<'p, <H as Hardware>::Format, TestPlatform>;
 
 /// Empty tables, and a cache of 16 frames; checks that no frame is missing.
-fn on_inactive<H: Hardware>(
+fn on_unloaded<H: Hardware>(
     (format, bits): (H::Format, u32),
     body: impl FnOnce(&TestPlatform, &mut InactiveOf<'_, H>, &mut CacheOf<'_, H>),
 ) {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
-    let mut inactive = Inactive::new(format, Vmid(1), bits, &platform).unwrap();
+    let mut unloaded = UnloadedTables::new(format, Vmid(1), bits, &platform).unwrap();
     let mut storage = Vec::new();
     let mut frames = cache::<H>(&platform, &mut storage, 16);
-    body(&platform, &mut inactive, &mut frames);
+    body(&platform, &mut unloaded, &mut frames);
     drop(frames);
-    inactive.destroy();
+    unloaded.destroy();
     assert_eq!(platform.live(), 0);
 }
 
 /// Unmaps a range; returns the first address, the bytes and the memory of each run.
-fn unmap<H: Hardware>(inactive: &mut InactiveOf<'_, H>, at: GpaRange) -> Vec<(u64, u64, u64)> {
+fn unmap<H: Hardware>(unloaded: &mut InactiveOf<'_, H>, at: GpaRange) -> Vec<(u64, u64, u64)> {
     let mut runs = Vec::new();
-    let bytes = inactive.unmap(at, |run| runs.push((run.gpa.0, run.bytes, run.hpa.0))).unwrap();
+    let bytes = unloaded.unmap(at, |run| runs.push((run.gpa.0, run.bytes, run.hpa.0))).unwrap();
     assert_eq!(bytes, runs.iter().map(|run| run.1).sum::<u64>());
     runs
 }
 
-fn mapped<H: Hardware>(inactive: &mut InactiveOf<'_, H>, gpa: u64) -> Option<PageSize> {
-    inactive.enter_mut().translate(Gpa(gpa)).unwrap().map(|found| found.size)
+fn mapped<H: Hardware>(unloaded: &mut InactiveOf<'_, H>, gpa: u64) -> Option<PageSize> {
+    unloaded.enter_mut().translate(Gpa(gpa)).unwrap().map(|found| found.size)
 }
 
 fn addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_them_goes<
     H: Hardware,
 >() {
-    on_inactive::<H>((H::usual(), 40), |_, inactive, cache| {
+    on_unloaded::<H>((H::usual(), 40), |_, unloaded, cache| {
         let owned = range(4 * K, 4 * K);
-        inactive.enter_mut().set_owner(owned, None, ONE, cache).unwrap();
+        unloaded.enter_mut().set_owner(owned, None, ONE, cache).unwrap();
         let parts = [range(0, 12 * K), range(0, 2 * M), range(0, 4 * M)];
         for (part, discards) in parts.iter().flat_map(|part| [(*part, false), (*part, true)]) {
             for at in [0, 8 * K] {
-                inactive.map(range(at, 4 * K), Hpa(G + at), RAM, PAGE, cache).unwrap();
+                unloaded.map(range(at, 4 * K), Hpa(G + at), RAM, PAGE, cache).unwrap();
             }
             if part.size() == 4 * M {
-                inactive.map(range(2 * M, 2 * M), Hpa(2 * M), RAM, BLOCK, cache).unwrap();
+                unloaded.map(range(2 * M, 2 * M), Hpa(2 * M), RAM, BLOCK, cache).unwrap();
             }
             if discards {
-                inactive.discard(part).unwrap();
+                unloaded.discard(part).unwrap();
             } else {
-                let runs = unmap::<H>(inactive, part);
+                let runs = unmap::<H>(unloaded, part);
                 assert_eq!(runs[..2], [(0, 4 * K, G), (8 * K, 4 * K, G + 8 * K)]);
                 assert_eq!(runs.len(), if part.size() == 4 * M { 3 } else { 2 });
             }
-            let found = [0, 4 * K, 8 * K, 2 * M].map(|at| mapped::<H>(inactive, at));
+            let found = [0, 4 * K, 8 * K, 2 * M].map(|at| mapped::<H>(unloaded, at));
             assert_eq!(found, [None; 4], "{part:?}, {discards}");
-            assert_eq!(inactive.enter_mut().owner(Gpa(4 * K)), Ok(ONE), "{part:?}, {discards}");
+            assert_eq!(unloaded.enter_mut().owner(Gpa(4 * K)), Ok(ONE), "{part:?}, {discards}");
         }
     });
 }
 on!(addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_them_goes);
 
 fn a_block_is_unmapped_also_where_nobody_owns_anything<H: Hardware>() {
-    on_inactive::<H>((H::usual(), 40), |_, inactive, cache| {
+    on_unloaded::<H>((H::usual(), 40), |_, unloaded, cache| {
         for discards in [false, true] {
-            inactive.map(range(2 * M, 4 * M), Hpa(G), RAM, BLOCK, cache).unwrap();
+            unloaded.map(range(2 * M, 4 * M), Hpa(G), RAM, BLOCK, cache).unwrap();
             if discards {
-                inactive.discard(range(2 * M, 2 * M)).unwrap();
+                unloaded.discard(range(2 * M, 2 * M)).unwrap();
             } else {
-                assert_eq!(unmap::<H>(inactive, range(2 * M, 2 * M)), [(2 * M, 2 * M, G)]);
+                assert_eq!(unmap::<H>(unloaded, range(2 * M, 2 * M)), [(2 * M, 2 * M, G)]);
             }
-            let found = [2 * M, 4 * M].map(|at| mapped::<H>(inactive, at));
+            let found = [2 * M, 4 * M].map(|at| mapped::<H>(unloaded, at));
             assert_eq!(found, [None, Some(BLOCK)]);
-            inactive.discard(range(4 * M, 2 * M)).unwrap();
+            unloaded.discard(range(4 * M, 2 * M)).unwrap();
         }
     });
 }
@@ -97,15 +98,15 @@ on!(a_block_is_unmapped_also_where_nobody_owns_anything);
 
 #[test]
 fn each_table_that_a_discard_covers_whole_is_met_once() {
-    on_inactive::<Ept<true>>((ept(), 48), |platform, inactive, cache| {
+    on_unloaded::<Ept<true>>((ept(), 48), |platform, unloaded, cache| {
         let all = range(512 * G, 512 * G);
         for at in [0, 4 * M].map(|at| all.start().0 + at) {
-            inactive.map(range(at, 4 * K), Hpa(0), RAM, PAGE, cache).unwrap();
+            unloaded.map(range(at, 4 * K), Hpa(0), RAM, PAGE, cache).unwrap();
         }
         let met = Rc::new(RefCell::new(Vec::new()));
         let meets = met.clone();
         platform.entered(Some(Box::new(move |_, table| meets.borrow_mut().push(table))));
-        inactive.discard(all).unwrap();
+        unloaded.discard(all).unwrap();
         platform.entered(None);
         let mut met = met.take();
         assert_eq!(met.len(), 4, "two of tables, and two of pages");
@@ -119,13 +120,13 @@ fn each_table_that_a_discard_covers_whole_is_met_once() {
 #[test]
 fn the_last_page_of_a_short_table_takes_the_table_with_it() {
     let format = PowerK64 { output_bits: 48 };
-    on_inactive::<Core<16, true>>((format, 48), |platform, inactive, cache| {
+    on_unloaded::<Core<16, true>>((format, 48), |platform, unloaded, cache| {
         let live = platform.live() - cache.len();
         let page = range(2 * M + 64 * K, 64 * K);
         let size = PageSize::from_bytes(64 * K).unwrap();
-        inactive.map(page, Hpa(G), RAM, size, cache).unwrap();
+        unloaded.map(page, Hpa(G), RAM, size, cache).unwrap();
         assert!(platform.live() - cache.len() > live);
-        let runs = unmap::<Core<16, true>>(inactive, page);
+        let runs = unmap::<Core<16, true>>(unloaded, page);
         assert_eq!(runs, [(page.start().0, 64 * K, G)]);
         assert_eq!(platform.live() - cache.len(), live);
     });
@@ -133,31 +134,31 @@ fn the_last_page_of_a_short_table_takes_the_table_with_it() {
 
 #[test]
 fn a_group_behind_what_is_discarded_stays_whole() {
-    on_inactive::<Arm<12>>((arm(), 40), |_, inactive, cache| {
+    on_unloaded::<Arm<12>>((arm(), 40), |_, unloaded, cache| {
         let groups = range(0, 192 * K);
-        inactive.map_contiguous(groups, Hpa(0), RAM, PAGE, cache).unwrap();
-        inactive.discard(range(64 * K, 64 * K)).unwrap();
-        let found = [0, 64 * K, 128 * K].map(|at| mapped::<Arm<12>>(inactive, at));
+        unloaded.map_contiguous(groups, Hpa(0), RAM, PAGE, cache).unwrap();
+        unloaded.discard(range(64 * K, 64 * K)).unwrap();
+        let found = [0, 64 * K, 128 * K].map(|at| mapped::<Arm<12>>(unloaded, at));
         let group = PageSize::from_bytes(64 * K);
         assert_eq!(found, [group, None, group]);
     });
 }
 
 fn a_table_of_the_hosts_first_memory_is_one_run<H: Hardware>() {
-    on_inactive::<H>((H::usual(), 40), |_, inactive, cache| {
+    on_unloaded::<H>((H::usual(), 40), |_, unloaded, cache| {
         let all = range(0, 2 * M);
-        inactive.map(all, Hpa(0), RAM, PAGE, cache).unwrap();
-        assert_eq!(unmap::<H>(inactive, all), [(0, 2 * M, 0)]);
+        unloaded.map(all, Hpa(0), RAM, PAGE, cache).unwrap();
+        assert_eq!(unmap::<H>(unloaded, all), [(0, 2 * M, 0)]);
     });
 }
 on!(a_table_of_the_hosts_first_memory_is_one_run);
 
 fn a_page_64g_behind_a_run_does_not_continue_it<H: Hardware>() {
-    on_inactive::<H>((H::usual(), 40), |_, inactive, cache| {
+    on_unloaded::<H>((H::usual(), 40), |_, unloaded, cache| {
         for (at, hpa) in [(0, G), (64 * G, G + 4 * K)] {
-            inactive.map(range(at, 4 * K), Hpa(hpa), RAM, PAGE, cache).unwrap();
+            unloaded.map(range(at, 4 * K), Hpa(hpa), RAM, PAGE, cache).unwrap();
         }
-        let runs = unmap::<H>(inactive, range(0, 128 * G));
+        let runs = unmap::<H>(unloaded, range(0, 128 * G));
         assert_eq!(runs, [(0, 4 * K, G), (64 * G, 4 * K, G + 4 * K)]);
     });
 }
@@ -165,13 +166,13 @@ on!(a_page_64g_behind_a_run_does_not_continue_it);
 
 fn pages_that_share_memory_are_handed_out_apart<H: Hardware>() {
     fn apart<H: Hardware>(format: H::Format) {
-        on_inactive::<H>((format, 41), |_, inactive, cache| {
+        on_unloaded::<H>((format, 41), |_, unloaded, cache| {
             let pages = [(0, G), (4 * K, G + 8 * K), (8 * K, G + 8 * K), (12 * K, G + 8 * K)];
             for count in 2..5 {
                 for (at, hpa) in &pages[..count] {
-                    inactive.map(range(*at, 4 * K), Hpa(*hpa), RAM, PAGE, cache).unwrap();
+                    unloaded.map(range(*at, 4 * K), Hpa(*hpa), RAM, PAGE, cache).unwrap();
                 }
-                let runs = unmap::<H>(inactive, range(0, 2 * M));
+                let runs = unmap::<H>(unloaded, range(0, 2 * M));
                 assert_eq!(runs, pages[..count].iter().map(run).collect::<Vec<_>>());
             }
         });
@@ -185,12 +186,12 @@ on!(pages_that_share_memory_are_handed_out_apart: arm_4k, ept, riscv);
 
 /// In some formats the descriptor of a block is that of a page.
 fn a_block_is_no_part_of_the_run_of_pages_before_it<H: Hardware>(bits: u32) {
-    on_inactive::<H>((H::usual(), bits), |_, inactive, cache| {
+    on_unloaded::<H>((H::usual(), bits), |_, unloaded, cache| {
         let (page, block) = (range(2 * M - 4 * K, 4 * K), range(2 * M, 2 * M));
         for (at, size) in [(page, PAGE), (block, BLOCK)] {
-            inactive.map(at, Hpa(G + at.start().0), RAM, size, cache).unwrap();
+            unloaded.map(at, Hpa(G + at.start().0), RAM, size, cache).unwrap();
         }
-        let runs = unmap::<H>(inactive, range(2 * M - 4 * K, 2 * M + 4 * K));
+        let runs = unmap::<H>(unloaded, range(2 * M - 4 * K, 2 * M + 4 * K));
         let expected = [page, block].map(|at| (at.start().0, at.size(), G + at.start().0));
         assert_eq!(runs, expected);
     });
@@ -201,13 +202,13 @@ on!(a_block_is_no_part_of_the_run_of_pages_before_it: arm_4k(40), ept(40), riscv
 #[test]
 fn a_page_whose_descriptor_continues_a_run_but_whose_memory_does_not_is_no_part_of_it() {
     let format = Ept1G { output_bits: 52, ..Default::default() };
-    on_inactive::<Ept<true>>((format, 40), |_, inactive, cache| {
+    on_unloaded::<Ept<true>>((format, 40), |_, unloaded, cache| {
         let last = (1 << 52) - 4 * K;
         let other = Attributes { software: Software::A, ..RAM };
         for (at, hpa, attributes) in [(0, last, RAM), (4 * K, 0, other)] {
-            inactive.map(range(at, 4 * K), Hpa(hpa), attributes, PAGE, cache).unwrap();
+            unloaded.map(range(at, 4 * K), Hpa(hpa), attributes, PAGE, cache).unwrap();
         }
-        let runs = unmap::<Ept<true>>(inactive, range(0, 8 * K));
+        let runs = unmap::<Ept<true>>(unloaded, range(0, 8 * K));
         assert_eq!(runs, [(0, 4 * K, last), (4 * K, 4 * K, 0)]);
     });
 }

@@ -4,7 +4,7 @@ use crate::machine::Machine;
 use crate::{announce, measured, wanted};
 use slat::{
     Access, AddressSpace, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Format, Frame, Gpa,
-    GpaRange, Guard, Hpa, Inactive, PageSize, Pages, Reader, Software, TableCache, Tables,
+    GpaRange, Guard, Hpa, PageSize, Pages, Reader, Software, TableCache, Tables, UnloadedTables,
     UnmappedRun, Vmid,
 };
 use std::hint::black_box;
@@ -132,7 +132,7 @@ fn prepare<F: Format + Default>(
     let mut cache = TableCache::new(machine, storage.leak());
     cache.fill(TABLES).expect("the machine has as many");
     let mut tables =
-        Inactive::new(F::default(), Vmid(1), 40, machine).expect("the format has 40 bits");
+        UnloadedTables::new(F::default(), Vmid(1), 40, machine).expect("the format has 40 bits");
     if let Some(range) = memory {
         tables.map(range, Hpa(HOST), attributes, leaf, &mut cache).expect("nothing is mapped");
     }

@@ -179,7 +179,7 @@ operations! {
     op_reclaim(tables: &Tables<'static, F, Machine>) -> usize {
         tables.reclaim()
     }
-    op_destroy(tables: Inactive<'static, F, Machine>) -> () {
+    op_destroy(tables: UnloadedTables<'static, F, Machine>) -> () {
         tables.destroy()
     }
 }

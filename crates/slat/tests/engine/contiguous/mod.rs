@@ -12,7 +12,7 @@ use fixture::{Fixture, Rule};
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{
     Access, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa, GpaRange, Hpa,
-    Inactive, PageSize, Software, TableCache, UnmapEntry, UnmapError, Vmid,
+    PageSize, Software, TableCache, UnloadedTables, UnmapEntry, UnmapError, Vmid,
 };
 
 fn size(bytes: u64) -> PageSize {
@@ -386,7 +386,7 @@ fn a_group_whose_memory_is_moved_is_unfolded_before_its_pages_are_broken() {
 fn inactive_tables_unfold_what_changes_in_part() {
     let platform = TestPlatform::new(BBM[0]);
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
-    let mut tables = Inactive::new(format, Vmid(1), 31, &platform).unwrap();
+    let mut tables = UnloadedTables::new(format, Vmid(1), 31, &platform).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();

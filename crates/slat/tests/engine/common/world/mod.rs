@@ -393,9 +393,9 @@ impl<'p, H: Hardware> World<'p, H> {
         self.machine(Machine::unload);
         self.platform.take_events();
         // SAFETY: the machine has just unloaded the root.
-        let inactive = unsafe { self.tables.deactivate() };
+        let unloaded = unsafe { self.tables.deactivate() };
         assert_eq!(self.platform.take_events(), [Event::Invalidate(ALL)]);
-        inactive.destroy();
+        unloaded.destroy();
         assert_eq!(self.platform.live(), 0, "frames leaked");
     }
 }

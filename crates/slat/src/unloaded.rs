@@ -10,14 +10,14 @@ use crate::tables::{NewError, Tables};
 ///
 /// `&mut` excludes threads but not the MMU; this type excludes the MMU as well. Its own methods
 /// change entries by plain stores, at the speed of memory. All other operations are those of
-/// [`Inactive::enter_mut`].
+/// [`UnloadedTables::enter_mut`].
 ///
-/// Dropping them leaks their frames: [`Inactive::destroy`] gives them back.
+/// Dropping them leaks their frames: [`UnloadedTables::destroy`] gives them back.
 #[must_use = "dropped, the tables leak their frames"]
 #[derive(Debug)]
-pub struct Inactive<'p, F: Format, P: Platform>(pub(crate) Tables<'p, F, P>);
+pub struct UnloadedTables<'p, F: Format, P: Platform>(pub(crate) Tables<'p, F, P>);
 
-impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
+impl<'p, F: Format, P: Platform> UnloadedTables<'p, F, P> {
     /// Makes empty tables for guest physical addresses of `address_bits` bits.
     ///
     /// # Errors
@@ -48,14 +48,14 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Makes empty tables for guest physical addresses of `address_bits` bits, ready to be loaded.
     ///
     /// # Errors
-    /// The errors of [`Inactive::new`].
+    /// The errors of [`UnloadedTables::new`].
     pub fn new(
         format: F,
         vmid: Vmid,
         address_bits: u32,
         platform: &'p P,
     ) -> Result<Self, NewError> {
-        Inactive::new(format, vmid, address_bits, platform).map(Inactive::activate)
+        UnloadedTables::new(format, vmid, address_bits, platform).map(UnloadedTables::activate)
     }
 
     /// Takes the tables out of use.
@@ -64,11 +64,11 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// tables.
     ///
     /// # Safety
-    /// No CPU has the root loaded, nor will load it before [`Inactive::activate`].
-    pub unsafe fn deactivate(self) -> Inactive<'p, F, P> {
+    /// No CPU has the root loaded, nor will load it before [`UnloadedTables::activate`].
+    pub unsafe fn deactivate(self) -> UnloadedTables<'p, F, P> {
         self.invalidate_all();
         self.pending.clear();
-        Inactive(self)
+        UnloadedTables(self)
     }
 
     /// As [`Tables::deactivate`], without an invalidation of its own: for tables whose VMID others
@@ -78,8 +78,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// 1. As [`Tables::deactivate`].
     /// 2. Since no CPU has had the root loaded, all CPUs have dropped the entries that they held
     ///    under the VMID.
-    pub unsafe fn deactivate_invalidated(self) -> Inactive<'p, F, P> {
+    pub unsafe fn deactivate_invalidated(self) -> UnloadedTables<'p, F, P> {
         self.pending.clear();
-        Inactive(self)
+        UnloadedTables(self)
     }
 }

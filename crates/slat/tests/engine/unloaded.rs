@@ -6,7 +6,7 @@ use crate::common::stage::{CLEAN, G, K, M, RAM, range};
 use crate::common::world::{VMID, cache, size};
 use crate::common::{Event, TestPlatform};
 use proptest::prelude::*;
-use slat::{Access, Attributes, BreakBeforeMake, Hpa, Inactive, PageSize, Tables};
+use slat::{Access, Attributes, BreakBeforeMake, Hpa, PageSize, Tables, UnloadedTables};
 
 /// A range and what to map there: the place, the number of pages, the largest leaf, the kind of
 /// memory.
@@ -30,7 +30,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut live = Tables::new(format, VMID, 40, &platform).unwrap();
-    let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+    let mut unloaded = UnloadedTables::new(format, VMID, 40, &platform).unwrap();
     for step in steps {
         let (mut one, mut two) = (Vec::new(), Vec::new());
         let mut one = cache::<H>(&platform, &mut one, step.frames);
@@ -42,11 +42,11 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
         let mut guard = live.enter_mut();
         if step.kind < 3 {
             let hpa = Hpa(4 * G + at.start().0);
-            let found = inactive.map(at, hpa, attributes, largest, &mut two);
+            let found = unloaded.map(at, hpa, attributes, largest, &mut two);
             assert_eq!(found, guard.map(at, hpa, attributes, largest, &mut one));
         } else if step.kind == 5 {
             let mut taken = Vec::new();
-            let done = inactive.unmap(at, |removed| taken.push(removed));
+            let done = unloaded.unmap(at, |removed| taken.push(removed));
             let mut places = [const { slat::UnmapEntry::EMPTY }; 64];
             let mut batch = guard.unmap_batch(&mut places);
             let expected = guard.unmap(at, &mut batch);
@@ -55,7 +55,7 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
             drop(batch);
             guard.invalidate();
         } else if step.kind == 6 {
-            let done = inactive.discard(at).map_err(|stopped| stopped.at);
+            let done = unloaded.discard(at).map_err(|stopped| stopped.at);
             let mut places = [slat::UnmapEntry::EMPTY];
             let mut batch = guard.unmap_batch(&mut places).forgetting();
             let expected = guard.unmap(at, &mut batch).map(drop);
@@ -64,10 +64,10 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
             drop(batch);
             guard.invalidate();
         } else {
-            assert_eq!(inactive.write_protect(at), guard.write_protect(at));
+            assert_eq!(unloaded.write_protect(at), guard.write_protect(at));
             guard.invalidate();
             // No CPU can hold stale entries.
-            assert_eq!((inactive.enter_mut().pending_invalidation(), one.len()), (None, two.len()));
+            assert_eq!((unloaded.enter_mut().pending_invalidation(), one.len()), (None, two.len()));
         }
         assert_eq!(one.len(), two.len(), "frames taken");
         drop(guard);
@@ -76,7 +76,7 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
         assert!(shootdowns.count() <= 2, "only that of live tables");
     }
     let live_hardware = H::of(&live);
-    let tables = inactive.activate();
+    let tables = unloaded.activate();
     assert_eq!(platform.take_events(), [Event::Publish], "walkers see what was stored");
     let (found, expected) = (H::of(&tables).tree(&platform), live_hardware.tree(&platform));
     assert_eq!(found.runs, expected.runs);
@@ -107,7 +107,7 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart<H: Hardwar
     let format = H::usual();
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut live = Tables::new(format, VMID, 40, &platform).unwrap();
-    let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+    let mut unloaded = UnloadedTables::new(format, VMID, 40, &platform).unwrap();
     let page = 1 << H::PAGE;
     let mut guard = live.enter_mut();
     // There are holes in the guest but none in memory; two ranges that continue each other in
@@ -119,13 +119,13 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart<H: Hardwar
         let (at, hpa) = (range(gpa * page, page), Hpa(4 * G + hpa * page));
         let leaf = size(H::sizes()[0]);
         assert_eq!(guard.map(at, hpa, RAM, leaf, &mut one), Ok(page));
-        assert_eq!(inactive.map(at, hpa, RAM, leaf, &mut two), Ok(page));
+        assert_eq!(unloaded.map(at, hpa, RAM, leaf, &mut two), Ok(page));
     }
     for whole in [false, true] {
         // Unmaps part of the table, and all of it.
         let at = if whole { range(0, 512 * page * 512) } else { range(0, 3 * page) };
         let mut taken = Vec::new();
-        let bytes = inactive.unmap(at, |removed| taken.push(removed)).unwrap();
+        let bytes = unloaded.unmap(at, |removed| taken.push(removed)).unwrap();
         let found = crate::common::unmap(&mut guard, at);
         assert_eq!(taken, found);
         let runs: Vec<_> = taken.iter().map(|r| (r.gpa.0 / page, r.bytes / page)).collect();
@@ -138,7 +138,7 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart<H: Hardwar
     guard.invalidate();
     drop(guard);
     crate::common::destroy(live);
-    inactive.destroy();
+    unloaded.destroy();
     assert_eq!(platform.live(), 0);
 }
 on!(leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart; arm_16k, npt);
@@ -146,19 +146,19 @@ on!(leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart; arm_16k,
 fn pages_of_inactive_tables_are_protected_in_runs_and_one_by_one<H: Hardware>() {
     fn protects<H: Hardware>(format: H::Format, before: u64) {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+        let mut unloaded = UnloadedTables::new(format, VMID, 40, &platform).unwrap();
         let mut storage = Vec::new();
         let mut frames = cache::<H>(&platform, &mut storage, 4);
         let (pages, page) = (range(0, 160 * K), size(4 * K));
-        assert_eq!(inactive.map(pages, Hpa(G), RAM, page, &mut frames), Ok(160 * K));
+        assert_eq!(unloaded.map(pages, Hpa(G), RAM, page, &mut frames), Ok(160 * K));
         // Pages of the second run are protected before; a run is whole, and an end is none.
-        assert_eq!(inactive.write_protect(range(48 * K, before)), Ok(before));
-        assert_eq!(inactive.write_protect(range(0, 140 * K)), Ok(140 * K - before));
-        let leaves: Vec<_> = inactive.enter_mut().leaves(pages).unwrap().flatten().collect();
+        assert_eq!(unloaded.write_protect(range(48 * K, before)), Ok(before));
+        assert_eq!(unloaded.write_protect(range(0, 140 * K)), Ok(140 * K - before));
+        let leaves: Vec<_> = unloaded.enter_mut().leaves(pages).unwrap().flatten().collect();
         assert_eq!(leaves.len(), 40);
         assert!(leaves.iter().all(|leaf| leaf.attributes.write == (leaf.gpa.0 >= 140 * K)));
         drop(frames);
-        inactive.destroy();
+        unloaded.destroy();
     }
     for before in [4 * K, 8 * K] {
         protects::<H>(H::usual(), before);
@@ -174,7 +174,7 @@ fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the
     for multiple in 1..4 {
         for (before, size) in [(1, 0), (3, 0), (511, 0), (2, 1)] {
             let platform = TestPlatform::new(BreakBeforeMake::Never);
-            let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+            let mut unloaded = UnloadedTables::new(format, VMID, 40, &platform).unwrap();
             let mut live = Tables::new(format, VMID, 40, &platform).unwrap();
             let leaf = if size == 0 { 4 * K } else { 2 * M };
             let hpa = (multiple << 50) - before * leaf;
@@ -184,11 +184,11 @@ fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the
                 let mut one = cache::<Lpa2>(&platform, &mut one, 8);
                 let mut two = cache::<Lpa2>(&platform, &mut two, 8);
                 let largest = slat::PageSize::from_bytes(leaf).unwrap();
-                assert!(inactive.map(all, Hpa(hpa), RAM, largest, &mut one).is_ok());
+                assert!(unloaded.map(all, Hpa(hpa), RAM, largest, &mut one).is_ok());
                 let mut guard = live.enter_mut();
                 assert!(guard.map(all, Hpa(hpa), RAM, largest, &mut two).is_ok());
                 let mut found = [Vec::new(), crate::common::unmap(&mut guard, unmapped)];
-                let done = inactive.unmap(unmapped, |removed| found[0].push(removed));
+                let done = unloaded.unmap(unmapped, |removed| found[0].push(removed));
                 assert_eq!(done, Ok(unmapped.size()));
                 // The unmap may use as many runs as it likes: it hands out each byte once, in
                 // order.
@@ -203,7 +203,7 @@ fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the
             }
             live.enter_mut().invalidate();
             crate::common::destroy(live);
-            inactive.destroy();
+            unloaded.destroy();
         }
     }
 }
@@ -219,13 +219,13 @@ fn tables_that_become_inactive_are_changed_and_loaded_again<H: Hardware>() {
     let crate::common::world::World { tables, .. } = world;
     platform.machine.borrow_mut().as_mut().unwrap().unload();
     // SAFETY: the machine has just unloaded the root.
-    let mut inactive = unsafe { tables.deactivate() };
+    let mut unloaded = unsafe { tables.deactivate() };
     platform.take_events();
-    assert_eq!(inactive.write_protect(range(0, 2 * M)), Ok(2 * M));
+    assert_eq!(unloaded.write_protect(range(0, 2 * M)), Ok(2 * M));
     let mut storage = Vec::new();
     let mut frames = cache::<H>(&platform, &mut storage, 4);
     // All operations are available, and none owes anything.
-    let mut guard = inactive.enter_mut();
+    let mut guard = unloaded.enter_mut();
     let page = PageSize::SIZE_4K;
     assert_eq!(guard.split(range(0, 4 * K), page, &mut frames), Ok(2 * M));
     assert_eq!(
@@ -237,10 +237,10 @@ fn tables_that_become_inactive_are_changed_and_loaded_again<H: Hardware>() {
     assert_eq!(guard.pending_invalidation(), None);
     drop(guard);
     let moved = range(2 * M, 2 * M);
-    let done = inactive.map(moved, Hpa(8 * G), RAM, PageSize::SIZE_2M, &mut frames);
+    let done = unloaded.map(moved, Hpa(8 * G), RAM, PageSize::SIZE_2M, &mut frames);
     assert_eq!(done, Ok(2 * M));
     drop(frames);
-    let tables = inactive.activate();
+    let tables = unloaded.activate();
     let tree = H::of(&tables).tree(&platform);
     let found: Vec<_> = tree.runs.iter().map(|run| (run.start, run.size, run.leaf.oa)).collect();
     assert_eq!(found, [(0, 4 * K, G), (2 * M, 2 * M, 8 * G)]);
@@ -253,16 +253,16 @@ on!(tables_that_become_inactive_are_changed_and_loaded_again; npt);
 fn a_discard_unfolds_the_groups_that_its_ends_cut_and_leaves_the_rest_of_them() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let format = slat::format::arm64::Arm64K4::default();
-    let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+    let mut unloaded = UnloadedTables::new(format, VMID, 40, &platform).unwrap();
     let mut storage = Vec::new();
     let mut tables = cache::<Arm<12>>(&platform, &mut storage, 4);
     let page = 4 << 10;
     let (all, leaf) = (range(0, 64 * page), PageSize::SIZE_4K);
-    inactive.map_contiguous(all, Hpa(4 * G), RAM, leaf, &mut tables).unwrap();
+    unloaded.map_contiguous(all, Hpa(4 * G), RAM, leaf, &mut tables).unwrap();
     drop(tables);
-    inactive.discard(range(8 * page, 36 * page)).unwrap();
-    let found = |at: u64, inactive: &mut Inactive<'_, _, _>| {
-        inactive
+    unloaded.discard(range(8 * page, 36 * page)).unwrap();
+    let found = |at: u64, unloaded: &mut UnloadedTables<'_, _, _>| {
+        unloaded
             .enter_mut()
             .translate(slat::Gpa(at * page))
             .unwrap()
@@ -275,10 +275,10 @@ fn a_discard_unfolds_the_groups_that_its_ends_cut_and_leaves_the_rest_of_them() 
             0..8 | 44..48 => stays(page),
             _ => stays(16 * page),
         };
-        assert_eq!(found(at, &mut inactive), expected, "page {at}");
+        assert_eq!(found(at, &mut unloaded), expected, "page {at}");
     }
-    inactive.discard(range(0, 64 * page)).unwrap();
-    inactive.destroy();
+    unloaded.discard(range(0, 64 * page)).unwrap();
+    unloaded.destroy();
     assert_eq!(platform.live(), 0);
 }
 
@@ -289,25 +289,25 @@ fn a_group_that_is_mapped_into_a_table_that_exists_is_one_leaf() {
     let page = 4 << 10;
     for before in 0..9 {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+        let mut unloaded = UnloadedTables::new(format, VMID, 40, &platform).unwrap();
         let mut storage = Vec::new();
         let mut tables = cache::<Arm<12>>(&platform, &mut storage, 4);
-        let mut map = |from: u64, pages: u64, inactive: &mut Inactive<'_, _, _>| {
+        let mut map = |from: u64, pages: u64, unloaded: &mut UnloadedTables<'_, _, _>| {
             let (range, leaf) = (range(from * page, pages * page), PageSize::SIZE_4K);
             let to = Hpa(4 * G + from * page);
-            inactive.map_contiguous(range, to, RAM, leaf, &mut tables)
+            unloaded.map_contiguous(range, to, RAM, leaf, &mut tables)
         };
-        assert_eq!(map(0, 1, &mut inactive), Ok(page));
+        assert_eq!(map(0, 1, &mut unloaded), Ok(page));
         let pages = before + 32 + 3;
-        assert_eq!(map(32 - before, pages, &mut inactive), Ok(pages * page), "{before}");
-        let guard = inactive.enter_mut();
+        assert_eq!(map(32 - before, pages, &mut unloaded), Ok(pages * page), "{before}");
+        let guard = unloaded.enter_mut();
         for at in 32 - before..67 {
             let found = guard.translate(slat::Gpa(at * page)).unwrap().unwrap();
             let size = if (32..64).contains(&at) { 16 * page } else { page };
             assert_eq!((found.hpa.0, found.size.bytes()), (4 * G + at * page, size), "{at}");
         }
         drop((guard, tables));
-        inactive.destroy();
+        unloaded.destroy();
         assert_eq!(platform.live(), 0);
     }
 }

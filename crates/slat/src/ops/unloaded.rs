@@ -5,12 +5,12 @@ use crate::addr::{GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
 use crate::format::{Attributes, Format};
 use crate::guard::Guard;
-use crate::inactive::Inactive;
 use crate::platform::Platform;
 use crate::pte::Plainly;
 use crate::tables::Stopped;
+use crate::unloaded::UnloadedTables;
 
-impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
+impl<'p, F: Format, P: Platform> UnloadedTables<'p, F, P> {
     /// Returns a guard with all operations, which change entries atomically, and owe no
     /// invalidation.
     pub fn enter_mut(&mut self) -> Guard<'_, 'p, F, P> {
