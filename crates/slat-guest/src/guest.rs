@@ -324,18 +324,19 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         &self.tables
     }
 
-    /// Gives all tables of the guest another VMID, as [`Tables::renew`] does; returns the old VMID.
+    /// Gives all tables of the guest another VMID, as [`Tables::set_vmid`] does; returns the old
+    /// VMID.
     ///
     /// # Safety
-    /// The caller meets the conditions of [`Tables::renew`] for each of the guest's roots
+    /// The caller meets the conditions of [`Tables::set_vmid`] for each of the guest's roots
     /// ([`Vcpu::root`](crate::Vcpu::root)).
-    pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
+    pub unsafe fn set_vmid(&self, vmid: Vmid) -> Vmid {
         for view in &self.views {
             // SAFETY: the caller promises this for each of the guest's roots.
-            unsafe { view.tables.renew(vmid) };
+            unsafe { view.tables.set_vmid(vmid) };
         }
         // SAFETY: as above.
-        unsafe { self.tables.renew(vmid) }
+        unsafe { self.tables.set_vmid(vmid) }
     }
 
     /// Returns the backing: the host memory behind the guest.

@@ -130,7 +130,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
 
     /// Returns [`Vcpu::root`] with the guest's VMID, format and geometry, for the registers of the
     /// CPU that runs the vCPU. It is made anew where `root` is read anew, and after
-    /// [`Guest::renew`].
+    /// [`Guest::set_vmid`].
     pub fn guest_root(&self) -> GuestRoot<F> {
         self.worker.guest.space(self.view).guest_root()
     }

@@ -155,13 +155,13 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         self.tables.vmid()
     }
 
-    /// As [`Tables::renew`].
+    /// As [`Tables::set_vmid`].
     ///
     /// # Safety
-    /// The contract of [`Tables::renew`].
-    pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
+    /// The contract of [`Tables::set_vmid`].
+    pub unsafe fn set_vmid(&self, vmid: Vmid) -> Vmid {
         // SAFETY: the caller's promise is the callee's.
-        unsafe { self.tables.renew(vmid) }
+        unsafe { self.tables.set_vmid(vmid) }
     }
 
     /// Returns the platform that the tables use.

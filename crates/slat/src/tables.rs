@@ -69,7 +69,7 @@ pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) platform: &'p P,
     /// The VMID under which CPUs cache the guest's translations.
     vmid: AtomicU64,
-    /// The VMID that the tables were made with. [`Tables::renew`] does not change it: threads
+    /// The VMID that the tables were made with. [`Tables::set_vmid`] does not change it: threads
     /// inside have it in their reader slots.
     pub(crate) reader_vmid: Vmid,
     geometry: Geometry,
@@ -176,7 +176,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// 2. All CPUs have dropped the entries that they held under the new VMID.
     /// 3. All CPUs drop the entries that they hold under the old VMID before other tables get it.
     ///    (One invalidation of all guests, when a generation begins, serves 2 and 3.)
-    pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
+    pub unsafe fn set_vmid(&self, vmid: Vmid) -> Vmid {
         let old = self.vmid.swap(vmid.0.into(), Ordering::AcqRel);
         agreed();
         Vmid(old as u16)
@@ -239,7 +239,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         owed.invalidation(self.current(), breaks)
     }
 
-    /// The VMID, read after the change that is to be invalidated: see [`Tables::renew`].
+    /// The VMID, read after the change that is to be invalidated: see [`Tables::set_vmid`].
     #[inline]
     fn current(&self) -> Vmid {
         agreed();
@@ -260,8 +260,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.pending.cleans.end(owed.cleans());
     }
 
-    /// [`Tables::complete`] for a caller that excludes [`Tables::renew`], so that the VMID needs no
-    /// fence. A clean is no work of such a caller.
+    /// [`Tables::complete`] for a caller that excludes [`Tables::set_vmid`], so that the VMID needs
+    /// no fence. A clean is no work of such a caller.
     #[inline]
     pub(crate) fn complete_alone(&self, owed: &PendingFlush) {
         let breaks = self.platform.break_before_make().breaks_size_change();

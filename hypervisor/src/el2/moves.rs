@@ -51,7 +51,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     own(hypervisor)?;
     let moved = move_leaves(hypervisor, home, away)?;
     sleep(hypervisor, RUNS);
-    let still = renew(hypervisor, thread)?;
+    let still = set_vmid(hypervisor, thread)?;
     sleep(hypervisor, RUNS);
     hypervisor.control.stop.store(true, Ordering::Release);
     wait_for(hypervisor, 2)?;
@@ -199,7 +199,7 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
 }
 
 /// Gives the guest another VMID. Returns for how many ticks its vCPUs stood still.
-fn renew(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<u64, String> {
+fn set_vmid(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<u64, String> {
     let begin = cpu::now();
     hypervisor.stopped.store(true, Ordering::Release);
     let all = HvaRange { start: GUEST, bytes: hypervisor.options.memory };
@@ -219,7 +219,7 @@ fn renew(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<u64
     //    they run again. This CPU loads it below.
     // 2. There is no other guest, and this guest never had the new VMID.
     // 3. The old VMID is invalidated below on all CPUs, before any guest could get it.
-    let old = unsafe { hypervisor.memory.renew(RENEWED) };
+    let old = unsafe { hypervisor.memory.set_vmid(RENEWED) };
     let left = Invalidation { vmid: old, range: None, leaf: None, tables: true };
     hypervisor.machine.invalidate(&left);
     vcpu::load(hypervisor, hypervisor.memory.tables().guest_root());

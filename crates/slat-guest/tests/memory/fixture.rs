@@ -303,7 +303,7 @@ pub fn attempt<C: Case>(
 
 /// Gives the guest a VMID that no guest has had. The CPUs load it, and invalidate their entries of
 /// the old one, which is returned.
-pub fn renew<'w, 'v, C: Case>(
+pub fn set_vmid<'w, 'v, C: Case>(
     machine: &Machine<C::A>,
     guest: &TheGuest<'_, C>,
     vcpus: impl Iterator<Item = &'v TheVcpu<'w, C>> + Clone,
@@ -319,7 +319,7 @@ where
     // SAFETY:
     // 1. No CPU has a root of the guest loaded, or entries under `to`.
     // 2. No other guest gets the old VMID before all entries under it are invalidated.
-    let old = unsafe { guest.renew(to) };
+    let old = unsafe { guest.set_vmid(to) };
     machine.invalidate(&Invalidation { vmid: old, range: None, leaf: None, tables: true });
     vcpus.for_each(|vcpu| cpu(vcpu).load(to, vcpu.root()));
     old

@@ -425,7 +425,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         let eager = [None, Some(PageSize::SIZE_4K)][self.rng.usize(..2)];
         self.guest.set_eager_split(eager).unwrap();
         let vmid = Vmid(self.guest.tables().vmid().0 + 1);
-        renew::<C>(self.machine, self.guest, self.vcpus.iter(), vmid);
+        set_vmid::<C>(self.machine, self.guest, self.vcpus.iter(), vmid);
         let worker = self.vcpus[0].worker();
         worker.set_execute_huge(to).unwrap();
         if to == ExecuteHuge::Allowed {

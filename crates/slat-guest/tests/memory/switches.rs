@@ -32,7 +32,7 @@ where
     }
     let mut before = VMID;
     for (to, gone) in [(Vmid(8), 0), (Vmid(9), 1)] {
-        assert_eq!(renew::<C>(&machine, &guest, [&vcpu, &second].into_iter(), to), before);
+        assert_eq!(set_vmid::<C>(&machine, &guest, [&vcpu, &second].into_iter(), to), before);
         for vcpu in [&mut vcpu, &mut second] {
             let (_, outcomes) = attempt::<C>(&machine, vcpu, page(gone), Access::Write).unwrap();
             assert_eq!(outcomes, [], "it is there");

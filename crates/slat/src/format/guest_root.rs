@@ -9,7 +9,7 @@ use crate::invalidation::Vmid;
 /// The tables make it: [`Tables::guest_root`](crate::Tables::guest_root),
 /// [`AddressSpace::guest_root`](crate::AddressSpace::guest_root). So the values of registers that
 /// it returns fit each other; each format has those of its architecture. It is made anew after the
-/// guest got [another VMID](crate::Tables::renew).
+/// guest got [another VMID](crate::Tables::set_vmid).
 ///
 /// A caller that loads such a value is responsible for what is mapped: the guest reaches all of
 /// that memory.

@@ -201,7 +201,7 @@ impl<F: Format> World<'_, '_, F> {
             Op::Renew(vmid) => {
                 let old = guard.vmid();
                 // SAFETY: no CPU runs the guest.
-                assert_eq!(unsafe { self.tables.renew(Vmid(vmid)) }, old);
+                assert_eq!(unsafe { self.tables.set_vmid(Vmid(vmid)) }, old);
                 assert_eq!(guard.vmid(), Vmid(vmid));
             }
         }
@@ -430,7 +430,7 @@ fn every_invalidation_names_the_vmid_that_cpus_know_the_guest_by() {
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
         guard.write_protect(page).unwrap();
         // SAFETY: no CPU runs the guest.
-        assert_eq!(unsafe { tables.renew(Vmid(9)) }, Vmid(1));
+        assert_eq!(unsafe { tables.set_vmid(Vmid(9)) }, Vmid(1));
         let platform = guard.platform();
         let told = || -> Vec<_> {
             let vmid = |event| match event {

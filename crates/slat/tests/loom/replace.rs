@@ -122,12 +122,12 @@ fn an_unmap_during_a_move_hands_out_the_memory_that_was_mapped_last() {
 
 #[test]
 fn after_a_new_vmid_no_cpu_reaches_what_was_unmapped_during_the_change() {
-    explore("renew || unmap || hardware, lazy TLB", || {
+    explore("set_vmid || unmap || hardware, lazy TLB", || {
         let guest = Guest::new(14, NEVER).running().mapped(0..PAGE, RAM, PAGE);
         let enters = spawn(move || {
             // SAFETY: the only CPU is this thread; it holds nothing under the new VMID, and no
             // other guest is there to get the old one.
-            unsafe { guest.tables().renew(slat::Vmid(1)) };
+            unsafe { guest.tables().set_vmid(slat::Vmid(1)) };
             guest.world.loaded.set(guest.tables().vmid());
             guest.access(0, false, Use::Always);
         });
