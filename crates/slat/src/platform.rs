@@ -92,7 +92,7 @@ pub unsafe trait Platform {
     ///
     /// Operations call it before they publish a leaf, or give one the right to execute, where the
     /// leaf's attributes require it ([`Guard::map`](crate::Guard::map)); so does
-    /// [`Guard::flush`](crate::Guard::flush).
+    /// [`Guard::clean_caches`](crate::Guard::clean_caches).
     #[inline(always)]
     fn maintain(&self, _memory: Hpa, _bytes: u64, _what: Maintenance) {}
 

@@ -253,7 +253,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
             Op::Relax => self.each(reader, work.memory, |guard, page| {
                 Ok(guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here)?)
             }),
-            Op::Flush => self.whole(reader, work.memory, |guard| Ok(guard.flush(range)?)),
+            Op::Flush => self.whole(reader, work.memory, |guard| Ok(guard.clean_caches(range)?)),
             Op::Lookup => {
                 let watch = Stopwatch::start();
                 let guard = self.tables.enter(reader)?;

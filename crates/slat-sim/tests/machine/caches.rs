@@ -67,7 +67,7 @@ fn the_engines_flush_makes_the_host_see_it() {
     guest.map(BASE, RAM, 0x1000, K4);
     machine.host_read(Hpa(RAM));
     machine.cpu(0).access_uncached(BASE, Access::Write).unwrap();
-    guest.with(|guard, _| guard.flush(range(BASE, 0x1000)).unwrap());
+    guest.with(|guard, _| guard.clean_caches(range(BASE, 0x1000)).unwrap());
     machine.host_read(Hpa(RAM));
     machine.cpu(0).access(BASE, Access::Read).unwrap();
     clean(&machine);

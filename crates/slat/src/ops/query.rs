@@ -50,7 +50,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry, or
     /// [`ChangeError::Paused`] ([`Guard::limit`]): everything before the address is done.
-    pub fn flush(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
+    pub fn clean_caches(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
         if let Err(reason) = self.tables.check(&range) {
             return Self::stopped(range.start(), ChangeError::Range(reason));
         }

@@ -70,7 +70,7 @@ fn calls<H: Hardware>() -> Vec<(&'static str, Call<H>)> {
         ("descriptor", |g, _| { let _ = g.descriptor(Gpa(HELD)); }),
         ("leaves", |g, _| { let _ = g.leaves(all()).unwrap().count(); }),
         ("dump", |g, _| { let _ = g.dump().to_string(); }),
-        ("flush", |g, _| { let _ = g.flush(all()); }),
+        ("flush", |g, _| { let _ = g.clean_caches(all()); }),
         ("write_protect", |g, _| { let _ = g.write_protect(all()); }),
         ("write_protect of a page", |g, _| { let _ = g.write_protect(page()); }),
         ("write_protect_pages", |g, _| { let _ = g.write_protect_pages(&pages(&[!5; 8])); }),

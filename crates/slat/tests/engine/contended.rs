@@ -253,7 +253,7 @@ fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_on
                 assert_eq!((found.hpa, found.attributes), (Hpa(12 * K + 5), RAM));
                 assert!(leaves.iter().all(Result::is_ok));
                 assert_eq!(text.lines().count(), 2, "{text}");
-                assert_eq!(guard.flush(pages), Ok(PAGES));
+                assert_eq!(guard.clean_caches(pages), Ok(PAGES));
                 let reason = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(12 * K) };
                 refused(guard.reserve(at, PageSize::SIZE_4K, cache), at.0, reason);
             } else {
@@ -262,7 +262,7 @@ fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_on
                 assert_eq!(leaves.iter().filter(|leaf| leaf.is_ok()).count(), 15);
                 says(&text, &["0x203000  being changed"]);
                 assert_eq!(text.lines().count(), 4, "{text}");
-                refused(guard.flush(pages), HELD, ChangeError::Contended);
+                refused(guard.clean_caches(pages), HELD, ChangeError::Contended);
                 let result = guard.reserve(at, PageSize::SIZE_4K, cache);
                 refused(result, at.0, MapError::Contended);
             }

@@ -49,7 +49,7 @@ fn pages_at_both_ends<H: Hardware>(bits: u32) {
             assert_eq!(host::<H>(guard, gpa), Some(Hpa(hpa)));
             assert_eq!(host::<H>(guard, gpa + page - 1), Some(Hpa(hpa + page - 1)));
             assert_eq!(guard.leaves(at).unwrap().count(), 1);
-            assert_eq!(guard.flush(at), Ok(page));
+            assert_eq!(guard.clean_caches(at), Ok(page));
             let mut bits_of = [0];
             assert_eq!(guard.harvest(at, &mut bits_of), Ok(1));
             assert_eq!(bits_of, [1]);
@@ -83,7 +83,7 @@ fn pages_at_both_ends<H: Hardware>(bits: u32) {
         // The whole address space at once; in a large guest the walk skips empty parts.
         let all = range(0, top);
         assert_eq!(guard.leaves(all).unwrap().count(), ends.len());
-        assert_eq!(guard.flush(all), Ok(ends.len() as u64 * page));
+        assert_eq!(guard.clean_caches(all), Ok(ends.len() as u64 * page));
         assert_eq!(guard.write_protect(all), Ok(0));
         assert_eq!(
             guard.relax(all, Access::Write).map(slat::LocalFlush::not_needed_here),

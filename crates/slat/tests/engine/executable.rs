@@ -175,7 +175,7 @@ fn memory_that_is_not_cached_is_not_flushed() {
             let _ = guard.map(range(AT + at, 4 * K), Hpa(HOST + at), kind, page, &mut cache);
         }
         platform.take_events();
-        assert_eq!(guard.flush(range(AT, 16 * K)), Ok(4 * K));
+        assert_eq!(guard.clean_caches(range(AT, 16 * K)), Ok(4 * K));
         let events = platform.take_events();
         assert_eq!(maintained(&events, Some(&Maintenance::Data)), [(HOST, HOST + 4 * K)]);
         drop((guard, cache));

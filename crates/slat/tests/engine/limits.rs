@@ -79,7 +79,7 @@ fn a_limited_operation_stops_at_an_address_and_goes_on_from_there_to_the_same_en
         until_done::<H, _, _>(guard, change, |g, of| g.protect(of, Rights::READ));
         let mut flushed = 0;
         let pauses = until_done::<H, _, _>(guard, change, |g, of| {
-            let result = g.flush(of);
+            let result = g.clean_caches(of);
             let end = result.as_ref().map_or_else(|stopped| stopped.at, |_| of.end());
             flushed += end.0 - of.start().0;
             result

@@ -21,7 +21,7 @@ const BLOCK: PageSize = PageSize::SIZE_2M;
 /// Flushes memory; returns its bytes, and the pieces in which they were made coherent.
 fn flushed(guard: &mut GuardOf<'_, '_, Arm<12>>, at: GpaRange) -> (u64, Vec<(u64, u64)>) {
     guard.platform().take_events();
-    let bytes = guard.flush(at).unwrap();
+    let bytes = guard.clean_caches(at).unwrap();
     let events = guard.platform().take_events();
     let piece = |event: &Event| match *event {
         Event::Maintain { hpa, bytes, what: Maintenance::Data } => (hpa, bytes),

@@ -43,7 +43,7 @@ fn changes<H: Hardware>(
         let (mut young, mut unanswered) = ([0; 1024], [0; 1024]);
         let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
         check(guard.age(range, &mut ages, AgeOptions::LEAVES).map(|aged| aged.young));
-        check(guard.flush(range));
+        check(guard.clean_caches(range));
     }
 }
 

@@ -241,7 +241,7 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
         leaves.map(|leaf| black_box(&leaf).is_ok()).filter(|found| *found).count()
     })?;
     bench.count::<F, _>("maintain caches", PAGES, all, |guard, _| {
-        guard.flush(pages(PAGES)).expect("no block is cut")
+        guard.clean_caches(pages(PAGES)).expect("no block is cut")
     })?;
     bench.count_outside::<F, _>("translate, random, a guard each", |tables, reader| {
         let found = |gpa: &&Gpa| {

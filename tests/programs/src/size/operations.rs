@@ -171,7 +171,7 @@ operations! {
         guard.translate(gpa)
     }
     op_flush(guard: &mut On<'_>, at: GpaRange) -> Changed {
-        guard.flush(at)
+        guard.clean_caches(at)
     }
     op_complete(guard: &mut On<'_>) -> () {
         guard.invalidate()

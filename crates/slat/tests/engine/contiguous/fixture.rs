@@ -545,7 +545,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let leaves =
             guard.leaves(GpaRange::new(Gpa(0), 1 << self.hardware.address_bits()).unwrap());
         assert_eq!(leaves.unwrap().count() as u64, tree.leaves());
-        assert_eq!(guard.flush(page).unwrap(), run.map_or(0, |_| 1 << G));
+        assert_eq!(guard.clean_caches(page).unwrap(), run.map_or(0, |_| 1 << G));
     }
 
     pub fn destroy(self) {

@@ -103,7 +103,7 @@ impl<H: Hardware> World<'_, H> {
 
     pub fn flush(&mut self, range: GpaRange) {
         let before = self.begin();
-        let out = self.run(|guard| guard.flush(range));
+        let out = self.run(|guard| guard.clean_caches(range));
         let (start, end) = (range.start().0, range.end().0);
         let legal = self.change_errors(&before, &range, false);
         if !legal.is_empty() {
