@@ -3,7 +3,7 @@
 use crate::backing::{Backing, HvaRange};
 use crate::bits::each_word;
 use crate::host::Host;
-use crate::memslots::View;
+use crate::memslots::MemslotSnapshot;
 use crate::private::MemoryKind;
 use crate::ranges::cut_by;
 use crate::worker::{Inside, Worker};
@@ -69,7 +69,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         selected: Option<&[u64]>,
         young: &mut [u64],
         how: AgeOptions,
-        wanted: impl Fn(&View) -> bool,
+        wanted: impl Fn(&MemslotSnapshot) -> bool,
     ) -> Result<AgeCounts, AgeError> {
         let needed = words::<F>(&range);
         let shortest = selected.map_or(young.len(), |selected| selected.len().min(young.len()));
@@ -142,7 +142,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 aged.unanswered += part.as_deref().map_or(pages, count);
                 continue;
             }
-            let there = |view: &View| {
+            let there = |view: &MemslotSnapshot| {
                 view.named(spec.id).is_some_and(|slot| !slot.deleting && slot.spec.is_where(&spec))
             };
             let one = self.age_if(range, part.as_deref(), &mut found, how, there)?;
@@ -163,7 +163,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         young: &mut [u64],
         how: AgeOptions,
         aged: &mut AgeCounts,
-        wanted: &impl Fn(&View) -> bool,
+        wanted: &impl Fn(&MemslotSnapshot) -> bool,
     ) -> Result<(), AgeError> {
         let guest = self.guest;
         let words = words::<F>(&range);
@@ -213,7 +213,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         young: &mut [u64],
         unanswered: &mut [u64],
         how: AgeOptions,
-        wanted: &impl Fn(&View) -> bool,
+        wanted: &impl Fn(&MemslotSnapshot) -> bool,
     ) -> Result<AgeCounts, AgeError> {
         let found = self.with_slots(tables, |view, Inside { guard, .. }| {
             let page = |at: Gpa| ((at.0 - range.start().0) >> F::PAGE_SHIFT) as usize;
@@ -267,7 +267,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         young: &mut [u64],
         clear: bool,
-        wanted: &impl Fn(&View) -> bool,
+        wanted: &impl Fn(&MemslotSnapshot) -> bool,
     ) -> Option<u64> {
         self.look(|view| {
             if !wanted(view) {
@@ -298,7 +298,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 /// the range between these leaves, and the parts at the ends that have no answer.
 #[expect(clippy::type_complexity, reason = "two ranges, which may not be")]
 fn age_ends<F: Format, H: Host>(
-    view: &View,
+    view: &MemslotSnapshot,
     guard: &mut Guard<'_, '_, F, H>,
     range: GpaRange,
     fresh: bool,
@@ -354,13 +354,13 @@ fn age_ends<F: Format, H: Host>(
 }
 
 /// Returns whether the use of each page of a leaf can be kept: all of the leaf is in memslots.
-fn is_kept(view: &View, leaf: &GpaRange) -> bool {
+fn is_kept(view: &MemslotSnapshot, leaf: &GpaRange) -> bool {
     view.parts(leaf).map(|(_, part)| part.size()).sum::<u64>() == leaf.size()
 }
 
 /// Returns the `selected` pages, or all, without private ones; `None` if no page is private.
 fn shared_pages<F: Format>(
-    view: &View,
+    view: &MemslotSnapshot,
     range: &GpaRange,
     selected: Option<&[u64]>,
 ) -> Option<Vec<u64>> {

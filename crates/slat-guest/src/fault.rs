@@ -13,7 +13,7 @@ use crate::follow::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::memslots::spec::MemslotId;
-use crate::memslots::{Memslot, View};
+use crate::memslots::{Memslot, MemslotSnapshot};
 use crate::outcome::{Outcome, Retry};
 use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
@@ -119,7 +119,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         // If there are no more pages, those in the cache may be enough. If not, the attempt ends
         // with `Dry`, and the fault asks again.
         let _at_hand = self.worker.top_up(PATH);
-        let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
+        let (id, uncached, tables) = (self.id, self.view.is_some(), guest.space(self.view));
         self.worker.with_slots(tables, |view, inside| {
             let Some(slot) = view.at(gpa) else {
                 // No VMM may emulate a private access.
@@ -143,14 +143,14 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                 return Outcome::Mmio.into();
             }
             let mode = Mode::of(guest, view, slot, (first, page.start()), replaced);
-            inside.fault(&Fault { slots: view, slot, kind, gpa, access, id, own_view, mode })
+            inside.fault(&Fault { slots: view, slot, kind, gpa, access, id, uncached, mode })
         })
     }
 }
 
 /// One attempt at a fault.
 pub(crate) struct Fault<'f> {
-    pub slots: &'f View,
+    pub slots: &'f MemslotSnapshot,
     pub slot: &'f Memslot,
     /// The page's kind.
     pub kind: MemoryKind,
@@ -159,7 +159,7 @@ pub(crate) struct Fault<'f> {
     /// The vCPU's number, or one that no vCPU has.
     pub id: u16,
     /// The vCPU runs on its own view.
-    pub own_view: bool,
+    pub uncached: bool,
     pub mode: Mode,
 }
 
@@ -181,7 +181,7 @@ impl Mode {
     #[inline]
     pub fn of<F: Format, H: Host, B: Backing>(
         guest: &Guest<'_, F, H, B>,
-        view: &View,
+        view: &MemslotSnapshot,
         slot: &Memslot,
         (first, page): (bool, Gpa),
         replaced: Option<HvaRange>,
@@ -444,7 +444,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         &mut self,
         fault: &Fault<'_>,
         size: PageSize,
-        keep: impl Fn(&Guest<'w, F, H, B>, &View, &UnmappedRun),
+        keep: impl Fn(&Guest<'w, F, H, B>, &MemslotSnapshot, &UnmappedRun),
     ) {
         let (guest, view, range) = (self.guest, fault.slots, fault.page(size));
         guest.unmap(view, self.tables, &mut self.guard, [range], |removed| {

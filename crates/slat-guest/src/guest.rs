@@ -60,7 +60,7 @@ use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize,
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) tables: Owned<'p, F, H>,
     /// Tables for single vCPUs while their caches are off; empty unless the policy is `Exact`.
-    pub(crate) views: Box<[OwnView<'p, F, H>]>,
+    pub(crate) views: Box<[UncachedTables<'p, F, H>]>,
     pub(crate) backing: B,
     pub(crate) config: Config,
     /// Handles that leave the guest, and come back to an operation of it, have it too.
@@ -105,14 +105,14 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
 
 /// The tables of one vCPU while its caches are off.
 #[derive(Debug)]
-pub(crate) struct OwnView<'p, F: Format, H: Host> {
+pub(crate) struct UncachedTables<'p, F: Format, H: Host> {
     pub tables: ManuallyDrop<Tables<'p, F, H>>,
     /// Whether the view may have leaves. The vCPU sets it before it maps the first: see
     /// `Guest::spaces`.
     pub live: AtomicU64,
 }
 
-impl<F: Format, H: Host> Drop for OwnView<'_, F, H> {
+impl<F: Format, H: Host> Drop for UncachedTables<'_, F, H> {
     fn drop(&mut self) {
         // SAFETY:
         // 1. `take`: this is the only call, and `self.tables` is not used after `drop`.
@@ -247,7 +247,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let own = if config.needs_views(format.forces_caches()) { config.vcpus } else { 0 };
         let mut views = Vec::new();
         for _ in 0..own {
-            views.push(OwnView { tables: new()?, live: AtomicU64::new(0) });
+            views.push(UncachedTables { tables: new()?, live: AtomicU64::new(0) });
         }
         let ring = |_| config.ring.map(Ring::new);
         Ok(Self {
@@ -374,7 +374,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     ///    that before it looks for live views.
     pub(crate) fn spaces(&self) -> impl Iterator<Item = &Tables<'p, F, H>> {
         crate::sync::agreed();
-        let live = |view: &&OwnView<'p, F, H>| view.live.load(Ordering::Acquire) != 0;
+        let live = |view: &&UncachedTables<'p, F, H>| view.live.load(Ordering::Acquire) != 0;
         let views = self.views.iter().filter(live).map(|view| &*view.tables);
         core::iter::once(&*self.tables).chain(views)
     }

@@ -4,7 +4,7 @@ use crate::backing::{Backing, HvaRange, MAY_WRITE};
 use crate::follow::{DeviceLeaf, DeviceTables};
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
-use crate::memslots::View;
+use crate::memslots::MemslotSnapshot;
 use crate::private::MemoryKind;
 use crate::ranges::pieces;
 use crate::worker::{Inside, Worker};
@@ -93,7 +93,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 /// Calls `run` with the shared memory in `piece`, as private memory has no host address. Pages
 /// become private meanwhile, so the thread asks inside the tables: until it leaves them, what it
 /// finds shared has no private leaf.
-fn shared<F: Format>(view: &View, piece: GpaRange, run: &mut dyn FnMut(GpaRange)) {
+fn shared<F: Format>(view: &MemslotSnapshot, piece: GpaRange, run: &mut dyn FnMut(GpaRange)) {
     let slots = view.parts(&piece);
     slots.flat_map(|(slot, part)| slot.runs::<F>(part, MemoryKind::Shared)).for_each(run);
 }

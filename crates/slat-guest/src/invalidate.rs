@@ -7,7 +7,7 @@ use crate::events::Event;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
-use crate::memslots::{Memslot, View};
+use crate::memslots::{Memslot, MemslotSnapshot};
 use crate::private::MemoryKind;
 use crate::sync::agreed;
 use crate::worker::{Inside, Worker};
@@ -121,7 +121,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Unmaps `ranges`, and reports what was mapped there; returns the bytes.
     pub(crate) fn take(
         &self,
-        view: &View,
+        view: &MemslotSnapshot,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,

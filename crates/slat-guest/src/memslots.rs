@@ -58,22 +58,22 @@ pub(crate) enum Plan {
 /// The memslots at one time: by guest address, by host address, by name. A copy shares the parts
 /// that do not change.
 #[derive(Clone, Debug)]
-pub(crate) struct View {
+pub(crate) struct MemslotSnapshot {
     by_gpa: Tree<Gpa, Arc<Memslot>>,
     /// The key has the name because several memslots may have the same host memory.
     by_host: Tree<(Hva, MemslotId), Arc<Memslot>>,
     by_id: Tree<MemslotId, Arc<Memslot>>,
     /// The memslots that have private memory.
     by_private: Tree<PrivateAt, Arc<Memslot>>,
-    /// Whether huge pages may be executed. It is in the view so that a fault sees it and the
+    /// Whether huge pages may be executed. It is in the snapshot so that a fault sees it and the
     /// memslots as of the same moment.
     pub execute_huge: ExecuteHuge,
     /// Two memslots may share host memory, or may have shared it.
     pub aliases: bool,
 }
 
-impl View {
-    /// Makes a view without memslots.
+impl MemslotSnapshot {
+    /// Makes a snapshot without memslots.
     fn new(execute_huge: ExecuteHuge) -> Self {
         let (by_gpa, by_host, by_id, by_private) = Default::default();
         Self { by_gpa, by_host, by_id, by_private, execute_huge, aliases: false }
@@ -194,17 +194,17 @@ impl View {
 /// The two lists of memslots.
 #[derive(Debug)]
 pub(crate) struct Memslots {
-    lists: [UnsafeCell<View>; 2],
+    lists: [UnsafeCell<MemslotSnapshot>; 2],
     current: AtomicU64,
 }
 
-// SAFETY: only `view` and `replace` access `lists`. Their contracts keep a reader and a writer of
-// one list apart.
+// SAFETY: only `snapshot` and `replace` access `lists`. Their contracts keep a reader and a writer
+// of one list apart.
 unsafe impl Sync for Memslots {}
 
 impl Memslots {
     pub fn new(execute_huge: ExecuteHuge) -> Self {
-        let lists = [(); 2].map(|()| UnsafeCell::new(View::new(execute_huge)));
+        let lists = [(); 2].map(|()| UnsafeCell::new(MemslotSnapshot::new(execute_huge)));
         Self { lists, current: AtomicU64::new(0) }
     }
 
@@ -215,7 +215,7 @@ impl Memslots {
     /// 1. is inside the guest's tables, and does not refresh its guard; or
     /// 2. holds the lock for changes of memslots.
     #[inline]
-    pub unsafe fn view(&self) -> &View {
+    pub unsafe fn snapshot(&self) -> &MemslotSnapshot {
         // Orders this load after the caller's earlier accesses. If an invalidation does not see a
         // fault in the tables, the fault sees the invalidation, and the invalidation sees the
         // memslot that the fault saw.
@@ -234,7 +234,7 @@ impl Memslots {
     /// 2. The caller has no reference from [`Memslots::view`].
     /// 3. The caller releases the lock only after all threads that were inside the guest's tables
     ///    have left.
-    pub unsafe fn replace(&self, view: View) {
+    pub unsafe fn replace(&self, view: MemslotSnapshot) {
         let other = 1 - self.current.load(Ordering::Relaxed) as usize;
         // SAFETY: no thread reads the list that is not current. By 3 the change that made it so has
         // waited for its readers; by 1 no other change runs; by 2 the caller does not read it.

@@ -125,8 +125,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 };
                 let replaced = replacing.as_ref().map(|(of, _)| *of);
                 let mode = Mode::of(guest, view, slot, (attempt == 0, gpa), replaced);
-                let (slots, id, own_view) = (view, NOBODY, false);
-                let fault = Fault { slots, slot, kind, gpa, access, id, own_view, mode };
+                let (slots, id, uncached) = (view, NOBODY, false);
+                let fault = Fault { slots, slot, kind, gpa, access, id, uncached, mode };
                 Found::Tried(inside.fault(&fault))
             });
             let step = match found {
@@ -187,7 +187,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         let page = F::size(0).bytes();
         let bytes = u64::from(guest.config.fault_around) * page;
         let most = F::size(1).bytes().min(1 << bytes.ilog2());
-        let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
+        let (id, uncached, tables) = (self.id, self.view.is_some(), guest.space(self.view));
         let start = gpa.0 & !(most - 1);
         let mapped = self.worker.with_slots(tables, |view, inside| {
             let Some(slot) = view.at(gpa).filter(|slot| !slot.deleting) else { return 0 };
@@ -204,7 +204,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                 }
                 // Private pages are not mapped ahead.
                 let (access, kind, mode) = (Access::Read, MemoryKind::Shared, Mode::Ahead);
-                let fault = Fault { slots: view, slot, kind, gpa, access, id, own_view, mode };
+                let fault = Fault { slots: view, slot, kind, gpa, access, id, uncached, mode };
                 matches!(inside.map_apart(&fault, F::size(0)), Step::Done(Outcome::Mapped(_)))
             });
             mapped.count() as u64

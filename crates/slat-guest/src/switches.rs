@@ -1,11 +1,12 @@
 //! The parts of a guest's configuration that can change while the guest runs.
 //!
 //! [`Config`](crate::Config) has the values with which a guest begins. Whether huge pages may be
-//! executed is part of the memslots as faults see them ([`View`](crate::memslots::View)). A thread
-//! that changes it waits, as for a change of memslots, until faults and collapses that saw the old
-//! value have left the tables. If it takes the right away, no thread makes an executable block from
-//! then on, and the changing thread searches for those that exist. The size of eager splits orders
-//! no other access: each log that begins, and each clear, reads it anew.
+//! executed is part of the memslots as faults see them
+//! ([`MemslotSnapshot`](crate::memslots::MemslotSnapshot)). A thread that changes it waits, as for
+//! a change of memslots, until faults and collapses that saw the old value have left the tables. If
+//! it takes the right away, no thread makes an executable block from then on, and the changing
+//! thread searches for those that exist. The size of eager splits orders no other access: each log
+//! that begins, and each clear, reads it anew.
 //!
 //! There is no switch for lock-free ageing: there is no lock to go back to. The only cost that a
 //! switch could save, looking again at a page whose entry another thread holds, is bounded and
@@ -72,7 +73,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         let mut turn = guest.change_turn();
         // SAFETY: the lock is held, and `view` is a copy.
-        let mut view = unsafe { guest.slots.view() }.clone();
+        let mut view = unsafe { guest.slots.snapshot() }.clone();
         if view.execute_huge == to && guest.unsearched.load(Ordering::Relaxed) == 0 {
             return Ok(0);
         }

@@ -4,7 +4,7 @@ use crate::backing::Backing;
 use crate::config::Logging;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::memslots::{Memslot, View};
+use crate::memslots::{Memslot, MemslotSnapshot};
 use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::widened;
 use alloc::vec::Vec;
@@ -19,7 +19,7 @@ const BATCH: usize = 64;
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Adds the dirty marks of unmapped leaves to the log of every memslot that has some of the
     /// pages, if hardware's marks are a part of the log.
-    pub(crate) fn keep_dirty(&self, view: &View, removed: &UnmappedRun) {
+    pub(crate) fn keep_dirty(&self, view: &MemslotSnapshot, removed: &UnmappedRun) {
         if self.config.logging != Logging::Hardware || !removed.attributes.dirty {
             return;
         }
@@ -33,7 +33,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// Keeps all marks of unmapped leaves, for pages that stay the guest's. The caller has
     /// announced the move ([`Guest::leaving`]) before it unmapped them.
-    pub(crate) fn keep_marks(&self, view: &View, removed: &UnmappedRun) {
+    pub(crate) fn keep_marks(&self, view: &MemslotSnapshot, removed: &UnmappedRun) {
         self.keep_dirty(view, removed);
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         for (slot, part) in view.parts(&all) {
@@ -67,7 +67,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// caches. If that call panics, the marks of the parts behind it, and of its own, are kept.
     pub(crate) fn unmap(
         &self,
-        view: &View,
+        view: &MemslotSnapshot,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
@@ -86,7 +86,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// entry; they do not hold it for long.
     pub(crate) fn remove(
         &self,
-        view: &View,
+        view: &MemslotSnapshot,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
@@ -172,7 +172,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 /// whose report has not returned, for the next thread that asks.
 struct Unreported<'g, 'p, F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>> {
     guest: &'g Guest<'p, F, H, B>,
-    view: &'g View,
+    view: &'g MemslotSnapshot,
     /// The leaves whose report is under way.
     now: Option<UnmappedRun>,
     leaves: I,

@@ -4,7 +4,7 @@ use crate::backing::{Backing, HvaRange};
 use crate::budget::{NoPages, TABLE_PAGES};
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::memslots::View;
+use crate::memslots::MemslotSnapshot;
 use crate::ranges::{pieces, widened};
 use crate::stats::Counters;
 use alloc::vec::Vec;
@@ -140,18 +140,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     pub(crate) fn with_slots<R>(
         &mut self,
         tables: &'w Tables<'w, F, H>,
-        work: impl FnOnce(&View, &mut Inside<'_, 'w, F, H, B>) -> R,
+        work: impl FnOnce(&MemslotSnapshot, &mut Inside<'_, 'w, F, H, B>) -> R,
     ) -> R {
         let guest = self.guest;
         // SAFETY:
         // 1. The thread is inside tables of the guest's platform until `work` returns.
         // 2. `work` cannot keep the view.
         // 3. Nothing in this crate refreshes or replaces a guard.
-        self.inside(tables, |inside| work(unsafe { guest.slots.view() }, inside))
+        self.inside(tables, |inside| work(unsafe { guest.slots.snapshot() }, inside))
     }
 
     /// Returns the result of `look` on the current memslots.
-    pub(crate) fn look<R>(&mut self, look: impl FnOnce(&View) -> R) -> R {
+    pub(crate) fn look<R>(&mut self, look: impl FnOnce(&MemslotSnapshot) -> R) -> R {
         self.with_slots(&self.guest.tables, |view, _| look(view))
     }
 
@@ -228,7 +228,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         tables: &'w Tables<'w, F, H>,
         range: GpaRange,
-        parts: impl Fn(&View, GpaRange, &mut dyn FnMut(GpaRange)),
+        parts: impl Fn(&MemslotSnapshot, GpaRange, &mut dyn FnMut(GpaRange)),
         change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
     ) {
         self.repeat(tables, range, true, parts, change);
@@ -239,7 +239,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         tables: &'w Tables<'w, F, H>,
         range: GpaRange,
         takes: bool,
-        parts: impl Fn(&View, GpaRange, &mut dyn FnMut(GpaRange)),
+        parts: impl Fn(&MemslotSnapshot, GpaRange, &mut dyn FnMut(GpaRange)),
         mut change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
     ) {
         let host = self.guest.tables.platform();

@@ -219,13 +219,13 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         &self,
         counters: &Counters,
         bytes: u64,
-        own_view: bool,
+        uncached: bool,
         memory: Memory,
     ) {
         if !self.caches.matters() || memory != Memory::Normal {
             return;
         }
-        match own_view {
+        match uncached {
             true => counters.touched_bytes.add(bytes),
             false => counters.mapped_bytes.add(bytes),
         }

@@ -104,12 +104,12 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         // If fetches split, private memory is mapped in pages: a private block may be split only
         // with the machine's consent, and nothing puts it together again.
         let huge = kind == MemoryKind::Shared || fault.slots.execute_huge == ExecuteHuge::Allowed;
-        let mut largest = match fault.logs_pages() || fault.own_view || !huge {
+        let mut largest = match fault.logs_pages() || fault.uncached || !huge {
             true => F::size(0),
             false => fitting::<F>(largest, |bytes| spec.fits_in(kind, fault.gpa.0, bytes)),
         };
         let logs = fault.logs();
-        let mut folds = fault.mode == Mode::Folds && !logs && !fault.own_view;
+        let mut folds = fault.mode == Mode::Folds && !logs && !fault.uncached;
         loop {
             // Each result has its own `match`: with a common one, the compiler writes both results
             // to memory.
@@ -207,7 +207,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                     if to_log {
                         self.guest.written(fault, range);
                     }
-                    self.guest.count_maintained(self.counters, bytes, fault.own_view, page.memory);
+                    self.guest.count_maintained(self.counters, bytes, fault.uncached, page.memory);
                     Outcome::Mapped(PageSize::from_bytes(bytes).unwrap_or(F::size(0))).into()
                 }
                 Ok(None) => Step::Again,

@@ -1,5 +1,5 @@
-//! Changes of memslots, in order. [`View::plan`] has the rules; [`work`](super::work) keeps the
-//! rest of a change while other threads change memslots.
+//! Changes of memslots, in order. [`MemslotSnapshot::plan`] has the rules; [`work`](super::work)
+//! keeps the rest of a change while other threads change memslots.
 
 use crate::backing::Backing;
 use crate::bits::{Bits, Kept, Splits};
@@ -10,7 +10,7 @@ use crate::memslots::kinds::Kinds;
 use crate::memslots::progress::{MemslotChange, MemslotWork};
 use crate::memslots::spec::{MemslotError, MemslotId, MemslotSpec};
 use crate::memslots::work::{Unfinished, Work};
-use crate::memslots::{Memslot, Plan, View};
+use crate::memslots::{Memslot, MemslotSnapshot, Plan};
 use crate::outcome::SplitReport;
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
@@ -101,7 +101,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         let bits = guest.tables.geometry().address_bits;
         // SAFETY: the lock is held, and `now` is not used after the first `replace`.
-        let now = unsafe { guest.slots.view() };
+        let now = unsafe { guest.slots.snapshot() };
         let plan = now.plan(&spec, guest.page(), bits)?;
         if let Some(other) = turn.iter().find(|unfinished| unfinished.takes(&spec)) {
             return Err(MemslotError::Overlaps { id: other.id() });
@@ -124,7 +124,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         turn: &mut Vec<Unfinished>,
         plan: Plan,
-        mut view: View,
+        mut view: MemslotSnapshot,
         (spec, before): (MemslotSpec, Option<MemslotSpec>),
     ) -> Result<MemslotWork, MemslotError> {
         let guest = self.guest;
@@ -270,7 +270,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Removes an empty memslot from the list, or replaces it by `instead`.
     fn take_out(&mut self, id: MemslotId, instead: Option<Memslot>) {
         // SAFETY: the lock is held, and `view` is a copy.
-        let mut view = unsafe { self.guest.slots.view() }.clone();
+        let mut view = unsafe { self.guest.slots.snapshot() }.clone();
         let before = view.named(id).expect("it stays until it is empty").clone();
         view.remove(id);
         if let Some(mut slot) = instead {
@@ -341,7 +341,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Makes `view` current, and waits for faults that saw the previous one.
-    pub(crate) fn replace(&mut self, view: View) {
+    pub(crate) fn replace(&mut self, view: MemslotSnapshot) {
         // Before the old list is one that the next change overwrites.
         self.guest.assert_outside();
         // SAFETY:

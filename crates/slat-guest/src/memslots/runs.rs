@@ -1,7 +1,7 @@
 //! The private and shared parts of a range, for threads inside the guest's tables: the answer holds
 //! until the thread leaves them (see [`kinds`](super::kinds)).
 
-use crate::memslots::{Memslot, View};
+use crate::memslots::{Memslot, MemslotSnapshot};
 use crate::private::MemoryKind;
 use slat::{Format, Gpa, GpaRange};
 
@@ -36,7 +36,7 @@ impl Memslot {
     }
 }
 
-impl View {
+impl MemslotSnapshot {
     /// Returns whether a page of `range` is private.
     pub fn has_private<F: Format>(&self, range: &GpaRange) -> bool {
         let kinds = self.parts(range).filter(|(slot, _)| slot.kinds.is_some());
