@@ -89,8 +89,8 @@ impl Vm {
         let format = Ept1G::default();
         let guest = Guest::new(format, Vmid(number), 40, Arc::clone(machine), ram, config)?;
         let mut worker = guest.worker()?;
-        let slot = MemslotSpec::new(MemslotId(0), Gpa(0), RAM, Hva(0));
-        worker.with(|worker| worker.set_memslot(slot))?;
+        let memslot = MemslotSpec::new(MemslotId(0), Gpa(0), RAM, Hva(0));
+        worker.with(|worker| worker.set_memslot(memslot))?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         for id in 0..vcpus {
@@ -112,8 +112,10 @@ impl Vm {
             let mut taken = 0;
             while !ends.load(Ordering::Relaxed) {
                 for log_dirty in [true, false] {
-                    let logs = MemslotSpec { log_dirty, ..slot };
-                    worker.with(|worker| worker.set_memslot(logs)).expect("a slot that is there");
+                    let logs = MemslotSpec { log_dirty, ..memslot };
+                    worker
+                        .with(|worker| worker.set_memslot(logs))
+                        .expect("a memslot that is there");
                 }
                 let host = HvaRange { start: Hva(0), bytes: RAM / 4 };
                 worker.with(|worker| drop(worker.invalidate(host, |_| taken += 1)));

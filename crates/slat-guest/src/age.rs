@@ -127,7 +127,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         let parts = self.look(|view| {
             let parts = view.backed_by(host);
-            parts.map(|(slot, range)| (slot.spec, slot.deleting, range)).collect::<Vec<_>>()
+            parts
+                .map(|(memslot, range)| (memslot.spec, memslot.deleting, range))
+                .collect::<Vec<_>>()
         });
         let mut aged = AgeCounts::default();
         for (spec, going, range) in parts {
@@ -143,7 +145,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 continue;
             }
             let there = |view: &MemslotSnapshot| {
-                view.named(spec.id).is_some_and(|slot| !slot.deleting && slot.spec.is_where(&spec))
+                view.named(spec.id)
+                    .is_some_and(|memslot| !memslot.deleting && memslot.spec.is_where(&spec))
             };
             let one = self.age_if(range, part.as_deref(), &mut found, how, there)?;
             aged.unanswered += one.unanswered;
@@ -215,7 +218,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         how: AgeOptions,
         wanted: &impl Fn(&MemslotSnapshot) -> bool,
     ) -> Result<AgeCounts, AgeError> {
-        let found = self.with_slots(tables, |view, Inside { guard, .. }| {
+        let found = self.with_memslots(tables, |view, Inside { guard, .. }| {
             let page = |at: Gpa| ((at.0 - range.start().0) >> F::PAGE_SHIFT) as usize;
             // The host does not age private pages. The caller has left out those that were private
             // when it looked.
@@ -274,11 +277,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 return None;
             }
             let mut new = 0;
-            for (slot, part) in view.parts(&range) {
-                let kept = &slot.kept;
+            for (memslot, part) in view.parts(&range) {
+                let kept = &memslot.kept;
                 let offset = (part.start().0 - range.start().0) >> F::PAGE_SHIFT;
-                let before = (part.start().0 - slot.spec.gpa.0) >> F::PAGE_SHIFT;
-                each_word::<F>(&slot.spec, part.start().0, part.size(), |word, mask| {
+                let before = (part.start().0 - memslot.spec.gpa.0) >> F::PAGE_SHIFT;
+                each_word::<F>(&memslot.spec, part.start().0, part.size(), |word, mask| {
                     let used = match clear {
                         true => kept.used.take(word, mask),
                         false => kept.used.get(word, mask),
@@ -334,8 +337,8 @@ fn age_ends<F: Format, H: Host>(
             Err(stopped) => return Err(stopped),
         };
         if used {
-            for (slot, part) in view.parts(&leaf) {
-                slot.kept.used.mark::<F>(&slot.spec, part.start().0, part.size());
+            for (memslot, part) in view.parts(&leaf) {
+                memslot.kept.used.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
         }
         if fresh {
@@ -370,8 +373,8 @@ fn shared_pages<F: Format>(
     let pages = (range.size() >> F::PAGE_SHIFT) as usize;
     let mut bits =
         selected.map_or_else(|| ones(pages), |selected| selected[..words::<F>(range)].to_vec());
-    for (slot, part) in view.parts(range) {
-        for run in slot.runs::<F>(part, MemoryKind::Private) {
+    for (memslot, part) in view.parts(range) {
+        for run in memslot.runs::<F>(part, MemoryKind::Private) {
             let first = (run.start().0 - range.start().0) >> F::PAGE_SHIFT;
             for page in first..first + (run.size() >> F::PAGE_SHIFT) {
                 bits[(page / 64) as usize] &= !(1 << (page % 64));

@@ -32,17 +32,17 @@ impl Bits {
 
     /// Sets the bit of the page at `gpa`, if the memslot has it.
     #[inline]
-    pub fn mark_page<F: Format>(&self, slot: &MemslotSpec, gpa: u64) {
-        let offset = gpa.wrapping_sub(slot.gpa.0);
-        if offset < slot.bytes {
+    pub fn mark_page<F: Format>(&self, memslot: &MemslotSpec, gpa: u64) {
+        let offset = gpa.wrapping_sub(memslot.gpa.0);
+        if offset < memslot.bytes {
             let page = offset >> F::PAGE_SHIFT;
             self.words[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::AcqRel);
         }
     }
 
     /// Sets the bits of the pages in `gpa..gpa + bytes` that the memslot has.
-    pub fn mark<F: Format>(&self, slot: &MemslotSpec, gpa: u64, bytes: u64) {
-        each_word::<F>(slot, gpa, bytes, |word, mask| self.add(word, mask));
+    pub fn mark<F: Format>(&self, memslot: &MemslotSpec, gpa: u64, bytes: u64) {
+        each_word::<F>(memslot, gpa, bytes, |word, mask| self.add(word, mask));
     }
 
     /// Sets the bits of `mask`.
@@ -70,18 +70,18 @@ impl Bits {
 /// on. Pages that the memslot does not have are left out here, so that no caller makes an index
 /// from an unchecked range.
 pub(crate) fn each_word<F: Format>(
-    slot: &MemslotSpec,
+    memslot: &MemslotSpec,
     gpa: u64,
     bytes: u64,
     mut word: impl FnMut(usize, u64),
 ) {
-    let start = gpa.max(slot.gpa.0);
-    let end = gpa.saturating_add(bytes).min(slot.gpa.0 + slot.bytes);
+    let start = gpa.max(memslot.gpa.0);
+    let end = gpa.saturating_add(bytes).min(memslot.gpa.0 + memslot.bytes);
     if start >= end {
         return;
     }
-    let mut page = (start - slot.gpa.0) >> F::PAGE_SHIFT;
-    let end = (end - slot.gpa.0).div_ceil(1 << F::PAGE_SHIFT);
+    let mut page = (start - memslot.gpa.0) >> F::PAGE_SHIFT;
+    let end = (end - memslot.gpa.0).div_ceil(1 << F::PAGE_SHIFT);
     while page < end {
         let bit = page % 64;
         let count = (64 - bit).min(end - page);
@@ -175,9 +175,9 @@ pub(crate) struct Splits {
 
 impl Splits {
     /// Returns `None` if memory is short.
-    pub fn new<F: Format>(slot: &MemslotSpec) -> Option<Self> {
-        let last = slot.gpa.0 + slot.bytes.max(1) - 1;
-        let tables = (last >> F::shift(1)) - (slot.gpa.0 >> F::shift(1)) + 1;
+    pub fn new<F: Format>(memslot: &MemslotSpec) -> Option<Self> {
+        let last = memslot.gpa.0 + memslot.bytes.max(1) - 1;
+        let tables = (last >> F::shift(1)) - (memslot.gpa.0 >> F::shift(1)) + 1;
         let words = || {
             let len = tables.div_ceil(64) as usize;
             let mut words = Vec::new();
@@ -188,8 +188,8 @@ impl Splits {
         Some(Self { words: [words()?, words()?], period: AtomicU64::new(0) })
     }
 
-    pub fn add<F: Format>(&self, slot: &MemslotSpec, gpa: u64) {
-        let table = (gpa >> F::shift(1)) - (slot.gpa.0 >> F::shift(1));
+    pub fn add<F: Format>(&self, memslot: &MemslotSpec, gpa: u64) {
+        let table = (gpa >> F::shift(1)) - (memslot.gpa.0 >> F::shift(1));
         let period = self.period.load(Ordering::Relaxed) as usize % 2;
         let word = &self.words[period][(table / 64) as usize];
         if word.load(Ordering::Relaxed) >> (table % 64) & 1 == 0 {
@@ -198,14 +198,14 @@ impl Splits {
     }
 
     /// Ends the period; calls `table` with each table that was noted in the previous period.
-    pub fn turn<F: Format>(&self, slot: &MemslotSpec, mut table: impl FnMut(u64)) {
+    pub fn turn<F: Format>(&self, memslot: &MemslotSpec, mut table: impl FnMut(u64)) {
         // Tables that were noted in the period that ends wait for the next call.
         let period = self.period.load(Ordering::Acquire) as usize;
         for (index, word) in self.words[(period + 1) % 2].iter().enumerate() {
             let mut bits = word.swap(0, Ordering::AcqRel);
             while bits != 0 {
                 let number = index as u64 * 64 + u64::from(bits.trailing_zeros());
-                table(((slot.gpa.0 >> F::shift(1)) + number) << F::shift(1));
+                table(((memslot.gpa.0 >> F::shift(1)) + number) << F::shift(1));
                 bits &= bits - 1;
             }
         }

@@ -51,17 +51,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let parts: Vec<_> = self.look(|view| view.parts(&range).map(|(_, part)| part).collect());
         let mut bytes = 0;
         for piece in parts.into_iter().flat_map(|part| pieces(part, F::size(F::LARGEST_LEAF))) {
-            bytes += self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
+            bytes += self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
                 // If executable huge pages are not allowed, a collapse must not make one.
                 let huge = view.execute_huge == ExecuteHuge::Allowed;
                 let fits = |leaf: &Attributes| leaf.execute == Execute::None || huge;
-                for (slot, part) in view.parts(&piece) {
-                    if slot.deleting || slot.log.is_some() || !wanted(slot) {
+                for (memslot, part) in view.parts(&piece) {
+                    if memslot.deleting || memslot.log.is_some() || !wanted(memslot) {
                         continue;
                     }
-                    let to = fitting::<F>(to, |bytes| slot.spec.is_aligned(bytes));
+                    let to = fitting::<F>(to, |bytes| memslot.spec.is_aligned(bytes));
                     // Private pages keep the size with which they were mapped.
-                    let shared = slot.runs::<F>(part, MemoryKind::Shared);
+                    let shared = memslot.runs::<F>(part, MemoryKind::Shared);
                     for run in shared.flat_map(|run| guest.pins.free(run)) {
                         match guard.collapse_where(run, to, fits) {
                             // If a thread holds an entry, or a device walks the tables, the table
@@ -72,7 +72,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                                 ..
                             }) => {}
                             Err(Stopped { reason, .. }) => {
-                                unreachable!("a slot's pages, a leaf's size: {reason}")
+                                unreachable!("a memslot's pages, a leaf's size: {reason}")
                             }
                         }
                     }
@@ -135,7 +135,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             Err(SplitStop::Contended { at }) => Err(Contended { at }),
             Err(SplitStop::OutOfFrames { .. } | SplitStop::TableLimit { .. }) => {
                 let _moving = guest.leaving.begin();
-                self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
+                self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
                     guest.unmap(view, &guest.tables, guard, [leaf], |removed| {
                         guest.keep_marks(view, &removed);
                     });

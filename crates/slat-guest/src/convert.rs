@@ -49,7 +49,7 @@ impl fmt::Display for ConvertError {
         match self {
             Self::Unaligned => f.write_str("what is converted is a multiple of the page size"),
             Self::NotPrivate => f.write_str(
-                "no slot has these addresses, or it was made without private memory \
+                "no memslot has these addresses, or it was made without private memory \
                  (`MemslotSpec::private`)",
             ),
             Self::Pinned => f.write_str("a device has some of the range pinned; let it go first"),
@@ -100,12 +100,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let _turn = guest.change_turn();
         let parts = self.look(|view| {
             let parts = view.parts(&range);
-            let parts =
-                parts.filter_map(|(slot, part)| Some((slot.clone(), slot.kinds.clone()?, part)));
+            let parts = parts.filter_map(|(memslot, part)| {
+                Some((memslot.clone(), memslot.kinds.clone()?, part))
+            });
             parts.collect::<Vec<_>>()
         });
         let mut covered = range.start();
-        for (.., part) in parts.iter().filter(|(slot, ..)| !slot.deleting) {
+        for (.., part) in parts.iter().filter(|(memslot, ..)| !memslot.deleting) {
             if part.start() != covered {
                 break;
             }
@@ -118,9 +119,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             return stopped(range.start(), ConvertError::Pinned);
         }
         let mut pages = 0;
-        for (slot, kinds, part) in &parts {
-            for run in slot.runs::<F>(*part, to.other()) {
-                let converted = self.convert_run(slot, kinds, run, to, &mut taken);
+        for (memslot, kinds, part) in &parts {
+            for run in memslot.runs::<F>(*part, to.other()) {
+                let converted = self.convert_run(memslot, kinds, run, to, &mut taken);
                 converted.map_err(|reason| Stopped { at: run.start(), reason })?;
                 let done = run.size() >> F::PAGE_SHIFT;
                 guest.counters.converted_pages.add(done);
@@ -133,7 +134,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Converts `run`, whose pages are all of the other kind.
     fn convert_run(
         &mut self,
-        slot: &Memslot,
+        memslot: &Memslot,
         kinds: &Arc<Kinds>,
         run: GpaRange,
         to: MemoryKind,
@@ -141,19 +142,19 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<(), ConvertError> {
         let guest = self.guest;
         // Ends also if `taken` or a hook panics: the pages then keep their kind.
-        let changing = kinds.changing::<F>(&slot.spec, &run);
+        let changing = kinds.changing::<F>(&memslot.spec, &run);
         agreed();
-        let emptied = self.empty_run(slot, run, to, taken);
+        let emptied = self.empty_run(memslot, run, to, taken);
         if emptied.is_ok() {
             guest.wait_for_faults();
-            kinds.set::<F>(&slot.spec, &run, to);
+            kinds.set::<F>(&memslot.spec, &run, to);
         }
         drop(changing);
         if emptied.is_ok() && to == MemoryKind::Private {
             // vCPUs that wait for the shared page, which may never arrive, ask again. A vCPU that
             // takes a place later asks the backing after this, and the page's new kind then decides
             // the answer.
-            let (start, bytes) = (slot.spec.host_of(run.start().0), run.size());
+            let (start, bytes) = (memslot.spec.host_of(run.start().0), run.size());
             guest.arrived(HvaRange { start, bytes });
         }
         emptied
@@ -162,7 +163,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Unmaps what is mapped in `run`, which is about to become `to`.
     fn empty_run(
         &mut self,
-        slot: &Memslot,
+        memslot: &Memslot,
         run: GpaRange,
         to: MemoryKind,
         taken: &mut impl FnMut(Taken),
@@ -177,9 +178,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             return self.take_private(run, &mut |_| {});
         }
         for piece in pieces(run, F::size(F::LARGEST_LEAF)) {
-            let bytes = self.with_slots(&guest.tables, |view, Inside { tables, guard, .. }| {
+            let bytes = self.with_memslots(&guest.tables, |view, Inside { tables, guard, .. }| {
                 let bytes = guest.take(view, tables, guard, [piece], taken);
-                guest.tell(slot, piece, None, taken);
+                guest.tell(memslot, piece, None, taken);
                 bytes
             });
             guest.counters.invalidated_bytes.add(bytes);
@@ -212,12 +213,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let host = HvaRange { start: Hva(range.start.0), bytes: range.bytes };
         let invalidation = guest.private_invalidations.begin(&host);
         let parts = self.look(|view| {
-            let slots = view.iter();
-            let part = |slot: &Memslot| Some((slot.clone(), slot.spec.guest_of_private(&range)?));
-            slots.filter_map(part).collect::<Vec<_>>()
+            let memslots = view.iter();
+            let part =
+                |memslot: &Memslot| Some((memslot.clone(), memslot.spec.guest_of_private(&range)?));
+            memslots.filter_map(part).collect::<Vec<_>>()
         });
-        for (slot, part) in parts {
-            for run in slot.runs::<F>(part, MemoryKind::Private) {
+        for (memslot, part) in parts {
+            for run in memslot.runs::<F>(part, MemoryKind::Private) {
                 let taken = self.take_private(run, &mut removed);
                 taken.map_err(|reason| Stopped { at: run.start(), reason })?;
             }
@@ -243,7 +245,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // The page, or the switch, may have changed before it was this thread's turn.
         let split = self.look(|view| {
             view.execute_huge != ExecuteHuge::Allowed
-                && view.at(gpa).and_then(|slot| slot.kind_of::<F>(&at)) == Some(MemoryKind::Private)
+                && view.at(gpa).and_then(|memslot| memslot.kind_of::<F>(&at))
+                    == Some(MemoryKind::Private)
         });
         if !split {
             return Ok(());
@@ -349,7 +352,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         Some(range)
                     }
                     Err(Stopped { reason, .. }) => {
-                        unreachable!("a slot's pages, these tables': {reason}")
+                        unreachable!("a memslot's pages, these tables': {reason}")
                     }
                 };
             }

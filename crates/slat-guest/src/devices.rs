@@ -35,9 +35,9 @@ impl fmt::Display for PinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unaligned => f.write_str("what is pinned is a multiple of the page size"),
-            Self::Missing { at } => write!(f, "no slot has memory at {at} to pin"),
+            Self::Missing { at } => write!(f, "no memslot has memory at {at} to pin"),
             Self::NoMemslot { at } => {
-                write!(f, "no slot has the memory at {at} of the host to pin")
+                write!(f, "no memslot has the memory at {at} of the host to pin")
             }
             Self::TooOften => f.write_str("a page is pinned too often"),
             Self::Private => f.write_str(
@@ -74,8 +74,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let _turn = guest.change_turn();
         let (covered, private) = self.look(|view| {
             let mut covered = range.start();
-            for (slot, part) in view.parts(&range) {
-                if slot.deleting || part.start() != covered {
+            for (memslot, part) in view.parts(&range) {
+                if memslot.deleting || part.start() != covered {
                     break;
                 }
                 covered = part.end();
@@ -113,15 +113,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Use is kept for guests with [`Config::devices`](crate::Config::devices).
     pub fn device_used(&mut self, range: GpaRange, wrote: bool) {
         self.look(|view| {
-            for (slot, part) in view.parts(&range) {
-                for run in slot.runs::<F>(part, MemoryKind::Shared) {
+            for (memslot, part) in view.parts(&range) {
+                for run in memslot.runs::<F>(part, MemoryKind::Shared) {
                     let (start, bytes) = (run.start().0, run.size());
-                    slot.kept.used.mark::<F>(&slot.spec, start, bytes);
+                    memslot.kept.used.mark::<F>(&memslot.spec, start, bytes);
                     if wrote {
-                        slot.kept.written.mark::<F>(&slot.spec, start, bytes);
+                        memslot.kept.written.mark::<F>(&memslot.spec, start, bytes);
                     }
-                    if let Some(log) = slot.log.as_ref().filter(|_| wrote) {
-                        log.mark::<F>(&slot.spec, start, bytes);
+                    if let Some(log) = memslot.log.as_ref().filter(|_| wrote) {
+                        log.mark::<F>(&memslot.spec, start, bytes);
                     }
                 }
             }

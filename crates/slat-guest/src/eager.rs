@@ -133,7 +133,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Err(NoPages::Limit(limit)) => return Err(SplitStop::TableLimit { at, limit }),
             }
             let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
-            let result = self.with_slots(&guest.tables, |view, Inside { guard, cache, .. }| {
+            let result = self.with_memslots(&guest.tables, |view, Inside { guard, cache, .. }| {
                 // Private memory does not log, and its blocks may be split only with the machine's
                 // consent.
                 let Some(run) = view.shared_run::<F>(rest) else { return Ok(end) };

@@ -20,7 +20,7 @@ use slat::Format;
 /// The snapshots of one memslot, which logs.
 #[derive(Debug)]
 pub struct Epochs {
-    slot: MemslotId,
+    memslot: MemslotId,
     /// The log from which the last epoch was taken. A memslot with another log begins anew.
     log: Option<Arc<Bits>>,
     pending: Vec<u64>,
@@ -62,8 +62,8 @@ fn zeroes(len: usize) -> Result<Vec<u64>, EpochError> {
 impl Epochs {
     /// Makes the snapshots of the memslot with that name. The first epoch is the base: it has all
     /// pages.
-    pub const fn new(slot: MemslotId) -> Self {
-        Self { slot, log: None, pending: Vec::new(), committed: Vec::new(), next: 0 }
+    pub const fn new(memslot: MemslotId) -> Self {
+        Self { memslot, log: None, pending: Vec::new(), committed: Vec::new(), next: 0 }
     }
 
     /// Begins an epoch, with the pages that were written from the last committed epoch until this
@@ -84,7 +84,7 @@ impl Epochs {
         if !worker.guest().rings.is_empty() {
             return Err(EpochError::Rings);
         }
-        let logging = worker.logging(self.slot, usize::MAX).map_err(EpochError::Log)?;
+        let logging = worker.logging(self.memslot, usize::MAX).map_err(EpochError::Log)?;
         let pages = logging.spec.pages(worker.guest().page());
         let len = pages.div_ceil(64) as usize;
         let same = self.log.as_ref().is_some_and(|log| Arc::ptr_eq(log, &logging.log));

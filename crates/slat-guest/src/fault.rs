@@ -120,38 +120,38 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         // with `Dry`, and the fault asks again.
         let _at_hand = self.worker.top_up(PATH);
         let (id, uncached, tables) = (self.id, self.view.is_some(), guest.space(self.view));
-        self.worker.with_slots(tables, |view, inside| {
-            let Some(slot) = view.at(gpa) else {
+        self.worker.with_memslots(tables, |view, inside| {
+            let Some(memslot) = view.at(gpa) else {
                 // No VMM may emulate a private access.
                 return match wanted {
                     Some(to @ MemoryKind::Private) => Outcome::Convert { to }.into(),
                     _ => Outcome::Mmio.into(),
                 };
             };
-            if slot.deleting {
+            if memslot.deleting {
                 return Outcome::Retry(Retry::MemslotGoing).into();
             }
             let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
             let page = GpaRange::new(page, F::size(0).bytes()).expect("a page");
-            let Some(kind) = slot.kind_of::<F>(&page) else {
+            let Some(kind) = memslot.kind_of::<F>(&page) else {
                 return Outcome::Retry(Retry::Converting).into();
             };
             if let Some(to) = wanted.filter(|&wanted| wanted != kind) {
                 return Outcome::Convert { to }.into();
             }
-            if access == Access::Write && slot.spec.read_only {
+            if access == Access::Write && memslot.spec.read_only {
                 return Outcome::Mmio.into();
             }
-            let mode = Mode::of(guest, view, slot, (first, page.start()), replaced);
-            inside.fault(&Fault { slots: view, slot, kind, gpa, access, id, uncached, mode })
+            let mode = Mode::of(guest, view, memslot, (first, page.start()), replaced);
+            inside.fault(&Fault { memslots: view, memslot, kind, gpa, access, id, uncached, mode })
         })
     }
 }
 
 /// One attempt at a fault.
 pub(crate) struct Fault<'f> {
-    pub slots: &'f MemslotSnapshot,
-    pub slot: &'f Memslot,
+    pub memslots: &'f MemslotSnapshot,
+    pub memslot: &'f Memslot,
     /// The page's kind.
     pub kind: MemoryKind,
     pub gpa: Gpa,
@@ -182,14 +182,14 @@ impl Mode {
     pub fn of<F: Format, H: Host, B: Backing>(
         guest: &Guest<'_, F, H, B>,
         view: &MemslotSnapshot,
-        slot: &Memslot,
+        memslot: &Memslot,
         (first, page): (bool, Gpa),
         replaced: Option<HvaRange>,
     ) -> Self {
-        let host = HvaRange { start: slot.spec.host_of(page.0), bytes: F::size(0).bytes() };
+        let host = HvaRange { start: memslot.spec.host_of(page.0), bytes: F::size(0).bytes() };
         // Two faults that fold one group may void each other's reservations, so only first attempts
         // fold. All pages of a group are of one kind.
-        let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
+        let allowed = view.execute_huge == ExecuteHuge::Allowed && memslot.kinds.is_none();
         match replaced {
             Some(replaced) if replaced == host => Self::Alone,
             _ if first && guest.config.contiguous && allowed => Self::Folds,
@@ -206,18 +206,18 @@ impl Fault<'_> {
     }
 
     fn logs(&self) -> bool {
-        self.slot.log.is_some()
+        self.memslot.log.is_some()
     }
 
     /// Returns the page's address range in the backing.
     fn host<F: Format>(&self) -> HvaRange {
         let page = self.page(F::size(0));
-        HvaRange { start: self.slot.spec.host_of(page.start().0), bytes: page.size() }
+        HvaRange { start: self.memslot.spec.host_of(page.start().0), bytes: page.size() }
     }
 
     /// Returns whether the log is of pages, so that blocks are not writable.
     fn logs_pages(&self) -> bool {
-        self.logs() && !self.slot.spec.log_blocks
+        self.logs() && !self.memslot.spec.log_blocks
     }
 }
 
@@ -225,7 +225,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// Logs the pages of `range` as written. Called after the leaf has become writable.
     #[inline]
     pub(crate) fn written(&self, fault: &Fault<'_>, range: GpaRange) {
-        if let Some(log) = &fault.slot.log
+        if let Some(log) = &fault.memslot.log
             && self.config.faults_log()
         {
             self.log(fault, log, range);
@@ -234,7 +234,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
 
     #[inline]
     fn log(&self, fault: &Fault<'_>, log: &Bits, range: GpaRange) {
-        let (spec, start) = (&fault.slot.spec, range.start().0);
+        let (spec, start) = (&fault.memslot.spec, range.start().0);
         if range.size() != F::size(0).bytes() {
             log.mark::<F>(spec, start, range.size());
         } else if !self.pushed(fault, start) {
@@ -245,9 +245,9 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// Returns whether the vCPU's ring took the page.
     #[inline]
     fn pushed(&self, fault: &Fault<'_>, gpa: u64) -> bool {
-        let page = || (gpa - fault.slot.spec.gpa.0) >> F::PAGE_SHIFT;
+        let page = || (gpa - fault.memslot.spec.gpa.0) >> F::PAGE_SHIFT;
         let ring = self.rings.get(fault.id as usize);
-        ring.is_some_and(|ring| ring.push(fault.slot.spec.id, page()))
+        ring.is_some_and(|ring| ring.push(fault.memslot.spec.id, page()))
     }
 }
 
@@ -292,7 +292,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         // A block that lies in two memslots is not made writable as a whole: the write is in one of
         // them.
         let block = leaf.size > F::size(0);
-        let crosses = block && !fault.slot.spec.has(fault.gpa.0, leaf.size.bytes());
+        let crosses = block && !fault.memslot.spec.has(fault.gpa.0, leaf.size.bytes());
         if leaf.attributes.write && !crosses {
             // The only bits that can be missing are the accessed bit, and the dirty bit if software
             // sets it.
@@ -348,8 +348,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     /// Records for recovery that the table around the page exists because its pages may be
     /// executed, which a block may not.
     fn note_table(&self, fault: &Fault<'_>) {
-        if let Some(splits) = &fault.slot.splits {
-            splits.add::<F>(&fault.slot.spec, fault.gpa.0);
+        if let Some(splits) = &fault.memslot.splits {
+            splits.add::<F>(&fault.memslot.spec, fault.gpa.0);
         }
     }
 
@@ -394,7 +394,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         // again. A log may be taking that mark from the leaf.
         let moving = self.guest.leaving.begin();
         self.empty(fault, F::size(0), |guest, view, removed| {
-            if removed.attributes.dirty || fault.slot.kept.moves.any() {
+            if removed.attributes.dirty || fault.memslot.kept.moves.any() {
                 guest.keep_marks(view, removed);
             }
         });
@@ -404,7 +404,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
 
     fn grant(&mut self, fault: &Fault<'_>) -> Option<Step> {
         let range = fault.page(F::size(0));
-        let host = fault.slot.spec.host_of(range.start().0);
+        let host = fault.memslot.spec.host_of(range.start().0);
         let tells = self.tells_devices();
         let (guard, guest) = (&mut self.guard, self.guest);
         let platform = self.tables.platform();
@@ -446,7 +446,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         size: PageSize,
         keep: impl Fn(&Guest<'w, F, H, B>, &MemslotSnapshot, &UnmappedRun),
     ) {
-        let (guest, view, range) = (self.guest, fault.slots, fault.page(size));
+        let (guest, view, range) = (self.guest, fault.memslots, fault.page(size));
         guest.unmap(view, self.tables, &mut self.guard, [range], |removed| {
             keep(guest, view, &removed);
         });

@@ -65,7 +65,7 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) config: Config,
     /// Handles that leave the guest, and come back to an operation of it, have it too.
     pub(crate) identity: Identity,
-    pub(crate) slots: Memslots,
+    pub(crate) memslots: Memslots,
     /// The unfinished changes of memslots. A thread holds the lock while it changes memslots.
     pub(crate) changing: Turn<Vec<Unfinished>>,
     pub(crate) invalidations: Invalidations,
@@ -256,7 +256,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             backing,
             config,
             identity: Identity::new(),
-            slots: Memslots::new(config.execute_huge),
+            memslots: Memslots::new(config.execute_huge),
             changing: Turn::new(Vec::new()),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),

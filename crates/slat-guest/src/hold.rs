@@ -72,12 +72,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         let platform = guest.tables.platform();
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
-            self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
+            self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
                 // Until it is released, no leaf comes or goes, so devices have what is found here.
                 let _turn = guest.telling.take(platform);
                 shared::<F>(view, piece, &mut |run| {
                     let leaves = loop {
-                        let leaves = guard.leaves(run).expect("a slot's pages");
+                        let leaves = guard.leaves(run).expect("a memslot's pages");
                         match leaves.collect::<Result<Vec<_>, _>>() {
                             Ok(leaves) => break leaves,
                             Err(Contended { .. }) => platform.wait(),
@@ -94,8 +94,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 /// become private meanwhile, so the thread asks inside the tables: until it leaves them, what it
 /// finds shared has no private leaf.
 fn shared<F: Format>(view: &MemslotSnapshot, piece: GpaRange, run: &mut dyn FnMut(GpaRange)) {
-    let slots = view.parts(&piece);
-    slots.flat_map(|(slot, part)| slot.runs::<F>(part, MemoryKind::Shared)).for_each(run);
+    let memslots = view.parts(&piece);
+    memslots.flat_map(|(memslot, part)| memslot.runs::<F>(part, MemoryKind::Shared)).for_each(run);
 }
 
 /// Takes the right to write `leaves` from devices.

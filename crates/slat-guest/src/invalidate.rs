@@ -89,21 +89,21 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let last = spaces.peek().is_none();
             // A reader of the log waits for this guard, and after that finds in the log the marks
             // of what is unmapped here.
-            let bytes = self.with_slots(tables, |view, Inside { guard, .. }| {
+            let bytes = self.with_memslots(tables, |view, Inside { guard, .. }| {
                 let pages = || hosts.iter().filter(some).map(whole);
                 let parts = || pages().flat_map(|host| view.backed_by(host));
                 // Private memory has no host address, so the host cannot take it here.
                 let kind = MemoryKind::Shared;
                 let runs = || {
-                    parts().flat_map(|(slot, part)| {
-                        slot.runs::<F>(part, kind).map(move |run| (slot, run))
+                    parts().flat_map(|(memslot, part)| {
+                        memslot.runs::<F>(part, kind).map(move |run| (memslot, run))
                     })
                 };
                 let mapped = runs().map(|(_, run)| run);
                 let bytes = guest.take(view, tables, guard, mapped, taken);
                 // After all tables: otherwise a page in a view would be reported as not mapped.
                 if last {
-                    runs().for_each(|(slot, run)| guest.tell(slot, run, None, taken));
+                    runs().for_each(|(memslot, run)| guest.tell(memslot, run, None, taken));
                 }
                 bytes
             });
@@ -134,8 +134,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             let UnmappedRun { gpa, bytes, attributes, .. } = removed;
             // Each memslot's own part, with its host addresses and its kept marks.
             let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
-            for (slot, part) in view.parts(&all) {
-                self.tell(slot, part, Some(attributes), taken);
+            for (memslot, part) in view.parts(&all) {
+                self.tell(memslot, part, Some(attributes), taken);
             }
         })
     }
@@ -145,12 +145,12 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// with a kept mark are reported.
     pub(crate) fn tell(
         &self,
-        slot: &Memslot,
+        memslot: &Memslot,
         part: GpaRange,
         leaves: Option<Attributes>,
         taken: &mut impl FnMut(Taken),
     ) {
-        let spec = &slot.spec;
+        let spec = &memslot.spec;
         let mut tell = |first: u64, end: u64, (dirty, accessed): (bool, bool)| {
             if leaves.is_none() && !(dirty || accessed) {
                 return;
@@ -167,7 +167,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let of_leaf = leaves.map_or((false, false), |leaf| (leaf.dirty, leaf.accessed));
         let first = (part.start().0 - spec.gpa.0) >> F::PAGE_SHIFT;
         let end = first + (part.size() >> F::PAGE_SHIFT);
-        let kept = &slot.kept;
+        let kept = &memslot.kept;
         // A run of pages with the same marks: its first page, and the marks.
         let mut run = (first, None);
         each_word::<F>(spec, part.start().0, part.size(), |word, mask| {

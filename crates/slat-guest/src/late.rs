@@ -67,10 +67,15 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
 
     /// Begins to wait for the page, for which the backing has answered *not yet*. Returns `Err` if
     /// the fault has to ask the backing once more.
-    pub(crate) fn wait_for(&mut self, slot: MemslotId, gpa: Gpa, host: Hva) -> Result<Outcome, ()> {
+    pub(crate) fn wait_for(
+        &mut self,
+        memslot: MemslotId,
+        gpa: Gpa,
+        host: Hva,
+    ) -> Result<Outcome, ()> {
         let guest = self.worker.guest;
         let now = guest.tables.platform().now();
-        match self.waits.begin(&guest.waits, self.id, (slot, gpa, host), now) {
+        match self.waits.begin(&guest.waits, self.id, (memslot, gpa, host), now) {
             Some((_, true)) => Err(()),
             wait => Ok(Outcome::Retry(Retry::NotYet(wait.map(|(arrival, _)| arrival)))),
         }

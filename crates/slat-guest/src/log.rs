@@ -118,17 +118,17 @@ impl LogError {
 impl fmt::Display for LogError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing { id } => write!(f, "slot {} is not there, or does not log", id.0),
+            Self::Missing { id } => write!(f, "memslot {} is not there, or does not log", id.0),
             Self::Beginning { id } => {
-                write!(f, "slot {} begins to log: run that to its end first", id.0)
+                write!(f, "memslot {} begins to log: run that to its end first", id.0)
             }
             Self::Bitmap { needed, given } => {
-                write!(f, "the bitmap has {given} words; the slot takes {needed}")
+                write!(f, "the bitmap has {given} words; the memslot takes {needed}")
             }
             Self::Unaligned => f.write_str(
-                "the first page and the number of pages are multiples of 64, or end with the slot",
+                "first page and number of pages are multiples of 64, or end with the memslot",
             ),
-            Self::Beyond { pages } => write!(f, "the slot has {pages} pages"),
+            Self::Beyond { pages } => write!(f, "the memslot has {pages} pages"),
             Self::Contended { at } => {
                 write!(f, "the entry of {at} is held by somebody else; go on from there")
             }
@@ -147,9 +147,9 @@ impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
     /// that are not in a memslot that logs are ignored.
     pub fn mark_written(&mut self, range: GpaRange) {
         self.look(|view| {
-            for (slot, part) in view.parts(&range) {
-                if let Some(log) = &slot.log {
-                    log.mark::<F>(&slot.spec, part.start().0, part.size());
+            for (memslot, part) in view.parts(&range) {
+                if let Some(log) = &memslot.log {
+                    log.mark::<F>(&memslot.spec, part.start().0, part.size());
                 }
             }
         });

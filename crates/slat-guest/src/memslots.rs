@@ -81,8 +81,8 @@ impl MemslotSnapshot {
 
     #[inline]
     pub fn at(&self, gpa: Gpa) -> Option<&Memslot> {
-        let slot = self.by_gpa.at_most(&gpa)?;
-        (gpa.0 < slot.end).then_some(&*slot.value)
+        let memslot = self.by_gpa.at_most(&gpa)?;
+        (gpa.0 < memslot.end).then_some(&*memslot.value)
     }
 
     /// Returns all memslots, by guest address.
@@ -93,33 +93,34 @@ impl MemslotSnapshot {
     /// Returns the memslots that overlap `range`, each with its part of the range.
     pub fn parts(&self, range: &GpaRange) -> impl Iterator<Item = (&Memslot, GpaRange)> {
         let range = *range;
-        let slots = self.by_gpa.beyond(range.start().0).map(|entry| &*entry.value);
-        slots.map_while(move |slot| Some((slot, slot.spec.common(&range)?)))
+        let memslots = self.by_gpa.beyond(range.start().0).map(|entry| &*entry.value);
+        memslots.map_while(move |memslot| Some((memslot, memslot.spec.common(&range)?)))
     }
 
     /// Returns the memslots that have some of the host memory at `host`, each with its guest
     /// addresses.
     pub fn backed_by(&self, host: HvaRange) -> impl Iterator<Item = (&Memslot, GpaRange)> {
-        let slots = self.by_host.beyond(host.start.0).map(|entry| &*entry.value);
-        let slots = slots.take_while(move |slot| slot.spec.host < host.end());
-        slots.filter_map(move |slot| Some((slot, slot.spec.guest_of(&host)?)))
+        let memslots = self.by_host.beyond(host.start.0).map(|entry| &*entry.value);
+        let memslots = memslots.take_while(move |memslot| memslot.spec.host < host.end());
+        memslots.filter_map(move |memslot| Some((memslot, memslot.spec.guest_of(&host)?)))
     }
 
     pub fn named(&self, id: MemslotId) -> Option<&Memslot> {
-        self.by_id.get(&id).map(|slot| &**slot)
+        self.by_id.get(&id).map(|memslot| &**memslot)
     }
 
     /// Returns whether the memslot is where `spec` says, and logs into `log`.
     pub fn logs_into(&self, spec: &MemslotSpec, log: &Bits) -> bool {
-        let slot = self.named(spec.id).filter(|slot| !slot.deleting && slot.spec == *spec);
-        let theirs = slot.and_then(|slot| slot.log.as_deref());
+        let memslot =
+            self.named(spec.id).filter(|memslot| !memslot.deleting && memslot.spec == *spec);
+        let theirs = memslot.and_then(|memslot| memslot.log.as_deref());
         theirs.is_some_and(|theirs| core::ptr::eq(theirs, log))
     }
 
     /// Adds a memslot, or replaces the one with its name, which has the same addresses.
-    pub fn insert(&mut self, slot: Memslot) {
-        let spec = slot.spec;
-        let (number, value) = (spec.id.0.into(), Arc::new(slot));
+    pub fn insert(&mut self, memslot: Memslot) {
+        let spec = memslot.spec;
+        let (number, value) = (spec.id.0.into(), Arc::new(memslot));
         let end = spec.gpa.0 + spec.bytes;
         self.by_gpa.put(Entry { key: spec.gpa, end, number, value: value.clone() });
         let (key, end) = ((spec.host, spec.id), spec.host.0 + spec.bytes);
@@ -133,15 +134,17 @@ impl MemslotSnapshot {
 
     /// Changes the state of a memslot, but not its addresses.
     pub fn change(&mut self, id: MemslotId, change: impl FnOnce(&mut Memslot)) {
-        if let Some(slot) = self.named(id) {
-            let mut slot = slot.clone();
-            change(&mut slot);
-            self.insert(slot);
+        if let Some(memslot) = self.named(id) {
+            let mut memslot = memslot.clone();
+            change(&mut memslot);
+            self.insert(memslot);
         }
     }
 
     pub fn remove(&mut self, id: MemslotId) {
-        if let Some(MemslotSpec { gpa, host, private, .. }) = self.named(id).map(|slot| slot.spec) {
+        if let Some(MemslotSpec { gpa, host, private, .. }) =
+            self.named(id).map(|memslot| memslot.spec)
+        {
             self.by_gpa.remove(&gpa);
             self.by_host.remove(&(host, id));
             self.by_id.remove(&id);
@@ -154,7 +157,7 @@ impl MemslotSnapshot {
     /// Returns the change that turns the current memslots into what `new` asks for, by the rules of
     /// Linux's `KVM_SET_USER_MEMORY_REGION`.
     pub fn plan(&self, new: &MemslotSpec, page: PageSize, bits: u32) -> Result<Plan, MemslotError> {
-        let old = self.named(new.id).map(|slot| slot.spec);
+        let old = self.named(new.id).map(|memslot| memslot.spec);
         if new.bytes == 0 {
             return old.map(|_| Plan::Delete).ok_or(MemslotError::Missing { id: new.id });
         }
@@ -175,7 +178,7 @@ impl MemslotSnapshot {
             }
         };
         let range = new.range();
-        let by_gpa = self.parts(&range).map(|(slot, _)| slot.spec.id);
+        let by_gpa = self.parts(&range).map(|(memslot, _)| memslot.spec.id);
         // The hooks count each private page once, and conversions ask for kinds by memslot.
         let by_private = new.private_range().and_then(|private| self.with_private(&private));
         match by_gpa.chain(by_private).find(|&id| id != new.id) {

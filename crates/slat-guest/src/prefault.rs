@@ -97,17 +97,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut replacing: Option<(HvaRange, InvalidationInProgress<'_>)> = None;
         for attempt in 0..ATTEMPTS {
             let _at_hand = self.top_up(PATH);
-            let found = self.with_slots(&guest.tables, |view, inside| {
-                let Some(slot) = view.at(gpa) else {
+            let found = self.with_memslots(&guest.tables, |view, inside| {
+                let Some(memslot) = view.at(gpa) else {
                     let rest = GpaRange::new(gpa, end - gpa.0).expect("something is left");
                     let next = view.parts(&rest).next().map_or(end, |(_, part)| part.start().0);
                     return Found::Upto(next, |done| &mut done.no_memory);
                 };
-                let behind = slot.spec.range().end().0;
-                if slot.deleting {
+                let behind = memslot.spec.range().end().0;
+                if memslot.deleting {
                     return Found::Upto(behind, |done| &mut done.held);
                 }
-                if access == Access::Write && slot.spec.read_only {
+                if access == Access::Write && memslot.spec.read_only {
                     return Found::Upto(behind, |done| &mut done.no_memory);
                 }
                 if let Ok(Some(leaf)) = inside.guard.translate(gpa)
@@ -119,14 +119,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     return Found::Upto(next.min(behind), |done| &mut done.there);
                 }
                 let Some(kind) =
-                    GpaRange::new(gpa, page).ok().and_then(|at| slot.kind_of::<F>(&at))
+                    GpaRange::new(gpa, page).ok().and_then(|at| memslot.kind_of::<F>(&at))
                 else {
                     return Found::Upto(gpa.0 + page, |done| &mut done.held);
                 };
                 let replaced = replacing.as_ref().map(|(of, _)| *of);
-                let mode = Mode::of(guest, view, slot, (attempt == 0, gpa), replaced);
-                let (slots, id, uncached) = (view, NOBODY, false);
-                let fault = Fault { slots, slot, kind, gpa, access, id, uncached, mode };
+                let mode = Mode::of(guest, view, memslot, (attempt == 0, gpa), replaced);
+                let (memslots, id, uncached) = (view, NOBODY, false);
+                let fault = Fault { memslots, memslot, kind, gpa, access, id, uncached, mode };
                 Found::Tried(inside.fault(&fault))
             });
             let step = match found {
@@ -189,22 +189,24 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         let most = F::size(1).bytes().min(1 << bytes.ilog2());
         let (id, uncached, tables) = (self.id, self.view.is_some(), guest.space(self.view));
         let start = gpa.0 & !(most - 1);
-        let mapped = self.worker.with_slots(tables, |view, inside| {
-            let Some(slot) = view.at(gpa).filter(|slot| !slot.deleting) else { return 0 };
-            let all = GpaRange::new(Gpa(start), most).ok().and_then(|all| slot.spec.common(&all));
+        let mapped = self.worker.with_memslots(tables, |view, inside| {
+            let Some(memslot) = view.at(gpa).filter(|memslot| !memslot.deleting) else { return 0 };
+            let all =
+                GpaRange::new(Gpa(start), most).ok().and_then(|all| memslot.spec.common(&all));
             let Some(all) = all else { return 0 };
             let pages = (all.start().0..all.end().0).step_by(page as usize).map(Gpa);
             let mapped = pages.filter(|&gpa| {
                 // Asked before a reservation, so that a page that is not at hand costs nothing
                 // more.
-                if guest.backing.at_hand(slot.spec.host_of(gpa.0)).is_none()
+                if guest.backing.at_hand(memslot.spec.host_of(gpa.0)).is_none()
                     || !matches!(inside.guard.translate(gpa), Ok(None))
                 {
                     return false;
                 }
                 // Private pages are not mapped ahead.
                 let (access, kind, mode) = (Access::Read, MemoryKind::Shared, Mode::Ahead);
-                let fault = Fault { slots: view, slot, kind, gpa, access, id, uncached, mode };
+                let fault =
+                    Fault { memslots: view, memslot, kind, gpa, access, id, uncached, mode };
                 matches!(inside.map_apart(&fault, F::size(0)), Step::Done(Outcome::Mapped(_)))
             });
             mapped.count() as u64

@@ -36,12 +36,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         let _turn = guest.recovering.take(guest.tables.platform());
         let mut recovered = Recovered::default();
-        let slots = self.look(|view| {
-            let kept = view.iter().filter(|slot| !slot.deleting);
-            kept.filter_map(|slot| Some((slot.spec, slot.log.is_some(), slot.splits.clone()?)))
-                .collect::<Vec<_>>()
+        let memslots = self.look(|view| {
+            let kept = view.iter().filter(|memslot| !memslot.deleting);
+            kept.filter_map(|memslot| {
+                Some((memslot.spec, memslot.log.is_some(), memslot.splits.clone()?))
+            })
+            .collect::<Vec<_>>()
         });
-        for (spec, logs, splits) in slots {
+        for (spec, logs, splits) in memslots {
             let mut tables = Vec::new();
             splits.turn::<F>(&spec, |gpa| tables.push(gpa));
             // Neighbouring blocks become a larger block, as tables come in ascending order.
@@ -84,7 +86,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             return None;
         }
         let theirs =
-            |slot: &Memslot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
+            |memslot: &Memslot| memslot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
         // Checked before any right is taken: pages that cannot be a block should not fault for
         // nothing.
         let fits =
@@ -115,9 +117,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// pages.
     fn even_out(&mut self, spec: &MemslotSpec, range: GpaRange, theirs: impl Fn(&Memslot) -> bool) {
         let guest = self.guest;
-        self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
-            let slot = view.named(spec.id).filter(|slot| !slot.deleting && slot.log.is_none());
-            if !slot.is_some_and(theirs) {
+        self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
+            let memslot =
+                view.named(spec.id).filter(|memslot| !memslot.deleting && memslot.log.is_none());
+            if !memslot.is_some_and(theirs) {
                 return;
             }
             let result = match guest.marks_writes {
@@ -130,7 +133,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 // Pages that another thread held may still differ: the table is tried again later.
                 Ok(_) | Err(Stopped { reason: ChangeError::Contended, .. }) => {}
                 Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {}
-                Err(Stopped { reason, .. }) => unreachable!("a slot's pages: {reason}"),
+                Err(Stopped { reason, .. }) => unreachable!("a memslot's pages: {reason}"),
             }
         });
     }
@@ -139,7 +142,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     fn enlarge(&mut self, spec: &MemslotSpec, splits: &Arc<Splits>, gpa: u64) -> u64 {
         let guest = self.guest;
         let theirs =
-            |slot: &Memslot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
+            |memslot: &Memslot| memslot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
         let mut bytes = 0;
         for size in (2..=F::LARGEST_LEAF).map(F::size) {
             if size > guest.config.largest || !spec.fits(gpa, size.bytes()) {
@@ -174,9 +177,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     pub(crate) fn hand_to_recovery(&mut self, spec: &MemslotSpec, range: GpaRange) {
         let guest = self.guest;
         for piece in pieces(range, F::size(1)) {
-            self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
-                let slot = view.named(spec.id).filter(|slot| slot.spec.is_where(spec));
-                let Some(splits) = slot.and_then(|slot| slot.splits.as_ref()) else { return };
+            self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
+                let memslot = view.named(spec.id).filter(|memslot| memslot.spec.is_where(spec));
+                let Some(splits) = memslot.and_then(|memslot| memslot.splits.as_ref()) else {
+                    return;
+                };
                 let Ok(leaves) = guard.leaves(piece) else { return };
                 // If an entry is being changed, its neighbours show that there is a table.
                 for leaf in leaves.flatten().filter(|leaf| leaf.size < F::size(1)) {

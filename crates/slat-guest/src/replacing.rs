@@ -46,12 +46,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let mine = core::ptr::eq::<Tables<'_, F, H>>(tables, own);
             // The page stays the guest's, so its marks are kept.
             let moving = guest.leaving.begin();
-            self.with_slots(tables, |view, Inside { guard, .. }| {
+            self.with_memslots(tables, |view, Inside { guard, .. }| {
                 // Private memory has no host address: a page that is shared by now stays so while
                 // this thread is inside the tables.
                 let shared = MemoryKind::Shared;
-                let parts =
-                    view.backed_by(host).flat_map(|(slot, part)| slot.runs::<F>(part, shared));
+                let parts = view
+                    .backed_by(host)
+                    .flat_map(|(memslot, part)| memslot.runs::<F>(part, shared));
                 let parts: Vec<GpaRange> = parts
                     .filter(|part| {
                         let other =

@@ -41,7 +41,7 @@ const HARVESTED: u64 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DirtyPage {
     /// The memslot.
-    pub slot: MemslotId,
+    pub memslot: MemslotId,
     /// The page's number in the memslot.
     pub page: u64,
 }
@@ -57,7 +57,7 @@ pub struct DirtyGfn {
     /// Bit 0: dirty; bit 1: harvested.
     pub flags: AtomicU32,
     /// The memslot's name.
-    pub slot: AtomicU32,
+    pub memslot: AtomicU32,
     /// The page's number in the memslot.
     pub offset: core::sync::atomic::AtomicU64,
 }
@@ -128,16 +128,16 @@ impl<'p> Ring<'p> {
     }
 
     /// Fills an entry; returns whether there was room. Only the vCPU calls it.
-    pub fn push(&self, slot: MemslotId, page: u64) -> bool {
+    pub fn push(&self, memslot: MemslotId, page: u64) -> bool {
         let index = self.dirty.load(Ordering::Relaxed);
         let (state, number) = self.entry(index);
         if index - self.reset.load(Ordering::Acquire) >= self.entries.len() as u64 {
             return false;
         }
         number.store(page, Ordering::Relaxed);
-        state.store(DIRTY | u64::from(slot.0) << 32, Ordering::Release);
+        state.store(DIRTY | u64::from(memslot.0) << 32, Ordering::Release);
         if let Some(shared) = self.shared(index) {
-            shared.slot.store(slot.0.into(), Ordering::Relaxed);
+            shared.memslot.store(memslot.0.into(), Ordering::Relaxed);
             shared.offset.store(page, Ordering::Relaxed);
             shared.flags.store(DIRTY as u32, Ordering::Release);
         }
@@ -157,8 +157,8 @@ impl<'p> Ring<'p> {
             if raw & 3 != DIRTY || index >= self.dirty.load(Ordering::Acquire) {
                 break;
             }
-            let slot = MemslotId((raw >> 32) as u16);
-            *place = DirtyPage { slot, page: number.load(Ordering::Relaxed) };
+            let memslot = MemslotId((raw >> 32) as u16);
+            *place = DirtyPage { memslot, page: number.load(Ordering::Relaxed) };
             state.store(raw & !3 | HARVESTED, Ordering::Release);
             if let Some(shared) = self.shared(index) {
                 shared.flags.store(HARVESTED as u32, Ordering::Release);
@@ -186,8 +186,8 @@ impl<'p> Ring<'p> {
 
     pub fn page(&self, index: u64) -> DirtyPage {
         let (state, number) = self.entry(index);
-        let slot = MemslotId((state.load(Ordering::Acquire) >> 32) as u16);
-        DirtyPage { slot, page: number.load(Ordering::Relaxed) }
+        let memslot = MemslotId((state.load(Ordering::Acquire) >> 32) as u16);
+        DirtyPage { memslot, page: number.load(Ordering::Relaxed) }
     }
 
     /// Empties entries whose pages are write-protected and invalidated.

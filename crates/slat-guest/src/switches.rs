@@ -73,31 +73,31 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         let mut turn = guest.change_turn();
         // SAFETY: the lock is held, and `view` is a copy.
-        let mut view = unsafe { guest.slots.snapshot() }.clone();
+        let mut view = unsafe { guest.memslots.snapshot() }.clone();
         if view.execute_huge == to && guest.unsearched.load(Ordering::Relaxed) == 0 {
             return Ok(0);
         }
-        let specs: Vec<_> = view.iter().map(|slot| slot.spec).collect();
+        let specs: Vec<_> = view.iter().map(|memslot| memslot.spec).collect();
         let splits = to != ExecuteHuge::Allowed;
         for spec in &specs {
-            let has = view.named(spec.id).is_some_and(|slot| slot.splits.is_some());
+            let has = view.named(spec.id).is_some_and(|memslot| memslot.splits.is_some());
             // Recovery does not handle private memory.
             let splits = splits && spec.private.is_none();
             if has != splits {
                 let new = || Splits::new::<F>(spec).map(Arc::new).ok_or(MemslotError::OutOfMemory);
                 let new = splits.then(new).transpose()?;
-                view.change(spec.id, |slot| slot.splits = new);
+                view.change(spec.id, |memslot| memslot.splits = new);
             }
         }
         // A memslot that moves is inserted again later, with what the new value needs.
         let mut moving: Vec<_> = turn.iter_mut().filter_map(Unfinished::moves).collect();
         let mut new = Vec::new();
-        for slot in &moving {
+        for memslot in &moving {
             let one =
-                || Splits::new::<F>(&slot.spec).map(Arc::new).ok_or(MemslotError::OutOfMemory);
+                || Splits::new::<F>(&memslot.spec).map(Arc::new).ok_or(MemslotError::OutOfMemory);
             new.push(splits.then(one).transpose()?);
         }
-        moving.iter_mut().zip(new).for_each(|(slot, splits)| slot.splits = splits);
+        moving.iter_mut().zip(new).for_each(|(memslot, splits)| memslot.splits = splits);
         let before = core::mem::replace(&mut view.execute_huge, to);
         let search = to != ExecuteHuge::Allowed
             && (before == ExecuteHuge::Allowed || guest.unsearched.load(Ordering::Relaxed) != 0);

@@ -24,9 +24,9 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             return;
         }
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
-        for (slot, part) in view.parts(&all) {
-            if let Some(log) = &slot.log {
-                log.mark::<F>(&slot.spec, part.start().0, part.size());
+        for (memslot, part) in view.parts(&all) {
+            if let Some(log) = &memslot.log {
+                log.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
         }
     }
@@ -36,24 +36,26 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     pub(crate) fn keep_marks(&self, view: &MemslotSnapshot, removed: &UnmappedRun) {
         self.keep_dirty(view, removed);
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
-        for (slot, part) in view.parts(&all) {
-            let kept = &slot.kept;
+        for (memslot, part) in view.parts(&all) {
+            let kept = &memslot.kept;
             // A log that takes the mark of the leaf may not have added it to `written` yet.
             if removed.attributes.dirty || kept.moves.any() {
-                kept.written.mark::<F>(&slot.spec, part.start().0, part.size());
+                kept.written.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
             if removed.attributes.accessed {
-                kept.used.mark::<F>(&slot.spec, part.start().0, part.size());
+                kept.used.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
         }
     }
 
     /// Reports private memory among `removed` to the machine. The memslot's pages are not being
     /// converted.
-    pub(crate) fn tell_private(&self, slot: &Memslot, removed: &UnmappedRun) {
+    pub(crate) fn tell_private(&self, memslot: &Memslot, removed: &UnmappedRun) {
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
-        let Some(part) = slot.spec.common(&all).filter(|_| slot.kinds.is_some()) else { return };
-        for run in slot.runs::<F>(part, MemoryKind::Private) {
+        let Some(part) = memslot.spec.common(&all).filter(|_| memslot.kinds.is_some()) else {
+            return;
+        };
+        for run in memslot.runs::<F>(part, MemoryKind::Private) {
             let (gpa, bytes) = (run.start(), run.size());
             let hpa = slat::Hpa(removed.hpa.0 + (gpa.0 - removed.gpa.0));
             self.counters.private_bytes_taken.add(bytes);
@@ -155,7 +157,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
                     }
                     Ok(_) => break,
                     Err(Stopped { reason, .. }) => {
-                        unreachable!("a slot's pages, these tables': {reason}")
+                        unreachable!("a memslot's pages, these tables': {reason}")
                     }
                 };
                 match GpaRange::new(at, rest.end().0.saturating_sub(at.0)) {

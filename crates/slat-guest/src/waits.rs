@@ -38,7 +38,7 @@ pub struct Arrival {
     /// The arrival's number, unique among the vCPU's last 2^32 waits; never 0.
     pub token: u32,
     /// The memslot that has the page.
-    pub slot: MemslotId,
+    pub memslot: MemslotId,
     /// The page's guest address.
     pub gpa: Gpa,
     /// The page's address in the backing.
@@ -126,11 +126,13 @@ impl Places {
         &mut self,
         waits: &Waits,
         vcpu: u16,
-        (slot, gpa, host): (MemslotId, Gpa, Hva),
+        (memslot, gpa, host): (MemslotId, Gpa, Hva),
         now: u64,
     ) -> Option<(Arrival, bool)> {
         let same = |wait: &Option<(Arrival, u64)>| {
-            wait.is_some_and(|(wait, _)| (wait.slot, wait.gpa, wait.host) == (slot, gpa, host))
+            wait.is_some_and(|(wait, _)| {
+                (wait.memslot, wait.gpa, wait.host) == (memslot, gpa, host)
+            })
         };
         if let Some(place) = self.waits.iter().position(same) {
             let (arrival, _) = self.waits[place]?;
@@ -142,7 +144,7 @@ impl Places {
         }
         let place = self.waits.iter().position(Option::is_none)?;
         self.last = self.last.wrapping_add(1).max(1);
-        let arrival = Arrival { token: self.last, slot, gpa, host };
+        let arrival = Arrival { token: self.last, memslot, gpa, host };
         self.waits[place] = Some((arrival, now));
         self.taken += 1;
         waits.begin(vcpu, place, host);

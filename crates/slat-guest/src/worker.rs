@@ -44,7 +44,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
 /// [`Readers`](slat::Readers); [`Vcpu::worker`](crate::Vcpu::worker) uses that of its vCPU.
 ///
 /// - Memslots: [`set_memslot`](Self::set_memslot), [`begin_memslot`](Self::begin_memslot),
-///   [`slots`](Self::slots), [`teardown`](Self::teardown)
+///   [`memslots`](Self::memslots), [`teardown`](Self::teardown)
 /// - The log: [`read_log`](Self::read_log), [`clear_log`](Self::clear_log),
 ///   [`take_log`](Self::take_log), [`log_addresses`](Self::log_addresses)
 /// - Rings: [`harvest_ring`](Self::harvest_ring), [`reset_rings`](Self::reset_rings)
@@ -70,12 +70,12 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
 /// # fn send(_page: u64) {}
 /// fn round<F: Format, H: Host, B: Backing>(
 ///     worker: &mut Worker<'_, F, H, B>,
-///     slot: MemslotId,
+///     memslot: MemslotId,
 ///     pages: u64,
 ///     log: &mut [u64],
 /// ) -> Result<(), LogError> {
-///     worker.read_log(slot, log)?;
-///     worker.clear_log(slot, 0, pages, log)?; // clear, then copy
+///     worker.read_log(memslot, log)?;
+///     worker.clear_log(memslot, 0, pages, log)?; // clear, then copy
 ///     for (word, bits) in (0..).zip(log) {
 ///         (0..64).filter(|bit| *bits >> bit & 1 != 0).for_each(|bit| send(word * 64 + bit));
 ///     }
@@ -137,7 +137,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Runs `work` inside `tables` with the current memslots. Changes of memslots wait until it
     /// returns.
     #[inline]
-    pub(crate) fn with_slots<R>(
+    pub(crate) fn with_memslots<R>(
         &mut self,
         tables: &'w Tables<'w, F, H>,
         work: impl FnOnce(&MemslotSnapshot, &mut Inside<'_, 'w, F, H, B>) -> R,
@@ -147,19 +147,19 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // 1. The thread is inside tables of the guest's platform until `work` returns.
         // 2. `work` cannot keep the view.
         // 3. Nothing in this crate refreshes or replaces a guard.
-        self.inside(tables, |inside| work(unsafe { guest.slots.snapshot() }, inside))
+        self.inside(tables, |inside| work(unsafe { guest.memslots.snapshot() }, inside))
     }
 
     /// Returns the result of `look` on the current memslots.
     pub(crate) fn look<R>(&mut self, look: impl FnOnce(&MemslotSnapshot) -> R) -> R {
-        self.with_slots(&self.guest.tables, |view, _| look(view))
+        self.with_memslots(&self.guest.tables, |view, _| look(view))
     }
 
     /// Returns the guest addresses of the host memory at `host`: a range for each memslot that has
     /// some of it.
     pub fn guest_ranges(&mut self, host: HvaRange) -> Vec<GpaRange> {
         self.look(|view| {
-            let parts = view.backed_by(host).filter(|(slot, _)| !slot.deleting);
+            let parts = view.backed_by(host).filter(|(memslot, _)| !memslot.deleting);
             parts.map(|(_, range)| range).collect()
         })
     }
@@ -244,7 +244,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) {
         let host = self.guest.tables.platform();
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
-            self.with_slots(tables, |view, Inside { guard, .. }| {
+            self.with_memslots(tables, |view, Inside { guard, .. }| {
                 parts(view, piece, &mut |part| {
                     let mut rest = part;
                     loop {
@@ -261,12 +261,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                                 rest = behind.unwrap_or(rest);
                                 host.wait();
                             }
-                            Err(Stopped { reason, .. }) => unreachable!("a slot's pages: {reason}"),
+                            Err(Stopped { reason, .. }) => {
+                                unreachable!("a memslot's pages: {reason}")
+                            }
                         }
                     }
                 });
                 if takes {
-                    guard.defer_invalidation(piece).expect("a slot's pages");
+                    guard.defer_invalidation(piece).expect("a memslot's pages");
                     guard.invalidate();
                 }
             });

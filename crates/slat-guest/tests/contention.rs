@@ -29,7 +29,7 @@ impl Backing for OnePiece {
 type TheGuest<'p> = Guest<'p, Ept1G, FastMachine<Ept>, OnePiece>;
 type TheWorker<'w> = Worker<'w, Ept1G, FastMachine<Ept>, OnePiece>;
 
-fn slot(log_dirty: bool) -> MemslotSpec {
+fn memslot(log_dirty: bool) -> MemslotSpec {
     let (gpa, host) = (Gpa(BASE), Hva(HOST));
     MemslotSpec { log_dirty, ..MemslotSpec::new(MemslotId(0), gpa, M2, host) }
 }
@@ -53,7 +53,7 @@ fn beside(
     let mut rooms = [const { [const { None }; TABLE_PAGES] }; 2];
     let [one, two] = &mut rooms;
     let mut vcpu = Vcpu::new(&guest, 0, one).unwrap();
-    vcpu.worker().set_memslot(slot(false)).unwrap();
+    vcpu.worker().set_memslot(memslot(false)).unwrap();
     assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(PageSize::SIZE_2M)));
     let mut worker = Worker::new(&guest, two).unwrap();
     let stop = AtomicBool::new(false);
@@ -71,8 +71,8 @@ fn beside(
 #[test]
 fn a_used_page_is_not_called_old_while_its_log_is_switched() {
     let switch = |worker: &mut TheWorker<'_>| {
-        worker.set_memslot(slot(true)).unwrap();
-        worker.set_memslot(slot(false)).unwrap();
+        worker.set_memslot(memslot(true)).unwrap();
+        worker.set_memslot(memslot(false)).unwrap();
     };
     beside(50_000, switch, |worker| {
         let mut young = [0];

@@ -93,8 +93,8 @@ fn two_threads_share_no_line<F: Format + Default, A: Arch>(arch: A) {
         (Vcpu::new(&guest, 0, one).unwrap(), Vcpu::new(&guest, 1, two).unwrap());
     let (mut three, mut four) =
         (Worker::new(&guest, three).unwrap(), Worker::new(&guest, four).unwrap());
-    let slot = MemslotSpec::new(MemslotId(0), Gpa(0), 2 * APART, Hva(0));
-    one.worker().set_memslot(MemslotSpec { log_dirty: true, ..slot }).unwrap();
+    let memslot = MemslotSpec::new(MemslotId(0), Gpa(0), 2 * APART, Hva(0));
+    one.worker().set_memslot(MemslotSpec { log_dirty: true, ..memslot }).unwrap();
     slat::observe::writes(&WRITES);
     // One after the other: the threads store to the same lines at any time.
     let (first, second) = (work(&mut one, &mut three, 0), work(&mut two, &mut four, 1));

@@ -39,6 +39,8 @@ mod log;
 mod log_words;
 #[path = "memory/mapped.rs"]
 mod mapped;
+#[path = "memory/memslots.rs"]
+mod memslots;
 #[path = "memory/outcomes.rs"]
 mod outcomes;
 #[path = "memory/pairs.rs"]
@@ -57,13 +59,11 @@ mod replaced;
 mod ring;
 #[path = "memory/shared_ring.rs"]
 mod shared_ring;
-#[path = "memory/slots.rs"]
-mod slots;
 #[path = "memory/switches.rs"]
 mod switches;
 #[path = "memory/taken.rs"]
 mod taken;
-#[path = "memory/two_slots.rs"]
-mod two_slots;
+#[path = "memory/two_memslots.rs"]
+mod two_memslots;
 #[path = "memory/watched.rs"]
 mod watched;

@@ -136,7 +136,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
             worker.clear_log(MemslotId(0), 0, PAGES, &bits).unwrap();
         }
         self.copy_pages(set(&bits));
-        let none = DirtyPage { slot: MemslotId(9), page: 0 };
+        let none = DirtyPage { memslot: MemslotId(9), page: 0 };
         for vcpu in 0..2 {
             let mut pages = vec![none; 256];
             let count = worker.harvest_ring(vcpu, &mut pages);
@@ -426,7 +426,7 @@ fn a_guest_is_torn_down_during_faults_ageing_and_invalidations() {
             std::thread::sleep(Duration::from_millis(3));
             worker.teardown();
             let left: u64 = worker.leaves_by_size().iter().map(|&(_, count)| count).sum();
-            assert_eq!(left, 0, "leaves of a slot that is gone");
+            assert_eq!(left, 0, "leaves of a memslot that is gone");
         }
         run.stop.store(true, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().unwrap());

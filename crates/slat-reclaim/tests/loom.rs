@@ -17,7 +17,7 @@ extern crate alloc;
 #[path = "../src/arrivals.rs"]
 mod arrivals;
 
-use fixture::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, slot};
+use fixture::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, memslot};
 use loom::sync::Mutex;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TwoSlots};
@@ -95,7 +95,7 @@ fn guest() -> (&'static TheGuest, &'static Content) {
     let config = slat_guest::Config::new(2, page);
     let guest = Guest::new(format, Vmid(1), BITS, world, paged, config).unwrap();
     let guest: &'static TheGuest = Box::leak(Box::new(guest));
-    worker(guest).set_memslot(slot(false)).unwrap();
+    worker(guest).set_memslot(memslot(false)).unwrap();
     (guest, content)
 }
 

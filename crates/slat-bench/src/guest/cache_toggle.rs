@@ -342,8 +342,8 @@ fn switches(
         let mut room = room();
         let mut vcpu = Vcpu::new(guest, id, &mut room)?;
         if id == 0 {
-            let slot = MemslotSpec::new(MemslotId(0), Gpa(BASE), memory, Hva(0));
-            vcpu.worker().set_memslot(slot)?;
+            let memslot = MemslotSpec::new(MemslotId(0), Gpa(BASE), memory, Hva(0));
+            vcpu.worker().set_memslot(memslot)?;
             touch(host, &mut vcpu, 0, image, PAGE)?;
         }
         touch(host, &mut vcpu, image, image + u64::from(args.startup) * PAGE, PAGE)?;

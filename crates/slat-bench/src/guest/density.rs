@@ -125,7 +125,7 @@ fn sample<F: Format, A: Arch>(
             Ok(written(guest) - before)
         };
         write_all(&mut vcpu)?;
-        vcpu.worker().set_memslot(fixture.slot(true))?;
+        vcpu.worker().set_memslot(fixture.memslot(true))?;
         write_all(&mut vcpu)?;
         let begin = Instant::now();
         let cleared = vcpu.worker().clear_log(SLOT, 0, fixture.pages(), &bitmap)?;

@@ -264,7 +264,7 @@ fn sample<F: Format, A: Arch>(
             };
             migration.finish()?;
             let disable = Instant::now();
-            migration.worker.set_memslot(fixture.slot(false))?;
+            migration.worker.set_memslot(fixture.memslot(false))?;
             let disable = disable.elapsed().as_secs_f64();
             let counts = counts([
                 ("faults", count(|f| f.1)),

@@ -20,7 +20,7 @@ const SMALLEST: u64 = 4096;
 pub const GUEST_BASE: u64 = 4 << 30;
 /// Host virtual address of the memory, with the same alignment.
 const HOST_BASE: u64 = 0x7000_0000_0000;
-/// The only slot.
+/// The only memslot.
 pub const SLOT: MemslotId = MemslotId(0);
 /// VMID of the tables.
 pub const VMID: Vmid = Vmid(1);
@@ -200,16 +200,16 @@ impl<F: Format, A: Arch> Fixture<F, A> {
         result
     }
 
-    /// Makes the slot, or begins or ends its log.
+    /// Makes the memslot, or begins or ends its log.
     pub fn change_slot(&self, guest: &TheGuest<'_, F, A>, log: bool) -> anyhow::Result<()> {
         let mut room = room();
         let mut worker = Worker::new(guest, &mut room)?;
-        worker.set_memslot(self.slot(log)).context("the guest's slot cannot be changed")?;
+        worker.set_memslot(self.memslot(log)).context("the guest's memslot cannot be changed")?;
         Ok(())
     }
 
-    /// Returns the specification of the slot.
-    pub const fn slot(&self, log_dirty: bool) -> MemslotSpec {
+    /// Returns the specification of the memslot.
+    pub const fn memslot(&self, log_dirty: bool) -> MemslotSpec {
         MemslotSpec {
             log_dirty,
             ..MemslotSpec::new(SLOT, Gpa(GUEST_BASE), self.shape.memory, Hva(HOST_BASE))

@@ -36,10 +36,10 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
     /// took.
     pub fn rounds(&mut self, rounds: u32, session: &Session) -> anyhow::Result<f64> {
         let begin = Instant::now();
-        let slot = self.fixture.slot(true);
+        let memslot = self.fixture.memslot(true);
         match self.way {
-            LogWay::Locked => self.lock.exclusive(|| self.worker.set_memslot(slot))?,
-            _ => self.worker.set_memslot(slot)?,
+            LogWay::Locked => self.lock.exclusive(|| self.worker.set_memslot(memslot))?,
+            _ => self.worker.set_memslot(memslot)?,
         };
         let enable = begin.elapsed().as_secs_f64();
         for page in 0..self.fixture.pages() {
@@ -118,7 +118,7 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
 
     /// Harvests all rings once; returns its seconds, those of the reset, and the number of pages.
     pub fn harvest(&mut self) -> (f64, f64, usize) {
-        const NONE: DirtyPage = DirtyPage { slot: MemslotId(u16::MAX), page: u64::MAX };
+        const NONE: DirtyPage = DirtyPage { memslot: MemslotId(u16::MAX), page: u64::MAX };
         let begin = Instant::now();
         let mut pages = vec![NONE; RING as usize * usize::from(self.fixture.shape.vcpus)];
         let mut found = 0;

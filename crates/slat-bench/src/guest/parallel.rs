@@ -263,7 +263,7 @@ fn clear<F: Format, A: Arch>(
     fixture.with_guest(fixture.config(), |guest| {
         let mut room_of_vcpu = room();
         let mut vcpu = Runner::new(guest, fixture.machine(), 0, &mut room_of_vcpu, Locks::Free)?;
-        vcpu.worker().set_memslot(fixture.slot(true))?;
+        vcpu.worker().set_memslot(fixture.memslot(true))?;
         (0..fixture.pages()).try_for_each(|page| vcpu.write(fixture.gpa(page), page))?;
         let share = fixture.pages() / cpus.len() as u64;
         let bitmap = &vec![u64::MAX; share.div_ceil(64) as usize];

@@ -27,8 +27,8 @@ impl Flush {
         let mut total = 0;
         if worker.guest.caches.matters() {
             worker.guest.wait_for_faults();
-            let ranges =
-                worker.look(|view| view.iter().map(|slot| slot.spec.range()).collect::<Vec<_>>());
+            let ranges = worker
+                .look(|view| view.iter().map(|memslot| memslot.spec.range()).collect::<Vec<_>>());
             for range in ranges {
                 parts.push((total, range));
                 total += range.size();

@@ -175,17 +175,17 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let bytes = self.worker.maintain(&view.tables, all, Maintenance::Data);
         // The pages stay the guest's, so the marks of their leaves are kept.
         let moving = guest.leaving.begin();
-        let parts = self.worker.look(|slots| {
-            slots.iter().map(|slot| slot.spec.range()).collect::<alloc::vec::Vec<_>>()
+        let parts = self.worker.look(|memslots| {
+            memslots.iter().map(|memslot| memslot.spec.range()).collect::<alloc::vec::Vec<_>>()
         });
         // For the last range, `all`, only tables are left to unlink.
         let parts = parts.into_iter().flat_map(|part| pieces(part, F::size(0)));
         for part in parts.chain([all]) {
             // A reader of the log waits for this guard, and after that finds in the log the marks
             // of what is unmapped here.
-            self.worker.with_slots(&view.tables, |slots, Inside { guard, .. }| {
-                guest.remove(slots, &view.tables, guard, [part], |removed| {
-                    guest.keep_marks(slots, &removed);
+            self.worker.with_memslots(&view.tables, |memslots, Inside { guard, .. }| {
+                guest.remove(memslots, &view.tables, guard, [part], |removed| {
+                    guest.keep_marks(memslots, &removed);
                 });
             });
         }

@@ -24,11 +24,11 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         let block = leaf.size > page;
         if block
             && fault.kind == MemoryKind::Private
-            && fault.slots.execute_huge != ExecuteHuge::Allowed
+            && fault.memslots.execute_huge != ExecuteHuge::Allowed
         {
             return Step::SplitsPrivate;
         }
-        match fault.slots.execute_huge {
+        match fault.memslots.execute_huge {
             ExecuteHuge::Allowed => return self.relax(fault, leaf.size, MAY_EXECUTE),
             #[cfg(feature = "baselines")]
             ExecuteHuge::Zap if block => {
@@ -68,7 +68,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             }
             _ => {}
         }
-        let granted = match fault.slots.execute_huge {
+        let granted = match fault.memslots.execute_huge {
             ExecuteHuge::Split => {
                 let around = fault.page(F::size(1));
                 match self.guard.allow_execute(around, fetch, MAY_EXECUTE) {

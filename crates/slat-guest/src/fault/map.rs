@@ -17,7 +17,7 @@ impl Fault<'_> {
     /// Returns whether the guest may write the page of the backing that is to be mapped.
     #[inline(always)]
     fn may_write(&self, page: &Page) -> bool {
-        page.write && !self.slot.spec.read_only
+        page.write && !self.memslot.spec.read_only
     }
 }
 
@@ -36,7 +36,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// seen here, or ended before the backing is asked.
     #[inline(always)]
     fn withheld(&self, fault: &Fault<'_>, range: &GpaRange) -> Option<Retry> {
-        let (spec, start) = (&fault.slot.spec, range.start().0);
+        let (spec, start) = (&fault.memslot.spec, range.start().0);
         let (invalidations, start) = match fault.kind {
             MemoryKind::Shared => (&self.invalidations, spec.host_of(start)),
             MemoryKind::Private => (&self.private_invalidations, Hva(spec.private_of(start).0)),
@@ -47,7 +47,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         }
         let replaces = fault.kind == MemoryKind::Shared
             && fault.access != Access::Write
-            && (fault.slots.aliases || !self.views.is_empty())
+            && (fault.memslots.aliases || !self.views.is_empty())
             && self.replacing.cover(&asks);
         replaces.then_some(Retry::Contended)
     }
@@ -58,7 +58,8 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         let written = fault.access == Access::Write;
         let block = bytes > F::size(0).bytes();
         let protects = fault.logs() && self.config.logging == Logging::Protect;
-        let execute = page.execute && !(block && fault.slots.execute_huge != ExecuteHuge::Allowed);
+        let execute =
+            page.execute && !(block && fault.memslots.execute_huge != ExecuteHuge::Allowed);
         let may_write = fault.may_write(page);
         let write = may_write && (written || !protects);
         Attributes {
@@ -82,7 +83,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         fault.access == Access::Write
             && fault.kind == MemoryKind::Shared
             && fault.mode != Mode::Alone
-            && (fault.slots.aliases
+            && (fault.memslots.aliases
                 || !self.guest.views.is_empty() && self.guest.caches.any_uncached())
     }
 
@@ -99,11 +100,12 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         if self.must_be_alone(fault) {
             return Step::Replaces(fault.host::<F>());
         }
-        let (spec, kind) = (&fault.slot.spec, fault.kind);
+        let (spec, kind) = (&fault.memslot.spec, fault.kind);
         let tells = self.tells_devices();
         // If fetches split, private memory is mapped in pages: a private block may be split only
         // with the machine's consent, and nothing puts it together again.
-        let huge = kind == MemoryKind::Shared || fault.slots.execute_huge == ExecuteHuge::Allowed;
+        let huge =
+            kind == MemoryKind::Shared || fault.memslots.execute_huge == ExecuteHuge::Allowed;
         let mut largest = match fault.logs_pages() || fault.uncached || !huge {
             true => F::size(0),
             false => fitting::<F>(largest, |bytes| spec.fits_in(kind, fault.gpa.0, bytes)),
@@ -134,7 +136,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 return Outcome::Retry(reason).into();
             }
             // Checked after the reservation, as invalidations are: see `memslots::kinds`.
-            if fault.slot.kind_of::<F>(&range) != Some(kind) {
+            if fault.memslot.kind_of::<F>(&range) != Some(kind) {
                 if bytes <= F::size(0).bytes() {
                     return Outcome::Retry(Retry::Converting).into();
                 }

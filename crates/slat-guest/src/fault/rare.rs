@@ -38,9 +38,9 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                         return Outcome::Refused(refused);
                     }
                 }
-                Step::NotYet(slot, host) => {
+                Step::NotYet(memslot, host) => {
                     let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
-                    if let Ok(outcome) = self.wait_for(slot, page, host) {
+                    if let Ok(outcome) = self.wait_for(memslot, page, host) {
                         return outcome;
                     }
                 }
@@ -72,7 +72,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// Asks the backing for a page in the less usual cases: private memory, and pages at hand.
     #[inline(never)]
     pub(super) fn page_otherwise(&self, fault: &Fault<'_>, at: u64) -> Result<Page, NoPage> {
-        let (backing, spec) = (&self.backing, &fault.slot.spec);
+        let (backing, spec) = (&self.backing, &fault.memslot.spec);
         match (fault.kind, fault.mode == Mode::Ahead) {
             (MemoryKind::Shared, false) => backing.page(spec.host_of(at), fault.access),
             (MemoryKind::Shared, true) => backing.at_hand(spec.host_of(at)).ok_or(NoPage::NotYet),
@@ -105,7 +105,7 @@ pub(super) fn not_reserved(reason: MapError) -> Step {
 /// Returns the step after the backing has answered that it has no page at guest address `at`.
 #[cold]
 pub(super) fn no_page(reason: NoPage, fault: &Fault<'_>, at: u64) -> Step {
-    let spec = &fault.slot.spec;
+    let spec = &fault.memslot.spec;
     match (reason, fault.kind) {
         // Arrivals are reported by addresses of shared memory only.
         (NoPage::NotYet, MemoryKind::Private) => Outcome::Retry(Retry::NotYet(None)).into(),

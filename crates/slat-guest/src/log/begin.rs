@@ -105,14 +105,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             Ok(0)
         });
-        let kept = self.look(|view| view.named(spec.id).map(|slot| slot.kept.clone()));
+        let kept = self.look(|view| view.named(spec.id).map(|memslot| memslot.kept.clone()));
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
             let moving = kept.as_ref().map(|kept| kept.moves.begin());
             let words = &mut scratch[..(piece.size() >> F::PAGE_SHIFT).div_ceil(64) as usize];
             words.fill(0);
             loop {
                 let result = self.inside(tables, |Inside { guard, .. }| {
-                    guard.defer_invalidation(piece).expect("a slot's pages");
+                    guard.defer_invalidation(piece).expect("a memslot's pages");
                     guard.harvest(piece, words)
                 });
                 match result {
@@ -122,7 +122,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     }
                     Err(Stopped { reason: ChangeError::Contended, .. }) => tables.platform().wait(),
                     Err(Stopped { reason, .. }) => {
-                        unreachable!("a slot's pages, and bits: {reason}")
+                        unreachable!("a memslot's pages, and bits: {reason}")
                     }
                 }
             }

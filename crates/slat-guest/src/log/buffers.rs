@@ -61,10 +61,11 @@ impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
         self.look(|view| {
             let mut logged = 0;
             for (gpa, bytes) in written {
-                let slot = view.at(gpa).and_then(|slot| Some((slot, slot.log.as_ref()?)));
-                if let Some((slot, log)) = slot {
+                let memslot =
+                    view.at(gpa).and_then(|memslot| Some((memslot, memslot.log.as_ref()?)));
+                if let Some((memslot, log)) = memslot {
                     let page = gpa.0 & !(F::size(0).bytes() - 1);
-                    log.mark::<F>(&slot.spec, page, bytes);
+                    log.mark::<F>(&memslot.spec, page, bytes);
                     logged += 1;
                 }
             }

@@ -96,7 +96,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let start = Gpa(spec.gpa.0 + ((from as u64) << (F::PAGE_SHIFT + 6)));
             for tables in guest.spaces() {
                 let shared = core::ptr::eq(tables, &*guest.tables);
-                let one = self.with_slots(tables, |view, inside| {
+                let one = self.with_memslots(tables, |view, inside| {
                     if !view.logs_into(spec, log) {
                         return Err(LogError::Missing { id: spec.id });
                     }
@@ -197,7 +197,7 @@ fn keep<F: Format, H: Host, B: Backing>(
         let run =
             spec.common(&GpaRange::new(Gpa(at), (count as u64) << F::PAGE_SHIFT).expect("a run"));
         let Some(run) = run else { continue };
-        let leaves = guard.leaves(run).expect("a slot's pages");
+        let leaves = guard.leaves(run).expect("a memslot's pages");
         for leaf in leaves {
             // An entry that another thread is changing counts as a leaf: there was one, or will be
             // one.
@@ -282,7 +282,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         let hull = hull.expect("a page at least");
         // A thread that protected one of these pages before may not have completed its
         // invalidation.
-        self.guard.defer_invalidation(hull).expect("a slot's pages");
+        self.guard.defer_invalidation(hull).expect("a memslot's pages");
         let mut patience = PATIENCE;
         loop {
             match self.attempt(clear, hull, &Pages { start, bits })? {
@@ -394,12 +394,12 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             let result = self.guard.clean(range);
             let found = self.guard.translate(block.gpa);
             let stays = matches!(found, Ok(Some(leaf)) if leaf.size == block.size);
-            if let Some((slot, kept, log)) = clear.marks {
+            if let Some((memslot, kept, log)) = clear.marks {
                 if !stays {
-                    log.mark::<F>(slot, range.start().0, range.size());
+                    log.mark::<F>(memslot, range.start().0, range.size());
                 }
                 if !stays || block.attributes.dirty {
-                    kept.written.mark::<F>(slot, range.start().0, range.size());
+                    kept.written.mark::<F>(memslot, range.start().0, range.size());
                 }
             }
             if let Err(stopped) = result {

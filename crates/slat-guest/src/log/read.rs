@@ -85,7 +85,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut result = Ok(());
         for _ in 0..PATIENCE {
             bitmap.fill(0);
-            let step = self.with_slots(tables, |view, Inside { guard, .. }| {
+            let step = self.with_memslots(tables, |view, Inside { guard, .. }| {
                 if !view.logs_into(spec, log) {
                     return Err(LogError::Missing { id: spec.id });
                 }
@@ -122,10 +122,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     pub(crate) fn logging(&mut self, id: MemslotId, given: usize) -> Result<Logs, LogError> {
         let page = self.guest.page();
         let found = self.look(|view| {
-            let slot = view.named(id).filter(|slot| !slot.deleting)?;
-            let begins = slot.begins.as_ref().is_some_and(|begins| !begins.is_over());
-            let kept = Some(slot.kept.clone());
-            Some((Logs { spec: slot.spec, log: slot.log.clone()?, kept }, begins))
+            let memslot = view.named(id).filter(|memslot| !memslot.deleting)?;
+            let begins = memslot.begins.as_ref().is_some_and(|begins| !begins.is_over());
+            let kept = Some(memslot.kept.clone());
+            Some((Logs { spec: memslot.spec, log: memslot.log.clone()?, kept }, begins))
         });
         let (found, begins) = found.ok_or(LogError::Missing { id })?;
         if begins {

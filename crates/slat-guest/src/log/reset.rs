@@ -13,20 +13,20 @@ use slat::{Format, Gpa, Shootdown};
 /// Neighbouring pages of one memslot: a word of a bitmap.
 #[derive(Clone, Copy)]
 struct Batch {
-    slot: MemslotId,
+    memslot: MemslotId,
     start: u64,
     bits: u64,
 }
 
 impl Batch {
     fn of(page: DirtyPage) -> Self {
-        Self { slot: page.slot, start: page.page, bits: 1 }
+        Self { memslot: page.memslot, start: page.page, bits: 1 }
     }
 
     /// Adds a page within 64 of the others, before or behind them; returns whether it could.
     fn add(&mut self, page: DirtyPage) -> bool {
-        let DirtyPage { slot, page } = page;
-        if slot != self.slot {
+        let DirtyPage { memslot, page } = page;
+        if memslot != self.memslot {
             return false;
         }
         if page >= self.start {
@@ -104,13 +104,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         owed: &mut Option<Shootdown<'w, 'w, F, H>>,
     ) -> Result<(), LogError> {
         let guest = self.guest;
-        let slot = self.look(|view| {
-            let slot = view.named(batch.slot)?;
-            Some((slot.spec, slot.log.clone()?))
+        let memslot = self.look(|view| {
+            let memslot = view.named(batch.memslot)?;
+            Some((memslot.spec, memslot.log.clone()?))
         });
         // A memslot that was deleted meanwhile has no writable page. One that does not log is
         // another one with that name, or logs no more.
-        let Some((spec, log)) = slot else { return Ok(()) };
+        let Some((spec, log)) = memslot else { return Ok(()) };
         let start = Gpa(spec.gpa.0 + (batch.start << F::PAGE_SHIFT));
         // Pages beyond its end are of an earlier memslot with that name.
         let bits = match (spec.bytes >> F::PAGE_SHIFT).saturating_sub(batch.start) {
@@ -119,11 +119,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             _ => batch.bits,
         };
         for tables in guest.spaces() {
-            self.with_slots(tables, |view, inside| {
+            self.with_memslots(tables, |view, inside| {
                 // If it has moved since, its old addresses are empty, and writes at the new ones
                 // have entries of their own.
-                let same = view.named(spec.id).is_some_and(|slot| {
-                    slot.spec == spec && slot.log.as_ref().is_some_and(|its| Arc::ptr_eq(its, &log))
+                let same = view.named(spec.id).is_some_and(|memslot| {
+                    memslot.spec == spec
+                        && memslot.log.as_ref().is_some_and(|its| Arc::ptr_eq(its, &log))
                 });
                 if !same {
                     return Ok(());
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
 
     fn page(page: u64) -> DirtyPage {
-        DirtyPage { slot: MemslotId(3), page }
+        DirtyPage { memslot: MemslotId(3), page }
     }
 
     #[test]
@@ -160,10 +161,12 @@ mod tests {
         let mut batch = Batch::of(page(100));
         assert!(batch.add(page(100)) && batch.add(page(102)) && batch.add(page(163)));
         assert_eq!((batch.start, batch.bits), (100, 1 << 63 | 0b101));
-        for other in [page(164), page(165), page(99), DirtyPage { slot: MemslotId(4), page: 101 }] {
+        for other in
+            [page(164), page(165), page(99), DirtyPage { memslot: MemslotId(4), page: 101 }]
+        {
             assert!(!batch.add(other), "{other:?}");
         }
-        assert_eq!((batch.slot, batch.start, batch.bits), (MemslotId(3), 100, 1 << 63 | 0b101));
+        assert_eq!((batch.memslot, batch.start, batch.bits), (MemslotId(3), 100, 1 << 63 | 0b101));
     }
 
     #[test]

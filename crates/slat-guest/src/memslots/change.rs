@@ -101,7 +101,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         let bits = guest.tables.geometry().address_bits;
         // SAFETY: the lock is held, and `now` is not used after the first `replace`.
-        let now = unsafe { guest.slots.snapshot() };
+        let now = unsafe { guest.memslots.snapshot() };
         let plan = now.plan(&spec, guest.page(), bits)?;
         if let Some(other) = turn.iter().find(|unfinished| unfinished.takes(&spec)) {
             return Err(MemslotError::Overlaps { id: other.id() });
@@ -110,7 +110,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if plan == Plan::Nothing {
             return Ok(MemslotWork::over(&guest.identity, spec.id, MemslotChange::Same));
         }
-        let before = view.named(spec.id).map(|slot| slot.spec);
+        let before = view.named(spec.id).map(|memslot| memslot.spec);
         guest.event(|| Event::MemslotBegin { before, after: spec });
         let begun = self.begin_plan(turn, plan, view, (spec, before));
         if !matches!(&begun, Ok(work) if work.change().is_none()) {
@@ -129,29 +129,29 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<MemslotWork, MemslotError> {
         let guest = self.guest;
         let Some(before) = before else {
-            let slot = self.new_slot(spec, view.execute_huge)?;
+            let memslot = self.new_memslot(spec, view.execute_huge)?;
             if !view.aliases && view.backed_by(spec.host_range()).next().is_some() {
                 // Set before the memslot is there: `replace` waits for writes that assume that no
                 // other memslot has the page.
                 view.aliases = true;
                 self.replace(view.clone());
             }
-            view.insert(slot);
+            view.insert(memslot);
             self.replace(view);
             return Ok(MemslotWork::over(&guest.identity, spec.id, MemslotChange::Inserted));
         };
         let new = |work| Unfinished::new(spec, &before, work);
         let unfinished = match plan {
             Plan::Delete => {
-                view.change(spec.id, |slot| slot.deleting = true);
+                view.change(spec.id, |memslot| memslot.deleting = true);
                 self.replace(view);
                 new(Work::Delete)
             }
             Plan::Move => {
-                let slot = self.new_slot(spec, view.execute_huge)?;
-                view.change(spec.id, |slot| slot.deleting = true);
+                let memslot = self.new_memslot(spec, view.execute_huge)?;
+                view.change(spec.id, |memslot| memslot.deleting = true);
                 self.replace(view);
-                new(Work::Move(slot))
+                new(Work::Move(memslot))
             }
             Plan::Flags if spec.log_dirty => {
                 let log = self.new_log(&spec)?;
@@ -161,8 +161,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     work.done_to(before.range().end());
                 }
                 let begins = Some(work.progress().clone());
-                let logs = |slot: &mut Memslot| {
-                    (slot.spec, slot.log, slot.begins) = (spec, Some(log), begins);
+                let logs = |memslot: &mut Memslot| {
+                    (memslot.spec, memslot.log, memslot.begins) = (spec, Some(log), begins);
                 };
                 view.change(spec.id, logs);
                 self.replace(view);
@@ -174,7 +174,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 work
             }
             _ => {
-                let quiet = |slot: &mut Memslot| (slot.spec, slot.log) = (spec, None);
+                let quiet = |memslot: &mut Memslot| (memslot.spec, memslot.log) = (spec, None);
                 view.change(spec.id, quiet);
                 self.replace(view);
                 new(Work::LogOff { collapsed: 0 })
@@ -238,11 +238,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for tables in guest.spaces() {
             // A memslot that moves keeps its memory, and so the marks of its pages.
             let moving = guest.leaving.begin();
-            self.with_slots(tables, |view, Inside { guard, .. }| {
-                let slot = view.named(id).expect("it stays until it is empty");
+            self.with_memslots(tables, |view, Inside { guard, .. }| {
+                let memslot = view.named(id).expect("it stays until it is empty");
                 guest.unmap(view, tables, guard, [piece], |removed| {
                     guest.keep_marks(view, &removed);
-                    guest.tell_private(slot, &removed);
+                    guest.tell_private(memslot, &removed);
                 })
             });
             drop(moving);
@@ -258,8 +258,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 self.take_out(id, None);
                 MemslotChange::Deleted
             }
-            Work::Move(slot) => {
-                self.take_out(id, Some(slot));
+            Work::Move(memslot) => {
+                self.take_out(id, Some(memslot));
                 MemslotChange::Moved
             }
             Work::LogOn { split, .. } => MemslotChange::LogOn(split.map(|(_, report)| report)),
@@ -270,38 +270,40 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Removes an empty memslot from the list, or replaces it by `instead`.
     fn take_out(&mut self, id: MemslotId, instead: Option<Memslot>) {
         // SAFETY: the lock is held, and `view` is a copy.
-        let mut view = unsafe { self.guest.slots.snapshot() }.clone();
+        let mut view = unsafe { self.guest.memslots.snapshot() }.clone();
         let before = view.named(id).expect("it stays until it is empty").clone();
         view.remove(id);
-        if let Some(mut slot) = instead {
+        if let Some(mut memslot) = instead {
             // The memory is the same: its marks of use and of writes are yet to be reported.
-            slot.kept = before.kept;
-            if slot.spec.log_dirty && before.log.is_some() {
-                slot.log = before.log;
+            memslot.kept = before.kept;
+            if memslot.spec.log_dirty && before.log.is_some() {
+                memslot.log = before.log;
             }
-            view.insert(slot);
+            view.insert(memslot);
         }
         self.replace(view);
     }
 
     /// Returns the memslots, by guest address.
-    pub fn slots(&mut self) -> Vec<MemslotSpec> {
-        self.look(|view| view.iter().filter(|slot| !slot.deleting).map(|slot| slot.spec).collect())
+    pub fn memslots(&mut self) -> Vec<MemslotSpec> {
+        self.look(|view| {
+            view.iter().filter(|memslot| !memslot.deleting).map(|memslot| memslot.spec).collect()
+        })
     }
 
     /// Deletes all memslots. Other threads may fault, age and read logs meanwhile.
     pub fn teardown(&mut self) {
         // Includes memslots that are being deleted or moved.
-        for spec in self.look(|view| view.iter().map(|slot| slot.spec).collect::<Vec<_>>()) {
+        for spec in self.look(|view| view.iter().map(|memslot| memslot.spec).collect::<Vec<_>>()) {
             match self.set_memslot(MemslotSpec { bytes: 0, ..spec }) {
                 // Another thread has deleted it meanwhile.
                 Ok(_) | Err(MemslotError::Missing { .. }) => {}
-                Err(error) => unreachable!("a slot can always be deleted: {error}"),
+                Err(error) => unreachable!("a memslot can always be deleted: {error}"),
             }
         }
     }
 
-    fn new_slot(
+    fn new_memslot(
         &self,
         spec: MemslotSpec,
         execute_huge: ExecuteHuge,
@@ -348,7 +350,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // 1. The callers hold the lock.
         // 2. `view` is owned, and no caller uses a reference from before.
         // 3. This waits for the faults, and the callers release the lock after it returns.
-        unsafe { self.guest.slots.replace(view) };
+        unsafe { self.guest.memslots.replace(view) };
         self.guest.wait_for_faults();
     }
 }

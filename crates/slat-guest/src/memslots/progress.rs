@@ -44,7 +44,7 @@ pub enum MemslotChange {
 /// private memory that the memslot is about to leave, completes it first. Dropping the guest ends
 /// it.
 #[derive(Debug)]
-#[must_use = "the slot stays as it is between two states until the change is run to its end"]
+#[must_use = "the memslot stays as it is between two states until the change is run to its end"]
 pub struct MemslotWork {
     pub(crate) guest: Identity,
     pub(crate) id: MemslotId,

@@ -39,15 +39,18 @@ impl Memslot {
 impl MemslotSnapshot {
     /// Returns whether a page of `range` is private.
     pub fn has_private<F: Format>(&self, range: &GpaRange) -> bool {
-        let kinds = self.parts(range).filter(|(slot, _)| slot.kinds.is_some());
-        kinds.flat_map(|(slot, part)| slot.runs::<F>(part, MemoryKind::Private)).next().is_some()
+        let kinds = self.parts(range).filter(|(memslot, _)| memslot.kinds.is_some());
+        kinds
+            .flat_map(|(memslot, part)| memslot.runs::<F>(part, MemoryKind::Private))
+            .next()
+            .is_some()
     }
 
     /// Returns the first run in `range` without a private page; this is `range` if it has none.
     pub fn shared_run<F: Format>(&self, range: GpaRange) -> Option<GpaRange> {
         let mut start = range.start();
-        for (slot, part) in self.parts(&range).filter(|(slot, _)| slot.kinds.is_some()) {
-            for private in slot.runs::<F>(part, MemoryKind::Private) {
+        for (memslot, part) in self.parts(&range).filter(|(memslot, _)| memslot.kinds.is_some()) {
+            for private in memslot.runs::<F>(part, MemoryKind::Private) {
                 if private.start() > start {
                     return GpaRange::new(start, private.start().0 - start.0).ok();
                 }

@@ -86,7 +86,7 @@ impl MemslotSpec {
 
     /// Returns the memslot's guest addresses, which were checked when it was inserted.
     pub(crate) fn range(&self) -> GpaRange {
-        GpaRange::new(self.gpa, self.bytes).expect("a slot is not empty, and does not wrap")
+        GpaRange::new(self.gpa, self.bytes).expect("a memslot is not empty, and does not wrap")
     }
 
     pub(crate) const fn host_range(&self) -> HvaRange {
@@ -244,21 +244,24 @@ impl fmt::Display for MemslotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unaligned { page } => {
-                write!(f, "size, guest and host address of a slot are multiples of {page}")
+                write!(f, "size, guest and host address of a memslot are multiples of {page}")
             }
             Self::Beyond { bits } => {
-                write!(f, "the slot ends beyond the {bits} bits of a guest address")
+                write!(f, "the memslot ends beyond the {bits} bits of a guest address")
             }
-            Self::Wraps => f.write_str("the slot's guest or host addresses go beyond 64 bits"),
+            Self::Wraps => f.write_str("the memslot's guest or host addresses go beyond 64 bits"),
             Self::TooManyPages { pages } => {
-                write!(f, "{pages} pages are too many for a slot; use several of at most 2^31 - 1")
+                write!(
+                    f,
+                    "{pages} pages are too many for a memslot; use several of at most 2^31 - 1"
+                )
             }
             Self::Overlaps { id } => {
-                write!(f, "slot {} has some of these addresses or private pages", id.0)
+                write!(f, "memslot {} has some of these addresses or private pages", id.0)
             }
             Self::Differs { is } => write!(
                 f,
-                "slot {} is {:#x} bytes at {} backed by {}{}; only its guest address and its \
+                "memslot {} is {:#x} bytes at {} backed by {}{}; only its guest address and its \
                  logging can change: delete it first",
                 is.id.0,
                 is.bytes,
@@ -266,12 +269,12 @@ impl fmt::Display for MemslotError {
                 is.host,
                 if is.read_only { ", read-only" } else { "" }
             ),
-            Self::Missing { id } => write!(f, "there is no slot {}", id.0),
+            Self::Missing { id } => write!(f, "there is no memslot {}", id.0),
             Self::Private => f.write_str(
-                "a slot with private memory cannot be read-only, log or move: delete it first",
+                "a memslot with private memory cannot be read-only, log or move: delete it first",
             ),
             Self::LogBlocks => {
-                f.write_str("a log of blocks goes with write protection; log this slot in pages")
+                f.write_str("a log of blocks goes with write protection; log this memslot in pages")
             }
             Self::PrivateUncached => f.write_str(
                 "the guest can get past its caches; have the format force them (FEAT_S2FWB) for \

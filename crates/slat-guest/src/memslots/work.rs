@@ -130,14 +130,14 @@ impl Unfinished {
 
     /// Returns whether another memslot is about to move to these addresses.
     pub fn takes(&self, spec: &MemslotSpec) -> bool {
-        let Work::Move(slot) = &self.work else { return false };
-        self.id() != spec.id && overlap(&slot.spec.range(), spec)
+        let Work::Move(memslot) = &self.work else { return false };
+        self.id() != spec.id && overlap(&memslot.spec.range(), spec)
     }
 
     /// Returns the memslot as it will be, if it moves. Such a memslot has no private memory.
     pub fn moves(&mut self) -> Option<&mut Memslot> {
         match &mut self.work {
-            Work::Move(slot) => Some(slot),
+            Work::Move(memslot) => Some(memslot),
             _ => None,
         }
     }

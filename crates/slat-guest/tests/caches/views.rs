@@ -2,7 +2,7 @@
 
 use crate::model::{Machine, Mood};
 use crate::vm::{
-    BASE, BYTES, Cpu, Manners, TestGuest, config, host_range, hpa, page, range, room, slot,
+    BASE, BYTES, Cpu, Manners, TestGuest, config, host_range, hpa, memslot, page, range, room,
     with_guest,
 };
 use slat::{Access, AgeOptions, Gpa, Maintenance};
@@ -162,7 +162,7 @@ fn a_slot_that_is_deleted_is_gone_from_views_and_its_memory_is_the_hosts() {
         let mut room = room();
         let mut worker = Worker::new(guest, &mut room).unwrap();
         cpu.write(page(5), 1);
-        worker.set_memslot(slot(0, false)).unwrap();
+        worker.set_memslot(memslot(0, false)).unwrap();
         assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None);
         assert_eq!(cpu.vcpu.fault(Gpa(page(5)), Access::Read), Outcome::Mmio);
         assert_eq!(machine.read(hpa(page(5)), true), 1);
@@ -382,8 +382,8 @@ fn what_is_taken_from_shared_tables_is_maintained_for_the_host() {
             assert_eq!(cpu.read(page(6)), 0);
             machine.read(hpa(page(6)), true);
             machine.write(hpa(page(6)), 8, false);
-            worker.set_memslot(slot(0, false)).unwrap();
-            assert_eq!(machine.read(hpa(page(6)), true), 8, "{policy:?}: its slot deleted");
+            worker.set_memslot(memslot(0, false)).unwrap();
+            assert_eq!(machine.read(hpa(page(6)), true), 8, "{policy:?}: its memslot deleted");
         });
     }
 }

@@ -34,7 +34,7 @@ pub fn config(policy: CachePolicy) -> Config {
     Config { caches: policy, ..config }
 }
 
-pub fn slot(bytes: u64, log_dirty: bool) -> MemslotSpec {
+pub fn memslot(bytes: u64, log_dirty: bool) -> MemslotSpec {
     let (id, host) = (MemslotId(0), Hva(RAM));
     MemslotSpec { log_dirty, ..MemslotSpec::new(id, Gpa(BASE), bytes, host) }
 }
@@ -58,7 +58,7 @@ pub fn with_guest<R>(
     let backing = Ram { machine, interrupts: None.into() };
     let guest = Guest::new(format, Vmid(1), 40, machine, backing, config).unwrap();
     let mut room = room();
-    Worker::new(&guest, &mut room).unwrap().set_memslot(slot(BYTES, log_dirty)).unwrap();
+    Worker::new(&guest, &mut room).unwrap().set_memslot(memslot(BYTES, log_dirty)).unwrap();
     let result = run(&guest);
     // SAFETY: no CPU ever loads these tables.
     unsafe { guest.destroy() };

@@ -29,7 +29,7 @@ impl Backing for Slow {
 fn everything<H: Host + 'static, B: Backing + 'static>(guest: &SharedGuest<Ept1G, H, B>) {
     let mut vcpu = guest.vcpu(0).unwrap();
     let mut worker = guest.worker().unwrap();
-    let pages = |log_dirty| MemslotSpec { log_dirty, ..slot(M2) };
+    let pages = |log_dirty| MemslotSpec { log_dirty, ..memslot(M2) };
     worker.with(|worker| {
         worker.set_memslot(pages(false)).unwrap();
         worker.set_memslot(MemslotSpec { gpa: Gpa(BASE + G1), ..pages(false) }).unwrap();
@@ -42,13 +42,13 @@ fn everything<H: Host + 'static, B: Backing + 'static>(guest: &SharedGuest<Ept1G
         assert_eq!(worker.take_log(MemslotId(0), &mut [0; 8]), Ok(0));
         worker.set_memslot(pages(false)).unwrap();
         drop(worker.invalidate(HvaRange { start: Hva(HOST), bytes: M2 }, |_| {}));
-        worker.set_memslot(MemslotSpec { bytes: 0, ..slot(M2) }).unwrap();
+        worker.set_memslot(MemslotSpec { bytes: 0, ..memslot(M2) }).unwrap();
         worker.collapse(GpaRange::new(Gpa(BASE), M2).unwrap(), PageSize::SIZE_2M);
     });
     drop((vcpu, worker));
     // A thread inside another guest's tables does not delay the release of unlinked tables.
     guest.get().reclaim();
-    assert!(guest.get().table_pages() <= 2, "those above the slot's");
+    assert!(guest.get().table_pages() <= 2, "those above the memslot's");
 }
 
 /// A fault of one guest waits for its backing; meanwhile another thread runs `other` on another
@@ -70,7 +70,7 @@ fn beside<H: Host + Send + Sync + 'static>(
     });
     let (slow, fast) = (guests.next().unwrap(), guests.next().unwrap());
     let mut vcpu = slow.vcpu(0).unwrap();
-    vcpu.with(|vcpu| vcpu.worker().set_memslot(slot(M2))).unwrap();
+    vcpu.with(|vcpu| vcpu.worker().set_memslot(memslot(M2))).unwrap();
     let fault = std::thread::spawn(move || vcpu.with(|vcpu| vcpu.fault(Gpa(BASE), Access::Write)));
     was_asked.recv().unwrap();
     let (done, is_done) = sync_channel(1);

@@ -30,7 +30,7 @@ fn each_service_reports_its_beginning_and_its_end() {
         heard.filter(|event| !matches!(event, Event::Piece { .. })).collect()
     };
     vcpu.with(|vcpu| {
-        let (all, logs) = (slot(M2), MemslotSpec { log_dirty: true, ..slot(M2) });
+        let (all, logs) = (memslot(M2), MemslotSpec { log_dirty: true, ..memslot(M2) });
         vcpu.worker().set_memslot(all).unwrap();
         let begin = Event::MemslotBegin { before: None, after: all };
         let end = Event::MemslotEnd { id: all.id };

@@ -33,7 +33,7 @@ unsafe impl Platform for Noted {
     }
 
     fn entries(&self, _: Hpa) -> NonNull<Pte> {
-        self.note("slots");
+        self.note("memslots");
         NonNull::dangling()
     }
 
@@ -137,7 +137,7 @@ fn a_host_with_seats_of_its_own_passes_each_call_on_to_its_machine() {
     unsafe { host.free(Frame::from_hpa(Hpa(0x1000)).unwrap(), 4096) };
     passes("free");
     host.entries(Hpa(0));
-    passes("slots");
+    passes("memslots");
     host.publish();
     passes("publish");
     host.invalidate(&everything);

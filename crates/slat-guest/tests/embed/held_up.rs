@@ -50,7 +50,7 @@ fn holds_up(
     let guest: Shared<Gate> = shared(&machine, 1, gate, config);
     let mut one = guest.worker().unwrap();
     one.with(|worker| {
-        worker.set_memslot(slot(BYTES)).unwrap();
+        worker.set_memslot(memslot(BYTES)).unwrap();
         worker.prefault(GpaRange::new(Gpa(BASE), K4).unwrap(), Access::Write, || false);
     });
     let mut vcpu = guest.vcpu(0).unwrap();
@@ -96,12 +96,12 @@ fn a_thread_that_is_held_up_calls_the_hosts_wait() {
     let recover = |work: &mut Work| {
         work.with(|worker| worker.recover_huge_pages());
     };
-    let log_dirty = MemslotSpec { log_dirty: true, ..slot(BYTES) };
+    let log_dirty = MemslotSpec { log_dirty: true, ..memslot(BYTES) };
     let log = move |work: &mut Work| {
         work.with(|worker| worker.set_memslot(log_dirty)).unwrap();
     };
     let delete = |work: &mut Work| {
-        work.with(|worker| worker.set_memslot(slot(0))).unwrap();
+        work.with(|worker| worker.set_memslot(memslot(0))).unwrap();
     };
     let execute = |work: &mut Work| {
         work.with(|worker| worker.set_execute_huge(ExecuteHuge::Allowed)).unwrap();

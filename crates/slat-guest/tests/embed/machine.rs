@@ -176,6 +176,6 @@ pub fn shared<B: Backing + 'static>(
     SharedGuest::new(Ept1G::default(), Vmid(vmid), 39, machine, backing, config).unwrap()
 }
 
-pub fn slot(bytes: u64) -> MemslotSpec {
+pub fn memslot(bytes: u64) -> MemslotSpec {
     MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
 }

@@ -22,9 +22,9 @@ fn a_change_of_a_memslot_is_refused_to_another_guests_worker() {
     let guests = [1, 2].map(|vmid| shared(&machine, vmid, OnePiece(PageSize::SIZE_2M), config));
     let [mut own, mut other] = guests.map(|guest| guest.worker().unwrap());
     let missing = Err(MemslotError::Missing { id: MemslotId(0) });
-    let log = MemslotSpec { log_dirty: true, ..slot(G1) };
+    let log = MemslotSpec { log_dirty: true, ..memslot(G1) };
     // One that takes no work, two that take some, and one that changes nothing.
-    for spec in [slot(G1), log, slot(G1), slot(G1)] {
+    for spec in [memslot(G1), log, memslot(G1), memslot(G1)] {
         let work = own.with(|own| own.begin_memslot(spec)).unwrap();
         assert_eq!(other.with(|other| work.run(other, 1)), missing, "{spec:?}, as it began");
         let change = own.with(|own| work.run(own, 9)).unwrap();
@@ -38,7 +38,7 @@ fn a_change_of_a_memslot_is_refused_to_another_guests_worker() {
 fn a_change_is_refused_to_a_guest_made_after_its_own_was_dropped() {
     let machine = Counted::new();
     let make = || on_arm(&machine, Config::new(1, PageSize::SIZE_2M)).worker().unwrap();
-    let work = make().with(|worker| worker.begin_memslot(slot(G1))).unwrap();
+    let work = make().with(|worker| worker.begin_memslot(memslot(G1))).unwrap();
     for _ in 0..8 {
         let refused = make().with(|worker| work.run(worker, 1));
         assert_eq!(refused, Err(MemslotError::Missing { id: MemslotId(0) }));
@@ -52,7 +52,7 @@ fn a_flush_is_refused_to_another_guests_worker_and_goes_on() {
     let mut workers = [(); 2].map(|()| on_arm(&machine, config).vcpu(0).unwrap());
     for vcpu in &mut workers {
         vcpu.with(|vcpu| {
-            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
             assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(_)));
         });
     }
@@ -74,7 +74,7 @@ fn a_guest_that_is_dropped_invalidates_once_however_many_vcpus_it_has() {
         if used {
             let mut vcpu = guest.vcpu(0).unwrap();
             vcpu.with(|vcpu| {
-                vcpu.worker().set_memslot(slot(M2)).unwrap();
+                vcpu.worker().set_memslot(memslot(M2)).unwrap();
                 assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(_)));
             });
         }
@@ -95,7 +95,7 @@ fn vcpus_whose_caches_are_on_from_the_start_share_tables_and_blocks() {
     one.with(|vcpu| {
         assert!(vcpu.is_cached() && !vcpu.has_view());
         assert_eq!(vcpu.root(), root);
-        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(memslot(M2)).unwrap();
         let outcome = vcpu.fault(Gpa(BASE), Access::Write);
         assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_2M));
     });

@@ -231,19 +231,19 @@ fn history(plan: Option<(&'static str, u32)>) -> bool {
     let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &host, memory, config).unwrap();
     let mut room = [const { None }; TABLE_PAGES];
     let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-    let slot = MemslotSpec { private: Some(PrivateAt(0)), ..slot(4 * M2) };
+    let memslot = MemslotSpec { private: Some(PrivateAt(0)), ..memslot(4 * M2) };
     let plain = MemslotSpec {
         gpa: Gpa(BASE + 4 * G1),
         id: MemslotId(1),
         private: None,
         log_dirty: true,
         host: Hva(HOST + 4 * M2),
-        ..slot
+        ..memslot
     };
     let range = |start: u64, bytes| GpaRange::new(Gpa(BASE + start), bytes).unwrap();
     let hosts = |start: u64, bytes| HvaRange { start: Hva(HOST + start), bytes };
     PLAN.set(plan);
-    again(|| vcpu.worker().set_memslot(slot)).unwrap();
+    again(|| vcpu.worker().set_memslot(memslot)).unwrap();
     again(|| vcpu.worker().set_memslot(plain)).unwrap();
     // Pages that are written at once, and pages that are read before.
     let fault = |vcpu: &mut Vcpu<'_, _, _, _>, gpa, access| {
@@ -324,7 +324,7 @@ fn history(plan: Option<(&'static str, u32)>) -> bool {
     // All goes, and nobody else has any of it.
     vcpu.worker().teardown();
     assert_eq!(vcpu.worker().leaves_by_size().iter().map(|size| size.1).sum::<u64>(), 0);
-    assert!(vcpu.worker().slots().is_empty());
+    assert!(vcpu.worker().memslots().is_empty());
     assert_eq!(host.private.borrow().len(), 0, "{plan:?}: the machine keeps private pages");
     assert_eq!(host.devices.borrow().len(), 0, "{plan:?}: devices keep pages");
     drop(vcpu);
@@ -377,7 +377,7 @@ fn forks(plan: Option<(&'static str, u32)>) -> bool {
         .unwrap();
         let mut room = [const { None }; TABLE_PAGES];
         let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-        vcpu.worker().set_memslot(slot(4 * K4)).unwrap();
+        vcpu.worker().set_memslot(memslot(4 * K4)).unwrap();
         let mut write = |page: u64| again(|| vcpu.fault(Gpa(BASE + page * K4), Access::Write));
         (0..4).for_each(|page| assert!(matches!(write(page), Outcome::Mapped(_)), "{plan:?}"));
         let child = guest.backing().fork(vcpu.worker()).unwrap();

@@ -20,7 +20,7 @@ fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
         let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
         let mut vcpu = guest.vcpu(0).unwrap();
         vcpu.with(|vcpu| {
-            let all = slot(PIECES * G1);
+            let all = memslot(PIECES * G1);
             let mut change = |spec: MemslotSpec| {
                 rests.store(0, Ordering::Relaxed);
                 vcpu.worker().set_memslot(spec).unwrap();
@@ -30,7 +30,7 @@ fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
                 }
                 rested
             };
-            assert_eq!(change(all), 0, "there is nothing to do for a slot that comes");
+            assert_eq!(change(all), 0, "there is nothing to do for a memslot that comes");
             assert!(change(MemslotSpec { log_dirty: true, ..all }) >= PIECES);
             assert!(change(all) >= PIECES, "a log that ends");
             let moved = MemslotSpec { gpa: Gpa(BASE + 64 * G1), ..all };
@@ -55,7 +55,7 @@ fn the_end_of_a_log_invalidates_for_each_gib_and_not_for_each_block() {
             let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
             let mut vcpu = guest.vcpu(0).unwrap();
             vcpu.with(|vcpu| {
-                let all = slot(bytes);
+                let all = memslot(bytes);
                 vcpu.worker().set_memslot(all).unwrap();
                 for gpa in (0..bytes).step_by(M2 as usize) {
                     vcpu.fault(Gpa(BASE + gpa), Access::Write);
@@ -78,13 +78,13 @@ fn a_change_that_rests_holds_up_other_changes_alone() {
     let config = Config::new(1, PageSize::SIZE_2M);
     let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
     let mut vcpu = guest.vcpu(0).unwrap();
-    let (large, other) = (slot(PIECES * G1), MemslotId(1));
+    let (large, other) = (memslot(PIECES * G1), MemslotId(1));
     let other = MemslotSpec {
         id: other,
         gpa: Gpa(BASE + 64 * G1),
         host: Hva(HOST + 64 * G1),
         log_dirty: true,
-        ..slot(M2)
+        ..memslot(M2)
     };
     vcpu.with(|vcpu| {
         vcpu.worker().set_memslot(large).unwrap();
@@ -114,7 +114,7 @@ fn a_change_that_rests_holds_up_other_changes_alone() {
     // Another change waits for its turn.
     let mut waits = guest.worker().unwrap();
     let waits = std::thread::spawn(move || {
-        let quiet = MemslotSpec { gpa: Gpa(BASE + 128 * G1), id: MemslotId(2), ..slot(M2) };
+        let quiet = MemslotSpec { gpa: Gpa(BASE + 128 * G1), id: MemslotId(2), ..memslot(M2) };
         waits.with(|worker| worker.set_memslot(quiet))
     });
     (0..PIECES).for_each(|_| go_on.send(()).unwrap());

@@ -24,7 +24,7 @@ fn a_thousand_guests_live_in_one_process() {
     let mut vcpus: Vec<_> = guests.iter().map(|guest| guest.vcpu(0).unwrap()).collect();
     for vcpu in &mut vcpus {
         vcpu.with(|vcpu| {
-            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
             assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(_)));
         });
     }
@@ -52,7 +52,7 @@ fn sixty_four_vcpus_of_a_guest_fault_at_once_during_logging_and_invalidations() 
     let config = Config { ring: Some(1024), ..Config::new(VCPUS, PageSize::SIZE_4K) };
     let guest = shared(&machine, 1, ram(), config);
     let mut worker = guest.worker().unwrap();
-    worker.with(|worker| worker.set_memslot(slot(BYTES))).unwrap();
+    worker.with(|worker| worker.set_memslot(memslot(BYTES))).unwrap();
     let threads: Vec<_> = (0..VCPUS)
         .map(|id| {
             let mut vcpu = guest.vcpu(id).unwrap();
@@ -74,7 +74,7 @@ fn sixty_four_vcpus_of_a_guest_fault_at_once_during_logging_and_invalidations() 
         .collect();
     for log_dirty in [true, false, true] {
         worker.with(|worker| {
-            worker.set_memslot(MemslotSpec { log_dirty, ..slot(BYTES) }).unwrap();
+            worker.set_memslot(MemslotSpec { log_dirty, ..memslot(BYTES) }).unwrap();
             let host = HvaRange { start: Hva(HOST + 3 * M2), bytes: M2 };
             drop(worker.invalidate(host, |_| {}));
         });
@@ -101,7 +101,7 @@ fn one_of(number: u16) -> MemslotSpec {
     // Neither guest nor host addresses are neighbours.
     let at = u64::from(number) * 4 * K4;
     let (gpa, host) = (Gpa(BASE + at), Hva(HOST + at));
-    MemslotSpec { id: MemslotId(number), gpa, host, ..slot(2 * K4) }
+    MemslotSpec { id: MemslotId(number), gpa, host, ..memslot(2 * K4) }
 }
 
 #[test]
@@ -114,8 +114,8 @@ fn a_guest_has_as_many_slots_as_kvm_gives_one() {
         for number in (0..SLOTS).map(|number| (u32::from(number) * 5 % 32_764) as u16) {
             assert_eq!(vcpu.worker().set_memslot(one_of(number)), Ok(MemslotChange::Inserted));
         }
-        let slots = vcpu.worker().slots();
-        assert!(slots.iter().copied().eq((0..SLOTS).map(one_of)));
+        let memslots = vcpu.worker().memslots();
+        assert!(memslots.iter().copied().eq((0..SLOTS).map(one_of)));
         for number in (0..SLOTS).step_by(1234) {
             let spec = one_of(number);
             let mapped = vcpu.fault(Gpa(spec.gpa.0 + K4), Access::Write);
@@ -127,7 +127,8 @@ fn a_guest_has_as_many_slots_as_kvm_gives_one() {
             let own = slat::GpaRange::new(spec.gpa, 2 * K4).unwrap();
             let ranges: Vec<_> = [Some(own), next].into_iter().flatten().collect();
             assert_eq!(worker.guest_ranges(host), ranges);
-            let over = MemslotSpec { id: MemslotId(SLOTS), gpa: Gpa(spec.gpa.0 + K4), ..slot(K4) };
+            let over =
+                MemslotSpec { id: MemslotId(SLOTS), gpa: Gpa(spec.gpa.0 + K4), ..memslot(K4) };
             assert_eq!(worker.set_memslot(over), Err(MemslotError::Overlaps { id: spec.id }));
             let mut taken = Vec::new();
             drop(worker.invalidate(host, |page| taken.push(page.gpa)));
@@ -137,10 +138,10 @@ fn a_guest_has_as_many_slots_as_kvm_gives_one() {
             let gone = MemslotSpec { bytes: 0, ..one_of(number) };
             assert_eq!(vcpu.worker().set_memslot(gone), Ok(MemslotChange::Deleted));
         }
-        let left = vcpu.worker().slots();
+        let left = vcpu.worker().memslots();
         assert!(left.iter().copied().eq((0..SLOTS).filter(|number| number % 3 != 0).map(one_of)));
         vcpu.worker().teardown();
-        assert_eq!(vcpu.worker().slots(), []);
+        assert_eq!(vcpu.worker().memslots(), []);
     });
     drop((vcpu, guest));
     assert_eq!(machine.frames(), 0);
@@ -170,7 +171,7 @@ fn memory_that_many_slots_have_is_taken_from_each() {
                 id: MemslotId(number),
                 gpa: Gpa(BASE + at * G1 / 4),
                 host: Hva(HOST + at * K4),
-                ..slot((256 - at) * K4)
+                ..memslot((256 - at) * K4)
             };
             vcpu.worker().set_memslot(spec).unwrap();
             let shared = Gpa(spec.gpa.0 + (220 - at) * K4);

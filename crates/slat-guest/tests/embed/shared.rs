@@ -30,7 +30,7 @@ fn the_last_handle_that_is_dropped_gives_back_every_frame() {
         let guest = shared(&machine, 1, ram(), config());
         let mut vcpu = guest.vcpu(0).unwrap();
         let mut worker = guest.worker().unwrap();
-        worker.with(|worker| worker.set_memslot(slot(8 * M2))).unwrap();
+        worker.with(|worker| worker.set_memslot(memslot(8 * M2))).unwrap();
         for table in 0..4 {
             let gpa = Gpa(BASE + table * M2);
             let outcome = vcpu.with(|vcpu| vcpu.fault(gpa, Access::Write));
@@ -54,7 +54,7 @@ fn frames_are_back_when_the_last_part_of_a_guest_has_gone() {
     let machine = Counted::new();
     let guest = shared(&machine, 1, ram(), config());
     let mut vcpu = guest.vcpu(0).unwrap();
-    vcpu.with(|vcpu| vcpu.worker().set_memslot(slot(M2))).unwrap();
+    vcpu.with(|vcpu| vcpu.worker().set_memslot(memslot(M2))).unwrap();
     vcpu.with(|vcpu| vcpu.fault(Gpa(BASE), Access::Write));
     let other = guest.clone();
     drop(guest);
@@ -88,7 +88,7 @@ fn a_part_that_is_replaced_within_its_lifetime_stays_sound() {
         let new = Worker::new(worker.guest(), room).unwrap();
         drop(core::mem::replace(worker, new));
     });
-    worker.with(|worker| worker.set_memslot(slot(M2))).unwrap();
+    worker.with(|worker| worker.set_memslot(memslot(M2))).unwrap();
     drop(guest);
     drop(worker);
     assert_eq!(machine.frames(), 0);
@@ -103,7 +103,7 @@ fn a_closure_that_panics_leaves_the_part_as_it_is() {
         worker.with(|_| std::panic::resume_unwind(Box::new(7)))
     }));
     assert!(panic.is_err());
-    worker.with(|worker| worker.set_memslot(slot(M2))).unwrap();
+    worker.with(|worker| worker.set_memslot(memslot(M2))).unwrap();
 }
 
 /// Guests begin and end while others run, each with threads that outlive the function that made
@@ -120,7 +120,7 @@ fn guests_come_and_go_while_others_run_on_threads_that_own_their_part() {
                 for round in 0..25u64 {
                     let guest = shared(&machine, 100 + lane, ram(), config());
                     let mut worker = guest.worker().unwrap();
-                    worker.with(|worker| worker.set_memslot(slot(4 * M2))).unwrap();
+                    worker.with(|worker| worker.set_memslot(memslot(4 * M2))).unwrap();
                     let run = |id: u16| {
                         let (mut vcpu, told) = (guest.vcpu(id).unwrap(), told.clone());
                         std::thread::spawn(move || {

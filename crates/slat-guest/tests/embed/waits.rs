@@ -44,7 +44,7 @@ fn private() -> MemslotSpec {
         gpa: Gpa(BASE + G1),
         id: MemslotId(1),
         host: Hva(HOST + G1),
-        ..slot(M2)
+        ..memslot(M2)
     }
 }
 
@@ -53,10 +53,10 @@ fn private() -> MemslotSpec {
 fn on_ept() -> Vec<Work<Ept1G>> {
     vec![
         ("set_memslot", |vcpu| {
-            vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..slot(M2) }).unwrap();
+            vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..memslot(M2) }).unwrap();
         }),
         ("begin_memslot", |vcpu| {
-            let _work = vcpu.worker().begin_memslot(slot(M2)).unwrap();
+            let _work = vcpu.worker().begin_memslot(memslot(M2)).unwrap();
         }),
         ("pin", |vcpu| drop(vcpu.worker().pin(page()).unwrap())),
         ("convert", |vcpu| {
@@ -77,7 +77,7 @@ fn on_ept() -> Vec<Work<Ept1G>> {
 fn on_arm() -> Vec<Work<Arm64K4>> {
     vec![
         ("set_memslot", |vcpu| {
-            vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..slot(M2) }).unwrap();
+            vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..memslot(M2) }).unwrap();
         }),
         ("read_log", |vcpu| {
             vcpu.worker().read_log(MemslotId(0), &mut [0; 8]).unwrap();
@@ -104,7 +104,7 @@ fn on_arm() -> Vec<Work<Arm64K4>> {
 fn each_waits<F: Format + 'static>(
     format: F,
     config: Config,
-    slots: &[MemslotSpec],
+    memslots: &[MemslotSpec],
     works: Vec<Work<F>>,
 ) {
     let machine = Counted::new();
@@ -112,8 +112,8 @@ fn each_waits<F: Format + 'static>(
     let guest = SharedGuest::new(format, Vmid(1), 39, machine, ram, config).unwrap();
     let mut vcpu = guest.vcpu(0).unwrap();
     vcpu.with(|vcpu| {
-        for &slot in slots {
-            vcpu.worker().set_memslot(slot).unwrap();
+        for &memslot in memslots {
+            vcpu.worker().set_memslot(memslot).unwrap();
         }
         assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(_)));
     });
@@ -146,13 +146,13 @@ fn each_waits<F: Format + 'static>(
 fn a_thread_inside_the_tables_panics_where_it_would_wait_for_itself() {
     in_time("EPT", || {
         let config = Config::new(1, PageSize::SIZE_2M);
-        each_waits(Ept1G::default(), config, &[slot(M2), private()], on_ept());
+        each_waits(Ept1G::default(), config, &[memslot(M2), private()], on_ept());
     });
     in_time("Arm", || {
         let format = Arm64K4 { hardware_dirty: true, ..Arm64K4::default() };
         let config = Config::new(1, PageSize::SIZE_2M);
         let config = Config { caches_on: true, logging: Logging::Hardware, ..config };
-        each_waits(format, config, &[slot(M2)], on_arm());
+        each_waits(format, config, &[memslot(M2)], on_arm());
     });
 }
 
@@ -163,7 +163,7 @@ fn a_backing_that_changes_memslots_in_a_fault_panics() {
     impl Backing for Changes {
         fn page(&self, _: Hva, _: Access) -> Result<Page, NoPage> {
             if let Some(mut worker) = self.0.lock().unwrap().take() {
-                let change = || worker.with(|worker| worker.set_memslot(slot(K4)));
+                let change = || worker.with(|worker| worker.set_memslot(memslot(K4)));
                 waits_for_itself("in the backing", change);
             }
             let (hpa, block) = (Hpa(G1), PageSize::SIZE_4K);
@@ -174,7 +174,7 @@ fn a_backing_that_changes_memslots_in_a_fault_panics() {
         let config = Config::new(1, PageSize::SIZE_2M);
         let guest = shared(&Counted::new(), 1, Changes(Mutex::new(None)), config);
         let mut vcpu = guest.vcpu(0).unwrap();
-        vcpu.with(|vcpu| vcpu.worker().set_memslot(slot(M2))).unwrap();
+        vcpu.with(|vcpu| vcpu.worker().set_memslot(memslot(M2))).unwrap();
         *guest.get().backing().0.lock().unwrap() = Some(guest.worker().unwrap());
         let outcome = vcpu.with(|vcpu| vcpu.fault(Gpa(BASE), Access::Write));
         assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_4K));
@@ -209,7 +209,7 @@ fn a_vmm_that_is_called_in_a_turn_and_asks_for_another_panics() {
         let mut vcpu = guest.vcpu(0).unwrap();
         let times = meanwhile(&machine, &guest, |other| _ = other.recover_huge_pages());
         vcpu.with(|vcpu| {
-            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
             vcpu.fault(Gpa(BASE), Access::Execute);
             let recovered = [(); 3].map(|()| vcpu.worker().recover_huge_pages().bytes);
             assert!(recovered.contains(&M2));
@@ -222,7 +222,7 @@ fn a_vmm_that_is_called_in_a_turn_and_asks_for_another_panics() {
         let config = Config { devices: true, ..Config::new(1, PageSize::SIZE_2M) };
         let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
         let mut vcpu = guest.vcpu(0).unwrap();
-        vcpu.with(|vcpu| vcpu.worker().set_memslot(slot(2 * M2)).unwrap());
+        vcpu.with(|vcpu| vcpu.worker().set_memslot(memslot(2 * M2)).unwrap());
         let times = meanwhile(&machine, &guest, |other| {
             let next = GpaRange::new(Gpa(BASE + M2), K4).unwrap();
             other.prefault(next, Access::Write, || false);
@@ -237,9 +237,9 @@ fn a_vmm_that_is_called_in_a_turn_and_asks_for_another_panics() {
         let config = Config::new(1, PageSize::SIZE_2M);
         let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
         let mut worker = guest.worker().unwrap();
-        worker.with(|worker| worker.set_memslot(slot(2 * G1))).unwrap();
-        let times = meanwhile(&machine, &guest, |other| _ = other.set_memslot(slot(K4)));
-        let log = MemslotSpec { log_dirty: true, ..slot(2 * G1) };
+        worker.with(|worker| worker.set_memslot(memslot(2 * G1))).unwrap();
+        let times = meanwhile(&machine, &guest, |other| _ = other.set_memslot(memslot(K4)));
+        let log = MemslotSpec { log_dirty: true, ..memslot(2 * G1) };
         worker.with(|worker| worker.set_memslot(log)).unwrap();
         assert!(times.load(Ordering::Relaxed) >= 2);
         machine.between(|| ());
@@ -258,7 +258,7 @@ fn what_a_thread_holds_outside_the_tables_keeps_no_change_back() {
         let tables = other.get().tables();
         let mut reader = Reader::register(tables.platform()).unwrap();
         let _elsewhere = tables.enter(&mut reader).unwrap();
-        let log = |log_dirty| MemslotSpec { log_dirty, ..slot(M2) };
+        let log = |log_dirty| MemslotSpec { log_dirty, ..memslot(M2) };
         worker.with(|worker| worker.set_memslot(log(false))).unwrap();
         holds.with(|holds| {
             let host = HvaRange { start: Hva(HOST), bytes: M2 };

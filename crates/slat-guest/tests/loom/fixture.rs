@@ -215,13 +215,13 @@ pub fn wide(world: &'static World, ram: &'static Ram, config: Config) -> &'stati
     Box::leak(boxed(world, ram, BITS + 1, config))
 }
 
-pub fn slot(log_dirty: bool) -> MemslotSpec {
+pub fn memslot(log_dirty: bool) -> MemslotSpec {
     MemslotSpec { log_dirty, ..MemslotSpec::new(MemslotId(0), Gpa(0), 2 * BLOCK, Hva(HOST)) }
 }
 
 /// Memory whose pages may be private.
 pub fn hidden() -> MemslotSpec {
-    MemslotSpec { private: Some(PrivateAt(0)), ..slot(false) }
+    MemslotSpec { private: Some(PrivateAt(0)), ..memslot(false) }
 }
 
 pub fn worker(guest: &'static TheGuest) -> TheWorker {

@@ -10,7 +10,7 @@ fn write_and_hold(logged: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
     let guest = guest(world, ram, config());
     let mut holds = worker(guest);
-    holds.set_memslot(slot(logged)).unwrap();
+    holds.set_memslot(memslot(logged)).unwrap();
     let mut writes = vcpu(guest);
     if logged {
         writes.fault(Gpa(0), Access::Read);

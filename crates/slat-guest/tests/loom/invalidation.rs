@@ -32,7 +32,7 @@ fn fault_and_host_at(block: u64, first: u64, bytes: u64, before: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(block));
     let guest = guest(world, ram, config());
     let mut setup = worker(guest);
-    setup.set_memslot(slot(false)).unwrap();
+    setup.set_memslot(memslot(false)).unwrap();
     let mut faults = vcpu(guest);
     if before {
         faults.fault(Gpa(0), Access::Write);
@@ -75,7 +75,7 @@ fn nor_by_either_of_two_faults_that_share_a_reservation() {
         let page = PageSize::from_bytes(PAGE).unwrap();
         let guest = guest(world, ram, Config { largest: page, vcpus: 2, ..config() });
         let mut setup = worker(guest);
-        setup.set_memslot(slot(false)).unwrap();
+        setup.set_memslot(memslot(false)).unwrap();
         let threads = [0, 1].map(|id| {
             let room = Box::leak(Box::new([const { None }; 4]));
             let faults = Sent(Vcpu::new(guest, id, room).unwrap());
@@ -99,7 +99,7 @@ fn fault_and_eviction(block: u64, before: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_goes(block));
     let guest = guest(world, ram, config());
     let mut setup = worker(guest);
-    setup.set_memslot(slot(false)).unwrap();
+    setup.set_memslot(memslot(false)).unwrap();
     let mut faults = vcpu(guest);
     if before {
         faults.fault(Gpa(0), Access::Read);
@@ -133,7 +133,7 @@ fn more_invalidations_than_places_forbid_all() {
         let page = PageSize::from_bytes(PAGE).unwrap();
         let guest = guest(world, ram, Config { largest: page, ..config() });
         let mut setup = worker(guest);
-        setup.set_memslot(slot(false)).unwrap();
+        setup.set_memslot(memslot(false)).unwrap();
         let other = HvaRange { start: Hva(HOST + PAGE), bytes: PAGE };
         let first = setup.invalidate(other, |_| {});
         let faults = Sent(vcpu(guest));
@@ -156,7 +156,7 @@ fn a_page_that_the_host_takes_is_not_left_in_a_view() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = uncached(world, ram);
         let mut setup = worker(guest);
-        setup.set_memslot(slot(false)).unwrap();
+        setup.set_memslot(memslot(false)).unwrap();
         let faults = Sent(vcpu(guest));
         let thread = spawn(move || {
             let mut vcpu = faults.get();

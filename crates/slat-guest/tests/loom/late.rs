@@ -15,7 +15,7 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         let gone = ram.gone.as_ref().unwrap();
         gone.store(1, Ordering::SeqCst);
         let guest = guest(world, ram, config());
-        worker(guest).set_memslot(slot(false)).unwrap();
+        worker(guest).set_memslot(memslot(false)).unwrap();
         let faults = Sent(vcpu(guest));
         let thread = spawn(move || {
             let mut vcpu = faults.get();

@@ -51,12 +51,12 @@ fn rounds(config: Config, block: u64, mapped: bool, bbm: BreakBeforeMake) {
     let (world, ram) = (World::new(bbm), Ram::new(block));
     let guest = guest(world, ram, config);
     let mut worker = worker(guest);
-    worker.set_memslot(slot(false)).unwrap();
+    worker.set_memslot(memslot(false)).unwrap();
     let mut writer = vcpu(guest);
     if mapped {
         write(&mut writer, ram, 0, 7);
     }
-    worker.set_memslot(slot(true)).unwrap();
+    worker.set_memslot(memslot(true)).unwrap();
     let mut copy = Copy { pages: *ram.content.lock().unwrap() };
     let thread = writes(writer, ram, [(0, 1), (PAGE, 2)]);
     round(&mut worker, ram, &mut copy);
@@ -87,9 +87,9 @@ fn logging_that_begins_during_faults_loses_no_write() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = guest(world, ram, config());
         let mut worker = worker(guest);
-        worker.set_memslot(slot(false)).unwrap();
+        worker.set_memslot(memslot(false)).unwrap();
         let thread = writes(vcpu(guest), ram, [(0, 1), (0, 2)]);
-        worker.set_memslot(slot(true)).unwrap();
+        worker.set_memslot(memslot(true)).unwrap();
         let mut copy = Copy { pages: [0; 4] };
         copy.take(ram, ALL);
         drop(thread.join().unwrap());
@@ -104,14 +104,14 @@ fn a_ring_reset_during_splits_loses_no_write() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(BLOCK));
         let guest = guest(world, ram, Config { ring: Some(4), ..config() });
         let mut worker = worker(guest);
-        worker.set_memslot(slot(false)).unwrap();
+        worker.set_memslot(memslot(false)).unwrap();
         let mut writer = vcpu(guest);
         write(&mut writer, ram, 0, 7);
-        worker.set_memslot(slot(true)).unwrap();
+        worker.set_memslot(memslot(true)).unwrap();
         let mut copy = Copy { pages: *ram.content.lock().unwrap() };
         let thread = writes(writer, ram, [(0, 1), (PAGE, 2)]);
         let mut reset = |worker: &mut TheWorker| {
-            let none = DirtyPage { slot: MemslotId(9), page: 0 };
+            let none = DirtyPage { memslot: MemslotId(9), page: 0 };
             let mut pages = [none; 4];
             let count = worker.harvest_ring(0, &mut pages);
             worker.reset_rings().unwrap();
@@ -132,10 +132,10 @@ fn a_ring_that_wraps_around_loses_no_write() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = guest(world, ram, Config { ring: Some(2), ..config() });
         let mut worker = worker(guest);
-        worker.set_memslot(slot(true)).unwrap();
+        worker.set_memslot(memslot(true)).unwrap();
         let mut writer = vcpu(guest);
         assert!(write(&mut writer, ram, 0, 1) && write(&mut writer, ram, PAGE, 2));
-        let none = DirtyPage { slot: MemslotId(9), page: 0 };
+        let none = DirtyPage { memslot: MemslotId(9), page: 0 };
         let mut pages = [none; 2];
         assert_eq!(worker.harvest_ring(0, &mut pages), 2);
         let writer = Sent(writer);
@@ -170,7 +170,7 @@ fn two_clears_and_a_fault_lose_no_write() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = guest(world, ram, config());
         let mut first = worker(guest);
-        first.set_memslot(slot(true)).unwrap();
+        first.set_memslot(memslot(true)).unwrap();
         let mut writer = vcpu(guest);
         write(&mut writer, ram, 0, 1);
         let mut bits = [0];
@@ -203,7 +203,7 @@ fn a_mark_on_its_way_into_the_log_is_not_lost_to_the_taker_of_the_page() {
             let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
             let guest = marked(world, ram);
             let mut setup = worker(guest);
-            setup.set_memslot(slot(true)).unwrap();
+            setup.set_memslot(memslot(true)).unwrap();
             vcpu(guest).fault(Gpa(0), Access::Write);
             if clears {
                 setup.mark_written(slat::GpaRange::new(Gpa(0), PAGE).unwrap());
@@ -236,7 +236,7 @@ fn nor_is_a_mark_that_the_log_took_from_a_view_that_the_vcpu_leaves() {
             let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
             let guest = marked_uncached(world, ram);
             let mut logs = worker(guest);
-            logs.set_memslot(slot(true)).unwrap();
+            logs.set_memslot(memslot(true)).unwrap();
             let mut vcpu = vcpu(guest);
             vcpu.fault(Gpa(0), Access::Write);
             if clears {
@@ -278,10 +278,10 @@ fn a_clear_of_a_block_loses_no_write_to_its_other_pages() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(BLOCK));
         let guest = wide(world, ram, Config { logging: Logging::Hardware, ..config() });
         let mut worker = worker(guest);
-        worker.set_memslot(slot(false)).unwrap();
+        worker.set_memslot(memslot(false)).unwrap();
         let mut writer = vcpu(guest);
         writer.fault(Gpa(0), Access::Write);
-        worker.set_memslot(slot(true)).unwrap();
+        worker.set_memslot(memslot(true)).unwrap();
         worker.mark_written(slat::GpaRange::new(Gpa(0), PAGE).unwrap());
         let writer = Sent(writer);
         let thread = spawn(move || {
@@ -305,15 +305,15 @@ fn an_epoch_lacks_no_page_of_a_log_that_is_replaced_meanwhile() {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = guest(world, ram, config());
         let mut worker = worker(guest);
-        worker.set_memslot(slot(true)).unwrap();
+        worker.set_memslot(memslot(true)).unwrap();
         let mut epochs = Epochs::new(MemslotId(0));
         epochs.begin(&mut worker).unwrap().commit();
         vcpu(guest).fault(Gpa(0), Access::Write);
         let changes = Sent(crate::fixture::worker(guest));
         let thread = spawn(move || {
             let mut worker = changes.get();
-            worker.set_memslot(slot(false)).unwrap();
-            worker.set_memslot(slot(true)).unwrap();
+            worker.set_memslot(memslot(false)).unwrap();
+            worker.set_memslot(memslot(true)).unwrap();
         });
         match epochs.begin(&mut worker) {
             Ok(epoch) => assert!(epoch.is_base() || epoch.bitmap() == [1], "{epoch:?}"),
@@ -333,12 +333,12 @@ fn a_shared_ring_that_both_sides_harvest_is_emptied_once() {
         let gfns: &'static [DirtyGfn] = Box::leak(Box::new([(); 2].map(|()| DirtyGfn::default())));
         let guest = shared_ring(world, ram, gfns);
         let mut worker = worker(guest);
-        worker.set_memslot(slot(true)).unwrap();
+        worker.set_memslot(memslot(true)).unwrap();
         let mut writer = vcpu(guest);
         assert!(write(&mut writer, ram, 0, 1) && write(&mut writer, ram, PAGE, 2));
         let harvests = Sent(crate::fixture::worker(guest));
         let thread = spawn(move || {
-            let none = DirtyPage { slot: MemslotId(9), page: 0 };
+            let none = DirtyPage { memslot: MemslotId(9), page: 0 };
             harvests.get().harvest_ring(0, &mut [none; 2])
         });
         gfns.iter().for_each(|gfn| gfn.flags.store(2, core::sync::atomic::Ordering::Release));
@@ -347,7 +347,7 @@ fn a_shared_ring_that_both_sides_harvest_is_emptied_once() {
         assert_eq!(worker.reset_rings(), Ok(0));
         // The ring goes on.
         assert!(write(&mut writer, ram, 0, 3));
-        let none = DirtyPage { slot: MemslotId(9), page: 0 };
+        let none = DirtyPage { memslot: MemslotId(9), page: 0 };
         assert_eq!(worker.harvest_ring(0, &mut [none; 2]), 1);
         assert_eq!(worker.reset_rings(), Ok(1));
     });

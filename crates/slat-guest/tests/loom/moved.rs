@@ -26,7 +26,7 @@ fn clears(
 /// A clear that goes on where the memslot was would take bits of pages that stay writable.
 #[test]
 fn a_clear_takes_no_bit_of_a_slot_that_has_moved() {
-    bounded("clear || its slot moves, writes", 2, || {
+    bounded("clear || its memslot moves, writes", 2, || {
         let (fixture, mut worker) = Fixture::new(Logging::Protect, logs());
         fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
         let clears = clears(fixture.guest, fixture.ram, (2, 0b11));
@@ -42,11 +42,11 @@ fn a_clear_takes_no_bit_of_a_slot_that_has_moved() {
 /// The clear is done in the tables that vCPUs share, and not in the vCPU's own.
 #[test]
 fn a_clear_that_its_slot_left_half_done_gives_its_bits_back() {
-    bounded("clear in two sets of tables || its slot moves", 2, || {
+    bounded("clear in two sets of tables || its memslot moves", 2, || {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = uncached(world, ram);
         let mut worker = worker(guest);
-        let spec = MemslotSpec { bytes: PAGE, ..slot(true) };
+        let spec = MemslotSpec { bytes: PAGE, ..memslot(true) };
         worker.set_memslot(spec).unwrap();
         let mut vcpu = vcpu(guest);
         vcpu.fault(Gpa(0), slat::Access::Write);
@@ -60,11 +60,11 @@ fn a_clear_that_its_slot_left_half_done_gives_its_bits_back() {
 /// The clear takes the leaf's mark, and the move the leaf.
 #[test]
 fn a_mark_that_a_clear_takes_as_its_slot_moves_reaches_the_host() {
-    bounded("clear, by marks || its slot moves", 2, || {
+    bounded("clear, by marks || its memslot moves", 2, || {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = marked(world, ram);
         let mut worker = worker(guest);
-        let spec = MemslotSpec { bytes: PAGE, ..slot(true) };
+        let spec = MemslotSpec { bytes: PAGE, ..memslot(true) };
         worker.set_memslot(spec).unwrap();
         vcpu(guest).fault(Gpa(0), slat::Access::Write);
         worker.mark_written(GpaRange::new(Gpa(0), PAGE).unwrap());
@@ -86,25 +86,29 @@ fn young(worker: &mut TheWorker, page: u64) -> AgeCounts {
 /// Another memslot comes to the addresses that the first leaves.
 #[test]
 fn ageing_of_a_slot_that_moves_says_old_of_no_page_that_was_used() {
-    for (name, kept) in [("in its leaf", false), ("as the slot keeps it", true)] {
-        bounded(&format!("ageing of use {name} || its slot moves, another comes"), 2, move || {
-            let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
-            fixture.writer(&[(FIRST, 1)])();
-            if kept {
+    for (name, kept) in [("in its leaf", false), ("as the memslot keeps it", true)] {
+        bounded(
+            &format!("ageing of use {name} || its memslot moves, another comes"),
+            2,
+            move || {
+                let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
+                fixture.writer(&[(FIRST, 1)])();
+                if kept {
+                    worker.set_memslot(moved(is())).unwrap();
+                    worker.set_memslot(is()).unwrap();
+                }
+                let ages = Sent(crate::fixture::worker(fixture.guest));
+                let thread = spawn(move || {
+                    let aged = young(&mut ages.get(), 0);
+                    assert_eq!(aged.young + aged.unanswered, 1, "{aged:?}");
+                });
                 worker.set_memslot(moved(is())).unwrap();
-                worker.set_memslot(is()).unwrap();
-            }
-            let ages = Sent(crate::fixture::worker(fixture.guest));
-            let thread = spawn(move || {
-                let aged = young(&mut ages.get(), 0);
-                assert_eq!(aged.young + aged.unanswered, 1, "{aged:?}");
-            });
-            worker.set_memslot(moved(is())).unwrap();
-            let other = MemslotSpec { id: MemslotId(1), host: Hva(HOST + 2 * PAGE), ..is() };
-            worker.set_memslot(other).unwrap();
-            fixture.writer(&[(FIRST, 2)])();
-            thread.join().unwrap();
-            assert_eq!(young(&mut worker, 2).young, 1, "the other slot's page was used");
-        });
+                let other = MemslotSpec { id: MemslotId(1), host: Hva(HOST + 2 * PAGE), ..is() };
+                worker.set_memslot(other).unwrap();
+                fixture.writer(&[(FIRST, 2)])();
+                thread.join().unwrap();
+                assert_eq!(young(&mut worker, 2).young, 1, "the other memslot's page was used");
+            },
+        );
     }
 }

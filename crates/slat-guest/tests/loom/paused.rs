@@ -89,22 +89,22 @@ fn hardware(world: &World, ram: &Ram, vcpu: &TheVcpu, gpa: u64, value: u64) -> b
     let mut content = ram.content.lock().unwrap();
     loop {
         let (mut table, mut level) = (vcpu.root(), 2);
-        let (slot, raw) = loop {
+        let (memslot, raw) = loop {
             let index = (gpa >> (12 + level)) as usize & 1;
             // SAFETY: every table of the format has two entries, which stay until the model ends.
-            let slot: &Pte = unsafe { world.entries(table).add(index).as_ref() };
-            let raw = slot.load();
+            let memslot: &Pte = unsafe { world.entries(table).add(index).as_ref() };
+            let raw = memslot.load();
             let address = raw & 0xffff_f000;
             if level == 0 || raw & 0b11 != 0b11 {
-                break (slot, raw);
+                break (memslot, raw);
             }
             (table, level) = (Hpa(address), level - 1);
         };
         if raw & 1 == 0 || raw & (1 << 7 | 1 << 51) == 0 {
             return false;
         }
-        if slot.exchange(raw, raw | 1 << 7 | 1 << 10).is_ok() {
-            assert_eq!(level, 0, "the slot fits no block");
+        if memslot.exchange(raw, raw | 1 << 7 | 1 << 10).is_ok() {
+            assert_eq!(level, 0, "the memslot fits no block");
             content[((raw & 0xffff_f000) - OLD) as usize / PAGE as usize] = value;
             return true;
         }
@@ -156,7 +156,7 @@ fn written_as_it_goes(to: MemslotSpec, mapped: bool, values: &'static [(u64, u64
 #[test]
 fn a_piece_of_a_slot_that_goes_stays_empty() {
     for (name, to) in [("is deleted", gone()), ("moves", moved(is()))] {
-        bounded(&format!("writes || a slot that {name} in pieces"), 3, move || {
+        bounded(&format!("writes || a memslot that {name} in pieces"), 3, move || {
             written_as_it_goes(to, false, &[(FIRST, 1), (SECOND, 2)]);
         });
     }
@@ -170,7 +170,7 @@ fn a_piece_of_a_slot_that_goes_stays_empty() {
 
 #[test]
 fn nor_does_a_view_keep_what_has_gone_in_pieces() {
-    bounded("write in a view || a slot that is deleted in pieces", 1, || {
+    bounded("write in a view || a memslot that is deleted in pieces", 1, || {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = wide_uncached(world, ram);
         let mut worker = worker(guest);
@@ -220,7 +220,7 @@ fn a_log_that_begins_in_pieces_loses_no_write() {
 /// meanwhile.
 #[test]
 fn a_log_that_moves_in_pieces_keeps_what_leaves_knew() {
-    bounded("read of a log || its slot moves in pieces", 3, || {
+    bounded("read of a log || its memslot moves in pieces", 3, || {
         let (fixture, mut worker) = Fixture::new(Logging::Hardware, logs());
         fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
         let reader = Sent(crate::fixture::worker(fixture.guest));
@@ -246,7 +246,7 @@ fn a_log_that_moves_in_pieces_keeps_what_leaves_knew() {
 fn a_mark_on_its_way_from_a_slot_that_moves_is_not_lost_to_the_taker_of_the_page() {
     for (name, page) in [("first", 0), ("second", 1)] {
         bounded(
-            &format!("invalidation of the {name} page || its slot moves in pieces"),
+            &format!("invalidation of the {name} page || its memslot moves in pieces"),
             3,
             move || {
                 let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
@@ -270,7 +270,7 @@ fn a_mark_on_its_way_from_a_slot_that_moves_is_not_lost_to_the_taker_of_the_page
 
 #[test]
 fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
-    bounded("writes held || a slot that is deleted in pieces", 3, || {
+    bounded("writes held || a memslot that is deleted in pieces", 3, || {
         let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
         fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
         let holder = Sent(crate::fixture::worker(fixture.guest));
@@ -294,7 +294,7 @@ fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
 /// affected.
 #[test]
 fn a_slot_inserted_at_addresses_that_another_slot_leaves_finds_them_empty() {
-    bounded("a slot that goes, run half and dropped || another at its place", 3, || {
+    bounded("a memslot that goes, run half and dropped || another at its place", 3, || {
         let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
         fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
         let next = MemslotSpec { id: MemslotId(1), host: Hva(HOST + 2 * PAGE), ..is() };
@@ -323,7 +323,7 @@ fn a_slot_inserted_at_addresses_that_another_slot_leaves_finds_them_empty() {
         thread.join().unwrap();
         let came = worker.set_memslot(next).unwrap();
         assert!(change.is_none() || came == MemslotChange::Same, "who came first has completed it");
-        assert_eq!(worker.slots()[1], next);
+        assert_eq!(worker.memslots()[1], next);
         right(&mut worker, "in the end");
     });
 }
@@ -375,7 +375,7 @@ fn two_threads_that_run_one_change_do_each_piece_once() {
 
 #[test]
 fn a_guest_that_goes_with_a_change_half_done_gives_back_every_table() {
-    bounded("write || a piece of a slot that is deleted, then the guest goes", 3, || {
+    bounded("write || a piece of a memslot that is deleted, then the guest goes", 3, || {
         let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
         fixture.writer(&[(FIRST, 1)])();
         let thread = spawn(fixture.writer(&[(SECOND, 2)]));

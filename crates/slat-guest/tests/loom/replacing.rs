@@ -36,8 +36,8 @@ fn write_and_read(before: bool) {
 
 #[test]
 fn what_a_write_replaced_is_not_left_in_another_slot() {
-    bounded("write of a shared page || read by another slot", 2, || write_and_read(false));
-    bounded("write of a shared page that is mapped || read by another slot", 2, || {
+    bounded("write of a shared page || read by another memslot", 2, || write_and_read(false));
+    bounded("write of a shared page that is mapped || read by another memslot", 2, || {
         write_and_read(true);
     });
 }
@@ -47,7 +47,7 @@ fn write_in_a_view_and_read(before: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_is_shared());
     let guest = uncached(world, ram);
     let mut setup = worker(guest);
-    setup.set_memslot(slot(false)).unwrap();
+    setup.set_memslot(memslot(false)).unwrap();
     let page = slat::GpaRange::new(Gpa(0), PAGE).unwrap();
     if before {
         setup.prefault(page, Access::Read, || false);
@@ -83,10 +83,10 @@ fn write_and_private_fault() {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_is_shared());
     let guest = guest(world, ram, config());
     let mut setup = worker(guest);
-    let slot = |id, gpa| MemslotSpec::new(MemslotId(id), Gpa(gpa), BLOCK, Hva(HOST));
-    setup.set_memslot(slot(0, 0)).unwrap();
+    let memslot = |id, gpa| MemslotSpec::new(MemslotId(id), Gpa(gpa), BLOCK, Hva(HOST));
+    setup.set_memslot(memslot(0, 0)).unwrap();
     let private = Some(PrivateAt(0));
-    setup.set_memslot(MemslotSpec { private, ..slot(1, BLOCK) }).unwrap();
+    setup.set_memslot(MemslotSpec { private, ..memslot(1, BLOCK) }).unwrap();
     let page = slat::GpaRange::new(Gpa(BLOCK), PAGE).unwrap();
     setup.convert(page, MemoryKind::Private, |_| {}).unwrap();
     let faults = Sent(vcpu(guest));
@@ -148,7 +148,7 @@ fn write_and_switch(on: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_is_shared());
     let guest = uncached(world, ram);
     let mut setup = worker(guest);
-    setup.set_memslot(slot(false)).unwrap();
+    setup.set_memslot(memslot(false)).unwrap();
     let mut switches = vcpu(guest);
     switches.set_caches(!on);
     if on {

@@ -16,7 +16,7 @@ fn pages(bitmap: &[u64]) -> Vec<u64> {
 
 on_all! {
     fn young_pages_are_those_used_since_they_were_aged<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in 0..512 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
@@ -38,7 +38,7 @@ on_all! {
     }
 
     fn a_fault_of_an_aged_page_marks_it_and_says_so<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         for access in [Access::Read, Access::Write] {
             let mut young = [0];
@@ -53,7 +53,7 @@ on_all! {
     }
 
     fn only_the_pages_selected_are_asked_about<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in 0..200 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
@@ -69,14 +69,14 @@ on_all! {
     }
 
     fn host_addresses_find_every_slot_that_has_them<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         // The same memory in a second memslot, from its 100th page on.
         let twin = MemslotSpec {
             id: MemslotId(1),
             gpa: Gpa(BASE + G1 + 7 * K4),
             host: Hva(HOST + 100 * K4),
             bytes: 200 * K4,
-            ..slot(M2)
+            ..memslot(M2)
         };
         vcpu.worker().set_memslot(twin).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 99 * K4, Access::Read).unwrap();
@@ -102,8 +102,8 @@ on_all! {
             let mut rng = fastrand::Rng::with_seed(seed);
             let size = [PageSize::SIZE_4K, PageSize::SIZE_2M][rng.usize(..2)];
             let config = Config { contiguous: rng.bool(), ..config() };
-            with_guest!(C, config, slot(2 * M2), size => machine, ram, guest, vcpu);
-            with_guest!(C, config, slot(2 * M2), size => other, its_ram, its_guest, its_vcpu);
+            with_guest!(C, config, memslot(2 * M2), size => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(2 * M2), size => other, its_ram, its_guest, its_vcpu);
             for _ in 0..6 {
                 for _ in 0..rng.u8(..40) {
                     let access = [Access::Read, Access::Write, Access::Execute][rng.usize(..3)];
@@ -146,7 +146,7 @@ on_all! {
     }
 
     fn bad_requests_say_why<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let worker = vcpu.worker();
         let short = worker.age(range(BASE, M2), None, &mut [0; 7], TEST).unwrap_err();
         assert!(short.to_string().contains("7 words"), "{short}");

@@ -24,7 +24,7 @@ on_all! {
             let mut vcpu = Vcpu::new(&guest, 0, &mut one).unwrap();
             let mut other = Worker::new(&guest, &mut two).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
-            other.set_memslot(slot(8 * M2)).unwrap();
+            other.set_memslot(memslot(8 * M2)).unwrap();
             for round in 0..3 {
                 for block in 0..8 {
                     attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
@@ -39,7 +39,7 @@ on_all! {
                 }
                 other.take_log(MemslotId(0), &mut [0; 64]).unwrap();
                 check(&guest, "a clear");
-                other.set_memslot(slot(8 * M2)).unwrap();
+                other.set_memslot(memslot(8 * M2)).unwrap();
                 check(&guest, "a log's end");
                 let split = EagerSplit::new(range(BASE, 8 * M2), PageSize::SIZE_4K);
                 split.run(&mut other, || false);
@@ -52,14 +52,14 @@ on_all! {
                 check(&guest, "a reclaim");
             }
             other.teardown();
-            check(&guest, "all slots have gone");
+            check(&guest, "all memslots have gone");
             drop(other);
             check(&guest, "a worker has gone");
         }
         check(&guest, "the vCPU has gone");
         guest.reclaim();
         check(&guest, "all is given back");
-        assert!(guest.table_pages() <= 2, "what is left are the tables above the slot's");
+        assert!(guest.table_pages() <= 2, "what is left are the tables above the memslot's");
         drop(guest);
         assert_eq!(machine.frames(), nobody);
     }
@@ -74,7 +74,7 @@ on_all! {
             let mut room = room();
             let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
             ram.populate(HOST, M2, PageSize::SIZE_4K);
-            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
             assert!(matches!(vcpu.fault(slat::Gpa(BASE), Access::Write), Outcome::Mapped(_)));
             assert!(machine.frames() > before);
         }
@@ -85,7 +85,8 @@ on_all! {
     fn a_guest_is_refused_more_table_pages_than_it_may_have<C: Case>() {
         for bound in [0, 1, 8, 20, 100] {
             let config = Config { table_pages: Some(bound), ..config() };
-            with_guest!(C, config, slot(64 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(64 * M2), PageSize::SIZE_4K
+                => machine, ram, guest, vcpu);
             let mut refused = None;
             for table in 0..64 {
                 match attempt::<C>(&machine, &mut vcpu, BASE + table * M2, Access::Write) {
@@ -119,7 +120,7 @@ on_all! {
 
     fn a_split_at_the_bound_says_so_and_goes_on_when_there_is_room<C: Case>() {
         let config = Config { table_pages: Some(12), ..config() };
-        with_guest!(C, config, slot(16 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(16 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for block in 0..16 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
         }
@@ -157,7 +158,7 @@ fn views_do_not_grow_beyond_the_bound_and_vcpus_go_on() {
     let mut rooms: Vec<TableStorage> = (0..2).map(|_| room()).collect();
     let mut vcpus: Vec<_> =
         rooms.iter_mut().zip(0..).map(|(room, id)| Vcpu::new(&guest, id, room).unwrap()).collect();
-    vcpus[0].worker().set_memslot(slot(blocks * M2)).unwrap();
+    vcpus[0].worker().set_memslot(memslot(blocks * M2)).unwrap();
     for vcpu in &vcpus {
         machine.cpu(vcpu.id() as usize).load(VMID, vcpu.root());
     }
@@ -187,7 +188,7 @@ fn a_view_that_was_left_for_room_is_found_by_the_host() {
     type C = ArmUncached;
     for last in 0..24 {
         let config = Config { table_pages: Some(12), ..Config::new(1, PageSize::SIZE_2M) };
-        with_guest!(C, config, slot(64 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(64 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let mut at = Hpa(0);
         for block in 0..=last {
             at = attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap().0;

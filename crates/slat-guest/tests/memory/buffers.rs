@@ -53,7 +53,7 @@ where
     let (mut room, mut second) = (room(), room());
     let mut vcpus =
         [Vcpu::new(&guest, 0, &mut room).unwrap(), Vcpu::new(&guest, 1, &mut second).unwrap()];
-    vcpus[0].worker().set_memslot(slot(PAGES * K4)).unwrap();
+    vcpus[0].worker().set_memslot(memslot(PAGES * K4)).unwrap();
     for (cpu, vcpu) in vcpus.iter().enumerate() {
         machine.cpu(cpu).load(VMID, vcpu.root());
         machine.cpu(cpu).log_marks(room_for);

@@ -33,7 +33,7 @@ fn folds<C: Case>()
 where
     C::A: 'static,
 {
-    with_guest!(C, folding(PageSize::SIZE_4K), slot(M2), PageSize::SIZE_2M
+    with_guest!(C, folding(PageSize::SIZE_4K), memslot(M2), PageSize::SIZE_2M
         => machine, ram, guest, vcpu);
     let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE + 0x5000, Access::Read).unwrap();
     assert_eq!(outcomes, [Outcome::Mapped(size(K64))]);
@@ -61,7 +61,7 @@ fn a_fault_maps_a_group_where_the_backing_has_it_in_one_piece() {
 
 #[test]
 fn what_the_backing_has_in_smaller_pieces_is_not_folded() {
-    with_guest!(ArmPlain, folding(PageSize::SIZE_1G), slot(M2), PageSize::SIZE_4K
+    with_guest!(ArmPlain, folding(PageSize::SIZE_1G), memslot(M2), PageSize::SIZE_4K
         => machine, ram, guest, vcpu);
     let (_, outcomes) = attempt::<ArmPlain>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
     assert_eq!(outcomes, [Outcome::Mapped(PageSize::SIZE_4K)]);
@@ -72,7 +72,8 @@ fn what_the_backing_has_in_smaller_pieces_is_not_folded() {
 fn blocks_are_folded_too_and_a_slot_that_is_too_small_for_a_group_is_not() {
     for (bytes, expected) in [(2 * M32, M32), (M32 - M2, M2)] {
         let config = folding(PageSize::SIZE_2M);
-        with_guest!(ArmDirty, config, slot(bytes), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+        with_guest!(ArmDirty, config, memslot(bytes), PageSize::SIZE_1G
+            => machine, ram, guest, vcpu);
         let (_, outcomes) =
             attempt::<ArmDirty>(&machine, &mut vcpu, BASE + 3 * M2, Access::Read).unwrap();
         assert_eq!(outcomes, [Outcome::Mapped(size(expected))]);
@@ -86,14 +87,14 @@ where
     C::A: 'static,
 {
     let config = Config { logging, initially_set, ..folding(PageSize::SIZE_4K) };
-    with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     for page in [0, 40] {
         attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
     }
     assert_eq!(of_size::<C>(&mut vcpu, K64), 2);
     let on = vcpu.worker().set_memslot(logged(M2)).unwrap();
     assert!(matches!(on, MemslotChange::LogOn(_)));
-    assert_eq!(of_size::<C>(&mut vcpu, K64), 0, "a slot that logs has no groups");
+    assert_eq!(of_size::<C>(&mut vcpu, K64), 0, "a memslot that logs has no groups");
     attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Write).unwrap();
     attempt::<C>(&machine, &mut vcpu, BASE + 100 * K4, Access::Write).unwrap();
     assert_eq!(of_size::<C>(&mut vcpu, K64), 0, "nor do faults fold there");
@@ -111,7 +112,7 @@ fn a_slot_that_begins_to_log_has_no_groups_and_gets_none() {
 
 #[test]
 fn on_formats_without_groups_nothing_is_folded() {
-    with_guest!(Intel, folding(PageSize::SIZE_4K), slot(M2), PageSize::SIZE_2M
+    with_guest!(Intel, folding(PageSize::SIZE_4K), memslot(M2), PageSize::SIZE_2M
         => machine, ram, guest, vcpu);
     let (_, outcomes) = attempt::<Intel>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
     assert_eq!(outcomes, [Outcome::Mapped(PageSize::SIZE_4K)]);
@@ -121,7 +122,7 @@ fn on_formats_without_groups_nothing_is_folded() {
 #[test]
 fn huge_pages_that_may_not_be_executed_are_not_folded() {
     let config = Config { execute_huge: ExecuteHuge::Split, ..folding(PageSize::SIZE_4K) };
-    with_guest!(ArmDirty, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(ArmDirty, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     let (_, outcomes) = attempt::<ArmDirty>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
     assert_eq!(outcomes, [Outcome::Mapped(PageSize::SIZE_4K)]);
     nothing_wrong::<ArmDirty>(&machine);

@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 
 on_all! {
     fn an_invalidation_leaves_neighbouring_slots_alone<C: Case>() {
-        let low = MemslotSpec { bytes: M2 - 16 * K4, ..slot(0) };
+        let low = MemslotSpec { bytes: M2 - 16 * K4, ..memslot(0) };
         let gap = M2 - 16 * K4;
         let high = MemslotSpec {
             id: MemslotId(1),
             gpa: Gpa(BASE + gap),
             host: Hva(HOST + gap),
             bytes: 4 * M2 + 16 * K4,
-            ..slot(0)
+            ..memslot(0)
         };
         let hardware = if C::HARDWARE_DIRTY { Logging::Hardware } else { Logging::Protect };
         let config = Config { logging: hardware, initially_set: true, ..config() };
@@ -42,7 +42,7 @@ on_all! {
     }
 
     fn an_invalidation_of_less_than_a_page_takes_the_page<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Read).unwrap();
         let mut taken = 0;
         drop(vcpu.worker().invalidate(host_range(HOST + K4 + 5, 7), |part| {
@@ -52,7 +52,7 @@ on_all! {
     }
 
     fn tables_that_invalidations_empty_are_given_back<C: Case>() {
-        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let mut frames = Vec::new();
         for _ in 0..20 {
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
@@ -95,7 +95,7 @@ on_all! {
     fn no_huge_page_becomes_executable<C: Case>() {
         for when in 0..24 {
             let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
-            with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
             let split = EagerSplit::new(range(BASE, M2), PageSize::SIZE_4K);
             split.run(vcpu.worker(), || false);
@@ -129,7 +129,7 @@ on_all! {
 
     /// A fault while its memslot is being unmapped.
     fn nothing_is_mapped_in_a_slot_that_is_going<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let mut room2 = room();
         let other = Vcpu::new(&guest, 1, &mut room2).unwrap();
@@ -145,7 +145,7 @@ on_all! {
                 state.1.push(outcome);
             }
         });
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
         machine.undisturbed();
         let outcomes = core::mem::take(&mut state.lock().unwrap().1);
         assert!(outcomes.contains(&Outcome::Retry(Retry::MemslotGoing)), "{outcomes:?}");
@@ -171,10 +171,10 @@ on_all! {
         let config = Config { ring: Some(128), ..config() };
         with_guest!(C, config, logged(128 * K4), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE + 100 * K4, Access::Write).unwrap();
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
         vcpu.worker().set_memslot(logged(64 * K4)).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 60 * K4, Access::Write).unwrap();
-        let mut pages = [DirtyPage { slot: MemslotId(9), page: 0 }; 8];
+        let mut pages = [DirtyPage { memslot: MemslotId(9), page: 0 }; 8];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 2);
         vcpu.worker().reset_rings().unwrap();
         let leaf = vcpu.worker().translate(Gpa(BASE + 60 * K4)).unwrap().unwrap();
@@ -182,7 +182,7 @@ on_all! {
     }
 
     fn without_table_pages_faults_that_need_none_are_answered<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         let mut none = [];
         let mut poor = Vcpu::new(&guest, 1, &mut none).unwrap();
@@ -196,7 +196,7 @@ on_all! {
     }
 
     fn two_reservations_of_one_slot_do_not_void_each_other<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let (mut one, mut two) = (
             Reader::register(guest.tables().platform()).unwrap(),
             Reader::register(guest.tables().platform()).unwrap(),
@@ -226,7 +226,7 @@ fn memory_in_blocks_smaller_than_a_page_is_refused() {
     let guest = Guest::new(Arm64K16::default(), VMID, BITS, &machine, ram, config).unwrap();
     let mut room = room();
     let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-    vcpu.worker().set_memslot(slot(M2)).unwrap();
+    vcpu.worker().set_memslot(memslot(M2)).unwrap();
     let outcome = vcpu.fault(Gpa(BASE), Access::Read);
     assert!(matches!(outcome, Outcome::Refused(Refused::Page(_))), "{outcome:?}");
 }

@@ -14,7 +14,7 @@ fn with_devices() -> Config {
 
 on_all! {
     fn a_devices_tables_follow_the_guests<C: Case>() {
-        with_guest!(C, with_devices(), slot(4 * M2), PageSize::SIZE_2M
+        with_guest!(C, with_devices(), memslot(4 * M2), PageSize::SIZE_2M
             => machine, ram, guest, vcpu);
         ram.change(HOST + 2 * M2, |page| page.block = PageSize::SIZE_4K);
         for page in [0, M2, 2 * M2] {
@@ -31,14 +31,14 @@ on_all! {
         assert_eq!(told, [None]);
         machine.take_back(Hpa(ram.get(HOST + M2).unwrap().hpa), M2);
         machine.claim_followed(VMID);
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
         machine.claim_followed(VMID);
         assert_eq!(machine.device_access(VMID, Gpa(BASE), false), None);
         assert!(machine.finish().is_empty());
     }
 
     fn a_device_may_write_a_page_once_the_guest_has_its_own<C: Case>() {
-        with_guest!(C, with_devices(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, with_devices(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for (page, own) in [(0, false), (1, true)] {
             ram.change(HOST + page * K4, |page| (page.write, page.own) = (false, own));
             let at = BASE + page * K4;
@@ -53,7 +53,7 @@ on_all! {
 
     fn while_writes_are_held_devices_do_not_write_either<C: Case>() {
         let config = with_devices();
-        with_guest!(C, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         ram.change(HOST + M2, |page| page.block = PageSize::SIZE_4K);
         let pages = [BASE, BASE + M2, BASE + M2 + K4, BASE + 2 * M2];
         for at in pages {
@@ -110,7 +110,7 @@ on_all! {
     }
 
     fn pinned_pages_stay_as_they_are<C: Case>() {
-        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for block in 0..4 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
         }
@@ -133,7 +133,7 @@ on_all! {
 #[test]
 fn recovery_leaves_pinned_tables() {
     let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
-    with_guest!(Intel, config, slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(Intel, config, memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     for block in [0, M2] {
         attempt::<Intel>(&machine, &mut vcpu, BASE + block, Access::Execute).unwrap();
     }
@@ -177,7 +177,7 @@ fn race<C: Case>(seed: u64)
 where
     C::A: 'static,
 {
-    with_guest!(C, with_devices(), slot(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    with_guest!(C, with_devices(), memslot(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     for page in (0..1024).step_by(3) {
         ram.change(HOST + page * K4, |host| (host.write, host.own) = (false, page % 2 == 0));
     }
@@ -241,7 +241,7 @@ fn attempt_briefly<C: Case>(
 #[test]
 fn a_callback_for_taken_pages_may_wait_for_a_fault_that_reports_to_devices() {
     let mut second = room();
-    with_guest!(Intel, with_devices(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    with_guest!(Intel, with_devices(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
     ram.change(HOST + K4, |page| (page.write, page.own) = (false, true));
     for page in [0, K4] {

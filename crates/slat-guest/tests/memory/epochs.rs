@@ -85,7 +85,7 @@ on_all! {
         let epoch = epochs.begin(vcpu.worker()).unwrap();
         assert_eq!((count(&epoch), epoch.is_base()), (1, false));
         epoch.commit();
-        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(memslot(M2)).unwrap();
         let missing = EpochError::Log(LogError::Missing { id: MemslotId(0) });
         assert_eq!(epochs.begin(vcpu.worker()).map(drop), Err(missing));
         // The log does not have writes of this time.

@@ -12,7 +12,7 @@ on_all! {
             (PageSize::SIZE_2M, 2 * G1),
             (PageSize::SIZE_4K, 4 * M2),
         ] {
-            with_guest!(C, config(), slot(bytes), block => machine, ram, guest, vcpu);
+            with_guest!(C, config(), memslot(bytes), block => machine, ram, guest, vcpu);
             let gpa = BASE + 3 * M2 + 5 * K4;
             let (hpa, outcomes) = attempt::<C>(&machine, &mut vcpu, gpa, Access::Write).unwrap();
             assert_eq!(outcomes, [Outcome::Mapped(block)]);
@@ -22,7 +22,7 @@ on_all! {
     }
 
     fn a_block_does_not_reach_out_of_its_slot<C: Case>() {
-        let spec = MemslotSpec { gpa: Gpa(BASE + K4), host: Hva(HOST + K4), ..slot(G1) };
+        let spec = MemslotSpec { gpa: Gpa(BASE + K4), host: Hva(HOST + K4), ..memslot(G1) };
         with_guest!(C, config(), spec, PageSize::SIZE_1G => machine, ram, guest, vcpu);
         let size = |outcome: &[Outcome]| match outcome {
             [Outcome::Mapped(size)] => *size,
@@ -36,7 +36,7 @@ on_all! {
     }
 
     fn a_slot_aligned_otherwise_than_its_memory_is_mapped_in_pages<C: Case>() {
-        let spec = MemslotSpec { host: Hva(HOST + K4), ..slot(4 * M2) };
+        let spec = MemslotSpec { host: Hva(HOST + K4), ..memslot(4 * M2) };
         with_guest!(C, config(), spec, PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let (_, outcomes) =
             attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Write).unwrap();
@@ -44,12 +44,12 @@ on_all! {
     }
 
     fn what_has_no_memory_is_for_the_vmm_to_emulate<C: Case>() {
-        let spec = MemslotSpec { read_only: true, ..slot(M2) };
+        let spec = MemslotSpec { read_only: true, ..memslot(M2) };
         with_guest!(C, config(), spec, PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let mut fails = |gpa, access| attempt::<C>(&machine, &mut vcpu, gpa, access).unwrap_err();
         assert_eq!(fails(BASE - K4, Access::Read), Outcome::Mmio);
         assert_eq!(fails(BASE + M2, Access::Write), Outcome::Mmio);
-        assert_eq!(fails(BASE, Access::Write), Outcome::Mmio, "a write to a read-only slot");
+        assert_eq!(fails(BASE, Access::Write), Outcome::Mmio, "a write to a read-only memslot");
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         let write = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write);
         assert_eq!(write.unwrap_err(), Outcome::Mmio, "also where it was read before");
@@ -57,7 +57,7 @@ on_all! {
     }
 
     fn each_refusal_by_the_backing_has_its_own_outcome<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.change(HOST, |page| page.ready = false);
         ram.remove(HOST + K4);
         ram.change(HOST + 2 * K4, |page| page.execute = false);
@@ -75,7 +75,7 @@ on_all! {
     }
 
     fn a_page_shared_for_reading_is_replaced_by_the_first_write<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.change(HOST, |page| page.write = false);
         let (shared, _) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         let (own, _) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
@@ -88,7 +88,7 @@ on_all! {
 
     fn a_page_that_may_be_written_again_stays_where_it_is_mapped<C: Case>() {
         let config = Config { logging: Logging::Protect, ..config() };
-        let logged = MemslotSpec { log_dirty: true, ..slot(M2) };
+        let logged = MemslotSpec { log_dirty: true, ..memslot(M2) };
         with_guest!(C, config, logged, PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let page = |page: &mut HostPage| (page.write, page.own) = (false, true);
         ram.change(HOST, page);
@@ -113,7 +113,7 @@ on_all! {
     }
 
     fn two_vcpus_that_fault_on_one_page_agree<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         machine.cpu(1).load(VMID, vcpu.root());
         let begin = machine.now();
         assert_eq!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(PageSize::SIZE_4K));
@@ -129,7 +129,7 @@ on_all! {
     }
 
     fn a_fault_without_table_pages_says_so_and_changes_nothing<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         machine.limit(machine.frames());
         let refused = Outcome::Refused(Refused::OutOfFrames);
         assert_eq!(vcpu.fault(Gpa(BASE), Access::Write), refused);
@@ -138,7 +138,7 @@ on_all! {
     }
 
     fn a_backing_whose_blocks_are_smaller_than_a_page_is_refused<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.change(HOST, |page| page.block = PageSize::from_bytes(K4 / 2).unwrap());
         let outcome = vcpu.fault(Gpa(BASE), Access::Write);
         let Outcome::Refused(Refused::Page(MapError::LeafSize(_))) = outcome else {

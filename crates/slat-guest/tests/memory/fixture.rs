@@ -234,17 +234,17 @@ pub fn room() -> TableStorage {
     [const { None::<Frame> }; TABLE_PAGES]
 }
 
-pub fn slot(bytes: u64) -> MemslotSpec {
+pub fn memslot(bytes: u64) -> MemslotSpec {
     MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
 }
 
 pub fn logged(bytes: u64) -> MemslotSpec {
-    MemslotSpec { log_dirty: true, ..slot(bytes) }
+    MemslotSpec { log_dirty: true, ..memslot(bytes) }
 }
 
 /// A memslot whose pages may be private.
 pub fn hidden(bytes: u64) -> MemslotSpec {
-    MemslotSpec { private: Some(PrivateAt(HIDDEN)), ..slot(bytes) }
+    MemslotSpec { private: Some(PrivateAt(HIDDEN)), ..memslot(bytes) }
 }
 
 pub fn private_range(at: u64, bytes: u64) -> PrivateRange {

@@ -126,7 +126,7 @@ on_all! {
             let [one, two] = &mut rooms;
             let mut vcpu = Vcpu::new(&parent, 0, one).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
-            vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+            vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
             let mut expected = [vec![0; PAGES as usize], Vec::new()];
             for stamp in 1..60 {
                 let page = rng.u64(..PAGES);
@@ -143,7 +143,7 @@ on_all! {
             let child = new::<C>(&machine, child, Vmid(9));
             let mut other = Vcpu::new(&child, 0, two).unwrap();
             machine.cpu(1).load(Vmid(9), other.root());
-            other.worker().set_memslot(slot(BYTES)).unwrap();
+            other.worker().set_memslot(memslot(BYTES)).unwrap();
             for stamp in 100..300 {
                 let (page, whose) = (rng.u64(..PAGES), rng.usize(..2));
                 let access = if rng.bool() { Access::Write } else { Access::Read };
@@ -200,7 +200,7 @@ on_all! {
         let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
         machine.cpu(1).load(VMID, vcpu.root());
-        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+        vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
         for page in 0..8 {
             touch::<C>(&machine, &mut vcpu, (0, page), Access::Write);
             _ = machine.cpu(1).write(BASE + page * K4);
@@ -242,7 +242,7 @@ fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
     let mut room = room();
     let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
     machine.cpu(0).load(VMID, vcpu.root());
-    vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+    vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
     for page in 0..3 {
         let hpa = touch::<Intel>(&machine, &mut vcpu, (0, page), Access::Write);
         content.write(content.number(hpa), 10 + page);
@@ -383,7 +383,7 @@ fn what_devices_may_write_is_not_forked() {
         let parent = Guest::new(Intel::format(), VMID, BITS, &machine, memory, config).unwrap();
         let mut room = room();
         let mut worker = Worker::new(&parent, &mut room).unwrap();
-        worker.set_memslot(slot(BYTES)).unwrap();
+        worker.set_memslot(memslot(BYTES)).unwrap();
         let pinned = worker.pin(range(BASE, K4)).unwrap();
         assert_eq!(parent.backing().fork(&mut worker).map(drop), Err(ForkError::Devices));
         drop(pinned);
@@ -402,7 +402,7 @@ fn pages_that_another_thread_pins_during_a_fork_are_not_forked() {
     let (mut room, mut second, mut third) = (room(), room(), room());
     let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
     machine.cpu(0).load(VMID, vcpu.root());
-    vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+    vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
     touch::<Intel>(&machine, &mut vcpu, (0, 0), Access::Write);
     let mut pins = Worker::new(&parent, &mut second).unwrap();
     let looks = Worker::new(&parent, &mut third).unwrap();

@@ -15,12 +15,12 @@ const BYTES: u64 = BLOCKS * M2;
 const BASE: u64 = crate::fixture::BASE + G1 - M2;
 const HOST: u64 = crate::fixture::HOST + G1 - M2;
 
-fn slot(bytes: u64) -> MemslotSpec {
+fn memslot(bytes: u64) -> MemslotSpec {
     MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
 }
 
 fn logged(bytes: u64) -> MemslotSpec {
-    MemslotSpec { log_dirty: true, ..slot(bytes) }
+    MemslotSpec { log_dirty: true, ..memslot(bytes) }
 }
 
 /// The content of the host's pages, and the next stamp.
@@ -213,7 +213,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
 
     /// Harvests the rings, resets them, and copies their pages.
     pub fn reset(&mut self) {
-        let none = DirtyPage { slot: MemslotId(9), page: 0 };
+        let none = DirtyPage { memslot: MemslotId(9), page: 0 };
         let mut pages = vec![none; 128];
         let mut all = Vec::new();
         for cpu in 0..self.vcpus.len() as u16 {
@@ -301,7 +301,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     /// A change of the memslot begins, goes on by a piece, or is completed by another call.
     pub fn pause(&mut self) {
         let Some((work, to)) = self.work.take() else {
-            let other = if self.logs { slot(BYTES) } else { logged(BYTES) };
+            let other = if self.logs { memslot(BYTES) } else { logged(BYTES) };
             let to = match self.rng.u8(..3) {
                 0 => MemslotSpec { bytes: 0, ..other },
                 _ => other,
@@ -412,7 +412,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     pub fn toggle(&mut self) {
         self.finish_change();
         self.logs = !self.logs;
-        let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
+        let spec = if self.logs { logged(BYTES) } else { memslot(BYTES) };
         self.vcpus[0].worker().set_memslot(spec).unwrap();
         if self.logs {
             self.begin();
@@ -449,7 +449,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     /// The memslot is deleted and inserted again, with a new log.
     fn replace_slot(&mut self) {
         self.finish_change();
-        let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
+        let spec = if self.logs { logged(BYTES) } else { memslot(BYTES) };
         let worker = self.vcpus[0].worker();
         let gone = worker.set_memslot(MemslotSpec { bytes: 0, ..spec });
         assert_eq!(gone, Ok(MemslotChange::Deleted));
@@ -553,7 +553,7 @@ pub fn run<C: Case>(
         late: Vec::new(),
         pins: Vec::new(),
     };
-    history.vcpus[0].worker().set_memslot(slot(BYTES)).unwrap();
+    history.vcpus[0].worker().set_memslot(memslot(BYTES)).unwrap();
     history.disturb();
     history.toggle();
     steps(&mut history);

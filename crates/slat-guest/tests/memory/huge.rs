@@ -19,7 +19,7 @@ fn execute_all<C: Case>(
     block: PageSize,
 ) -> (u64, Vec<(PageSize, u64)>) {
     let all = bytes.next_multiple_of(block.bytes());
-    with_guest!(C, config, slot(all), block => machine, ram, guest, vcpu);
+    with_guest!(C, config, memslot(all), block => machine, ram, guest, vcpu);
     for at in (0..all).step_by(block.bytes() as usize) {
         attempt::<C>(&machine, &mut vcpu, BASE + at, Access::Read).unwrap();
     }
@@ -57,7 +57,7 @@ on_all! {
 
     fn pages_that_a_write_split_become_executable_together<C: Case>() {
         let config = never_huge(ExecuteHuge::Split);
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         vcpu.worker().set_memslot(logged(M2)).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
@@ -72,7 +72,7 @@ on_all! {
 
     fn what_a_block_knew_of_its_use_is_not_made_up_by_the_split<C: Case>() {
         let config = never_huge(ExecuteHuge::Split);
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         let how = slat::AgeOptions { flush_tlb: true, ..slat::AgeOptions::LEAVES };
         vcpu.worker().age(range(BASE, M2), None, &mut [0; 8], how).unwrap();
@@ -84,7 +84,7 @@ on_all! {
 
     fn huge_pages_come_back_after_a_period_but_not_in_slots_that_log<C: Case>() {
         let config = never_huge(ExecuteHuge::Split);
-        with_guest!(C, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for block in 0..3 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
         }
@@ -95,7 +95,7 @@ on_all! {
         vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
         let logged = vcpu.worker().recover_huge_pages();
         assert_eq!(logged, Recovered { bytes: 0, left: 2 });
-        vcpu.worker().set_memslot(slot(4 * M2)).unwrap();
+        vcpu.worker().set_memslot(memslot(4 * M2)).unwrap();
         let mut recovered = 0;
         for _ in 0..2 {
             recovered += vcpu.worker().recover_huge_pages().bytes;
@@ -108,7 +108,7 @@ on_all! {
     }
 
     fn an_eager_split_stops_and_goes_on_where_it_was<C: Case>() {
-        with_guest!(C, config(), slot(4 * G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(4 * G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
         for block in 0..4 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * G1, Access::Write).unwrap();
         }
@@ -129,7 +129,7 @@ on_all! {
     }
 
     fn an_eager_split_that_runs_dry_says_where<C: Case>() {
-        with_guest!(C, config(), slot(16 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(16 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for block in 0..16 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
         }
@@ -157,7 +157,7 @@ fn a_cpu_with_the_multihit_erratum_never_fetches_through_two_sizes() {
     let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
     (0..2).for_each(|cpu| machine.cpu(cpu).load(VMID, vcpu.root()));
     ram.populate(HOST, 4 * M2, PageSize::SIZE_2M);
-    vcpu.worker().set_memslot(slot(4 * M2)).unwrap();
+    vcpu.worker().set_memslot(memslot(4 * M2)).unwrap();
     for page in 0..2048 {
         attempt::<Intel>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
         attempt::<Intel>(&machine, &mut vcpu, BASE + page * K4, Access::Execute).unwrap();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 on_all! {
     fn an_invalidation_of_nothing_takes_nothing_and_delays_no_fault<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         for start in [HOST, HOST + 0x10, HOST + M2 / 2] {
             let mut taken = 0;
@@ -28,7 +28,7 @@ on_all! {
     }
 
     fn a_block_waits_for_an_invalidation_of_any_of_its_pages<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let mut room = room();
         let mut worker = Worker::new(&guest, &mut room).unwrap();
         for page in [0, 5, 511] {
@@ -47,7 +47,7 @@ on_all! {
     }
 
     fn what_was_invalidated_is_out_of_reach_and_comes_back_by_faults<C: Case>() {
-        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in 0..4 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
@@ -69,7 +69,7 @@ on_all! {
     }
 
     fn a_block_is_taken_whole<C: Case>() {
-        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Write).unwrap();
         let mut taken = Vec::new();
         let page = host_range(HOST + M2 + 9 * K4, K4);
@@ -81,7 +81,7 @@ on_all! {
     }
 
     fn more_invalidations_than_there_are_places_hold_up_all_faults<C: Case>() {
-        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let mut begin = |page| vcpu.worker().invalidate(host_range(HOST + page * K4, K4), |_| {});
         let under_way: Vec<_> = (0..40).map(&mut begin).collect();
         let held = attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Read);
@@ -134,7 +134,7 @@ fn a_page_that_the_host_takes_between_answer_and_commit_is_not_mapped() {
             let (mut room, mut room2) = (room(), room());
             let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
-            vcpu.worker().set_memslot(slot(4 * M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(4 * M2)).unwrap();
             let other = Mutex::new(Worker::new(&guest, &mut room2).unwrap());
             let (ram, machine) = (&ram, &machine);
             let then: Box<dyn FnOnce() + Send + '_> = Box::new(|| {
@@ -162,7 +162,7 @@ fn race<C: Case>(block: PageSize, neighbour: bool, when: u32)
 where
     C::A: 'static,
 {
-    with_guest!(C, config(), slot(4 * M2), block => machine, ram, guest, vcpu);
+    with_guest!(C, config(), memslot(4 * M2), block => machine, ram, guest, vcpu);
     if neighbour {
         // The table already exists.
         ram.change(HOST + 9 * K4, |page| page.block = PageSize::SIZE_4K);

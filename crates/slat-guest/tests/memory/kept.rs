@@ -42,7 +42,7 @@ on_all! {
         }
         for initially_set in [false, true] {
             let config = Config { logging: Logging::Hardware, initially_set, ..config() };
-            with_guest!(C, config, slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
             for page in 0..8 {
                 let access = if page < 4 { Access::Write } else { Access::Read };
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, access).unwrap();
@@ -63,7 +63,7 @@ on_all! {
             vcpu.worker().mark_written(range(BASE + 5 * K4, K4));
             vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1 << 5]).unwrap();
             assert!((0..6).all(|page| is_clean(&mut vcpu, page)));
-            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
             let (dirty, _) = taken::<C>(&mut vcpu, M2);
             match initially_set {
                 false => assert_eq!(dirty, [0, 1, 2, 3, 4, 5], "and no other"),
@@ -85,7 +85,7 @@ on_all! {
         }
         for initially_set in [false, true] {
             let config = Config { logging: Logging::Hardware, initially_set, ..config() };
-            with_guest!(C, config, slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Read).unwrap();
             vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
@@ -103,7 +103,7 @@ on_all! {
         let (logging, initially_set) = (Logging::Hardware, true);
         let config = || Config { logging, initially_set, ..config() };
         // A block that was not written: only the page that the clear names.
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         vcpu.worker().set_memslot(logged(M2)).unwrap();
         let cleared = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1 << 7]).unwrap();
@@ -111,7 +111,7 @@ on_all! {
         assert_eq!(taken::<C>(&mut vcpu, M2).0, [7]);
         assert!(machine.finish().is_empty());
         // A page that the guest may not write.
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.change(HOST + 3 * K4, |page| page.write = false);
         for page in [3, 4] {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
@@ -123,7 +123,7 @@ on_all! {
     }
 
     fn a_page_of_a_block_is_young_once_for_each_use_regardless_of_the_pieces_scanned<C: Case>() {
-        with_guest!(C, config(), slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for block in 0..2 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Read).unwrap();
         }
@@ -162,7 +162,7 @@ on_all! {
     }
 
     fn a_use_that_a_scan_kept_is_reported_when_the_page_is_taken<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         let mut bits = [0; 8];
         vcpu.worker().age(range(BASE, 64 * K4), None, &mut bits, CLEAR).unwrap();
@@ -175,12 +175,12 @@ on_all! {
     }
 
     fn a_slot_that_moves_keeps_what_is_known_of_its_pages<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE + 3 * K4, Access::Write).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Read).unwrap();
-        let away = MemslotSpec { gpa: Gpa(BASE + G1), ..slot(M2) };
+        let away = MemslotSpec { gpa: Gpa(BASE + G1), ..memslot(M2) };
         assert_eq!(vcpu.worker().set_memslot(away), Ok(MemslotChange::Moved));
-        assert_eq!(vcpu.worker().set_memslot(slot(M2)), Ok(MemslotChange::Moved));
+        assert_eq!(vcpu.worker().set_memslot(memslot(M2)), Ok(MemslotChange::Moved));
         assert_eq!(young::<C>(&mut vcpu, TEST), [3, 5]);
         let told = taken::<C>(&mut vcpu, M2);
         // If hardware does not mark writes, writable pages count as written.
@@ -189,14 +189,14 @@ on_all! {
         assert_eq!(taken::<C>(&mut vcpu, M2), (vec![], vec![]), "once");
         // A memslot that is deleted loses its marks.
         attempt::<C>(&machine, &mut vcpu, BASE + 3 * K4, Access::Write).unwrap();
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
-        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
+        vcpu.worker().set_memslot(memslot(M2)).unwrap();
         assert_eq!(taken::<C>(&mut vcpu, M2), (vec![], vec![]));
     }
 
     fn a_block_that_a_fetch_unmaps_leaves_what_it_knew<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Zap, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Execute).unwrap();
         assert_eq!(young::<C>(&mut vcpu, TEST).len(), 512);
@@ -206,7 +206,7 @@ on_all! {
 
 #[test]
 fn a_view_that_is_left_leaves_what_it_knew() {
-    with_guest!(ArmUncached, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    with_guest!(ArmUncached, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     for page in [1, 2] {
         attempt::<ArmUncached>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
     }

@@ -25,13 +25,14 @@ fn waits(outcome: Outcome) -> Arrival {
 
 on_all! {
     fn vcpus_that_wait_for_a_page_are_notified_when_it_arrives<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let mut room = room();
         let mut other = Vcpu::new(&guest, 1, &mut room).unwrap();
         late(&ram, 3..6);
         let at = |page: u64| Gpa(BASE + page * K4);
         let first = waits(vcpu.fault(Gpa(at(3).0 + 8), Access::Write));
-        assert_eq!((first.slot, first.gpa, first.host), (MemslotId(0), at(3), Hva(HOST + 3 * K4)));
+        let third = (MemslotId(0), at(3), Hva(HOST + 3 * K4));
+        assert_eq!((first.memslot, first.gpa, first.host), third);
         assert_eq!(waits(vcpu.fault(at(3), Access::Read)), first, "one wait a page");
         let second = waits(vcpu.fault(at(4), Access::Read));
         assert_ne!(first.token, second.token);
@@ -55,7 +56,7 @@ on_all! {
     }
 
     fn a_vcpu_waits_for_sixteen_pages_and_runs_on<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         late(&ram, 0..20);
         let mut tokens = Vec::new();
         for page in 0..16 {
@@ -77,21 +78,21 @@ on_all! {
     }
 
     fn a_vcpu_that_waits_for_a_page_is_notified_when_its_slot_is_deleted_or_moved<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         late(&ram, 0..2);
         let arrival = waits(vcpu.fault(Gpa(BASE), Access::Read));
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
         vcpu.sleep_until(arrival, || panic!("nobody will wake it"));
         assert_eq!(vcpu.fault(Gpa(BASE), Access::Read), Outcome::Mmio);
-        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(memslot(M2)).unwrap();
         let arrival = waits(vcpu.fault(Gpa(BASE), Access::Read));
-        vcpu.worker().set_memslot(MemslotSpec { gpa: Gpa(BASE + M2), ..slot(M2) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { gpa: Gpa(BASE + M2), ..memslot(M2) }).unwrap();
         vcpu.sleep_until(arrival, || panic!("nobody will wake it"));
         assert!(machine.finish().is_empty());
     }
 
     fn a_range_is_mapped_ahead_and_accounted_for_to_the_byte<C: Case>() {
-        with_guest!(C, config(), slot(8 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(8 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         // In the second block one page is late, and one is refused; the third is already mapped.
         for page in 512..1024 {
             ram.change(HOST + page * K4, |page| page.block = PageSize::SIZE_4K);
@@ -211,7 +212,7 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         let mut room = room();
         let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(memslot(M2)).unwrap();
         let (guest, ram) = (&guest, &ram);
         let then: Then<'_> = Box::new(move || {
             ram.change(HOST, |page| page.ready = true);
@@ -231,7 +232,7 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
 #[test]
 fn all_waits_of_a_vcpu_end_that_one_arrival_is_for() {
     type C = Intel;
-    with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let at = |page: u64| Gpa(BASE + page * K4);
     late(&ram, 0..17);
     let all: Vec<_> = (0..16).map(|page| waits(vcpu.fault(at(page), Access::Read))).collect();

@@ -24,7 +24,7 @@ fn pages(bitmap: &[u64]) -> Vec<u64> {
 on_all! {
     fn a_log_names_exactly_the_pages_written_since_they_were_cleared<C: Case>() {
         for config in ways::<C>() {
-            with_guest!(C, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             for page in 0..2048 {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
             }
@@ -65,7 +65,7 @@ on_all! {
     fn a_clear_protects_its_pages_and_no_others<C: Case>() {
         let eager_split = Some(PageSize::SIZE_4K);
         let config = Config { initially_set: true, eager_split, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         assert_eq!(vcpu.worker().set_memslot(logged(M2)), Ok(MemslotChange::LogOn(None)));
         let mut bits = [0; 8];
@@ -85,7 +85,7 @@ on_all! {
     fn a_clear_without_table_pages_protects_more_and_loses_nothing<C: Case>() {
         let eager_split = Some(PageSize::SIZE_4K);
         let config = Config { initially_set: true, eager_split, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         vcpu.worker().set_memslot(logged(M2)).unwrap();
         let mut room2 = [];
@@ -101,7 +101,7 @@ on_all! {
 
     fn the_end_of_logging_brings_huge_pages_back<C: Case>() {
         for config in ways::<C>() {
-            with_guest!(C, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             for block in 0..3 {
                 attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
             }
@@ -109,7 +109,7 @@ on_all! {
             for page in [1, 600, 601] {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
             }
-            let off = vcpu.worker().set_memslot(slot(4 * M2)).unwrap();
+            let off = vcpu.worker().set_memslot(memslot(4 * M2)).unwrap();
             let expected = if config.eager_split.is_some() { 3 } else { 2 };
             assert_eq!(off, MemslotChange::LogOff { collapsed: expected * M2 });
             let sizes = vcpu.worker().leaves_by_size();
@@ -136,14 +136,14 @@ on_all! {
         assert_eq!(errno(worker.clear_log(MemslotId(0), 0, 576, &bits)), Err("EINVAL"));
         assert_eq!(errno(worker.clear_log(MemslotId(0), 64, u64::MAX, &bits)), Err("EINVAL"));
         assert_eq!(errno(worker.clear_log(MemslotId(0), 0, 513, &bits[..8])), Err("EFAULT"));
-        assert!(worker.clear_log(MemslotId(0), 0, 513, &bits).is_ok(), "it ends with the slot");
+        assert!(worker.clear_log(MemslotId(0), 0, 513, &bits).is_ok(), "it ends with the memslot");
         let beyond = worker.clear_log(MemslotId(0), 512, 1, &[u64::MAX]);
         assert!(beyond.is_ok(), "bits beyond are harmless");
         assert_eq!(
             worker.read_log(MemslotId(0), &mut bits[..8]),
             Err(LogError::Bitmap { needed: 9, given: 8 })
         );
-        worker.set_memslot(slot(M2 + K4)).unwrap();
+        worker.set_memslot(memslot(M2 + K4)).unwrap();
         let off = worker.read_log(MemslotId(0), &mut bits);
         assert_eq!(off, Err(LogError::Missing { id: MemslotId(0) }));
     }
@@ -152,7 +152,7 @@ on_all! {
         let hardware = C::HARDWARE_DIRTY.then_some(Logging::Hardware);
         for logging in [Logging::Protect].into_iter().chain(hardware) {
             let config = Config { logging, initially_set: true, ..config() };
-            with_guest!(C, config, slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             for block in 0..2 {
                 attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
             }
@@ -180,7 +180,7 @@ on_all! {
     fn a_clear_splits_to_the_size_that_is_asked_for<C: Case>() {
         for (to, leaves) in [(PageSize::SIZE_2M, [0, 512]), (PageSize::SIZE_4K, [512, 511])] {
             let config = Config { initially_set: true, eager_split: Some(to), ..config() };
-            with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
             vcpu.worker().set_memslot(logged(G1)).unwrap();
             vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1]).unwrap();
@@ -213,7 +213,7 @@ fn block_faults_once<C: Case>() {
         return;
     }
     let config = Config { logging: Logging::Hardware, ..config() };
-    with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
     vcpu.worker().set_memslot(logged(M2)).unwrap();
     let mut outcomes = Vec::new();
@@ -251,7 +251,7 @@ fn a_block_faults_once_where_splits_break() {
 fn what_a_clear_could_not_do_is_in_the_log_still() {
     let (initially_set, eager_split) = (true, Some(PageSize::SIZE_4K));
     let config = Config { initially_set, eager_split, ..config() };
-    with_guest!(ArmPlain, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(ArmPlain, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     for block in 0..4 {
         attempt::<ArmPlain>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
     }

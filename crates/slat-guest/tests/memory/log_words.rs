@@ -14,7 +14,7 @@ const SLOT: MemslotId = MemslotId(0);
 /// A memslot that begins `pages` pages behind the beginning of a block, and ends with `end`.
 fn from(pages: u64, end: u64) -> MemslotSpec {
     let offset = pages * K4;
-    MemslotSpec { gpa: Gpa(BASE + offset), host: Hva(HOST + offset), ..slot(end - offset) }
+    MemslotSpec { gpa: Gpa(BASE + offset), host: Hva(HOST + offset), ..memslot(end - offset) }
 }
 
 fn by_marks(initially_set: bool) -> Config {
@@ -50,7 +50,7 @@ on_all! {
     fn a_clear_counts_each_block_that_it_splits_once<C: Case>() {
         let (initially_set, eager_split) = (true, Some(PageSize::SIZE_4K));
         let config = Config { initially_set, eager_split, ..config() };
-        with_guest!(C, config, slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         write::<C>(&machine, &mut vcpu, &[BASE, BASE + M2]);
         vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
         let cleared = vcpu.worker().clear_log(SLOT, 0, 1024, &[u64::MAX; 16]);
@@ -94,7 +94,7 @@ on_all! {
         if !C::HARDWARE_DIRTY {
             return;
         }
-        let spec = slot(2 * M2);
+        let spec = memslot(2 * M2);
         with_guest!(C, by_marks(true), spec, PageSize::SIZE_2M => machine, ram, guest, vcpu);
         ram.populate(HOST, M2, PageSize::SIZE_4K);
         write::<C>(&machine, &mut vcpu, &[BASE + 448 * K4, BASE + M2]);
@@ -148,7 +148,7 @@ on_all! {
 /// A block is being broken while the clear looks for what may have been written.
 #[test]
 fn a_clear_that_finds_a_broken_block_by_marks_reports_it() {
-    let spec = slot(M2);
+    let spec = memslot(M2);
     with_guest!(ArmBreaks, by_marks(true), spec, PageSize::SIZE_2M => machine, ram, guest, vcpu);
     write::<ArmBreaks>(&machine, &mut vcpu, &[BASE]);
     vcpu.worker().set_memslot(logged(M2)).unwrap();
@@ -189,7 +189,7 @@ macro_rules! with_watched {
             Guest::new(ArmPlain::format(), VMID, BITS, &$machine, ram, config).unwrap();
         let mut room = room();
         let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
-        $vcpu.worker().set_memslot(slot(2 * M2)).unwrap();
+        $vcpu.worker().set_memslot(memslot(2 * M2)).unwrap();
         for block in 0..2 {
             let outcome = $vcpu.fault(Gpa(BASE + block * M2), Access::Write);
             assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_2M));

@@ -17,7 +17,7 @@ fn split_by_a_write<C: Case>(machine: &slat_sim::Machine<C::A>, vcpu: &mut TheVc
 
 on_all! {
     fn a_fault_takes_the_ticks_from_its_beginning_to_its_end<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         machine.here(0);
         (0..100).for_each(|_| _ = machine.now());
         machine.meanwhile(|machine, _| (0..8).for_each(|_| _ = machine.now()));
@@ -32,7 +32,7 @@ on_all! {
     }
 
     fn a_devices_tables_follow_only_if_they_are_to<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.change(HOST, |page| (page.write, page.own) = (false, true));
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
@@ -53,7 +53,7 @@ on_all! {
     fn pages_around_a_fault_are_asked_for_at_hand_alone<C: Case>() {
         let asked = [1, 16].map(|fault_around| {
             let config = Config { fault_around, ..config() };
-            with_guest!(C, config, slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
             assert_eq!(guest.stats().totals.mapped_ahead, u64::from(fault_around) - 1);
             ram.state().asked
@@ -64,7 +64,7 @@ on_all! {
     fn a_block_that_may_not_be_executed_is_mapped_by_one_attempt<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
         for access in [Access::Read, Access::Write] {
-            with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             machine.here(0);
             assert_eq!(vcpu.fault(Gpa(BASE), access), Outcome::Mapped(PageSize::SIZE_2M));
         }
@@ -72,7 +72,7 @@ on_all! {
 
     fn only_a_block_is_unmapped_for_a_fetch<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Zap, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         split_by_a_write::<C>(&machine, &mut vcpu);
         let fetched = attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Execute).unwrap();
         assert_eq!(fetched.1, [Outcome::MadeExecutable(PageSize::SIZE_4K)]);
@@ -81,7 +81,7 @@ on_all! {
 
     fn a_fetch_that_splits_a_block_for_one_page_says_that_it_split<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::SplitPage, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         let fetched = attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Execute).unwrap();
         assert_eq!(fetched.1, [Outcome::Split { from: PageSize::SIZE_2M }]);
@@ -92,7 +92,7 @@ on_all! {
     /// pages have no right to be executed then.
     fn a_fetch_whose_block_another_splits_gets_its_right_by_the_same_fault<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         vcpu.worker().set_memslot(logged(M2)).unwrap();
         let split = Outcome::Split { from: PageSize::SIZE_2M };
@@ -109,7 +109,7 @@ on_all! {
         let made = Outcome::MadeExecutable(PageSize::SIZE_4K);
         let mut met = 0;
         for when in 0..10 {
-            with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             split_by_a_write::<C>(&machine, &mut vcpu);
             let (fetch, at) = ((BASE, Access::Execute), (Moment::Table, when));
             let (first, second) = meets::<C>((&machine, &guest, &mut vcpu), fetch, at);
@@ -161,7 +161,8 @@ where
 fn a_view_that_has_no_room_for_one_path_is_refused_at_the_bound() {
     for bound in [0, 1] {
         let config = Config { table_pages: Some(bound), ..config() };
-        with_guest!(ArmUncached, config, slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(ArmUncached, config, memslot(M2), PageSize::SIZE_4K
+            => machine, ram, guest, vcpu);
         let limit = TableLimit { pages: u64::from(bound) };
         let refused = attempt::<ArmUncached>(&machine, &mut vcpu, BASE, Access::Write);
         assert_eq!(refused, Err(Outcome::Refused(Refused::TableLimit(limit))));

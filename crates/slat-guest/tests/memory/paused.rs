@@ -83,14 +83,14 @@ fn end_of<C: Case>(config: &Config, (is, to): (MemslotSpec, MemslotSpec), how: H
     }
     let change = carry_out::<C>(&mut vcpu, to, how);
     check_mapped(vcpu.worker());
-    let (slots, leaves) = (vcpu.worker().slots(), vcpu.worker().leaves_by_size());
+    let (memslots, leaves) = (vcpu.worker().memslots(), vcpu.worker().leaves_by_size());
     let mut bits = vec![0; BYTES as usize / K4 as usize / 64];
     let logged = vcpu.worker().read_log(MemslotId(0), &mut bits);
     assert_eq!(logged.is_ok(), to.bytes != 0 && to.log_dirty);
     guest.reclaim();
     let totals = format!("{:?}", guest.stats().totals);
     assert!(machine.finish().is_empty());
-    (change, slots, leaves, totals, bits)
+    (change, memslots, leaves, totals, bits)
 }
 
 on_all! {
@@ -131,7 +131,7 @@ on_all! {
             let outcome = vcpu.fault(Gpa(GPA + block * M2), Access::Read);
             assert_eq!(outcome, Outcome::Retry(Retry::MemslotGoing));
         }
-        assert_eq!(vcpu.worker().slots(), []);
+        assert_eq!(vcpu.worker().memslots(), []);
         assert!(vcpu.worker().pin(range(GPA + 2 * M2, K4)).is_err());
         // The host invalidates a block of the rest.
         let mut dirty = 0;
@@ -213,7 +213,7 @@ on_all! {
         assert!(vcpu.worker().set_execute_huge(ExecuteHuge::Split).unwrap() > 0);
         assert_eq!(two.run(vcpu.worker(), 1), Ok(Some(MemslotChange::LogOn(None))));
         assert_eq!(one.run(vcpu.worker(), 1), Ok(Some(MemslotChange::Moved)));
-        assert_eq!(vcpu.worker().slots(), [logs(other), moved]);
+        assert_eq!(vcpu.worker().memslots(), [logs(other), moved]);
         // In the memslot that moved, huge pages may not be executed: fetches split, and recovery
         // has the tables.
         for block in 0..4 {
@@ -244,7 +244,7 @@ on_all! {
         let here = MemslotSpec { id: MemslotId(1), ..is };
         assert_eq!(worker.set_memslot(here), Ok(MemslotChange::Inserted));
         assert_eq!((moves.change(), moves.done()), (Some(MemslotChange::Moved), BYTES));
-        assert_eq!(worker.slots(), [here, moved]);
+        assert_eq!(worker.memslots(), [here, moved]);
         // Another change of the same memslot.
         let begins = worker.begin_memslot(logs(moved)).unwrap();
         assert_eq!(worker.set_memslot(moved), Ok(MemslotChange::LogOff { collapsed: 0 }));
@@ -260,7 +260,7 @@ on_all! {
         assert_eq!((goes.change(), back.change()), (Some(MemslotChange::Deleted), None));
         worker.teardown();
         assert_eq!(back.change(), Some(MemslotChange::Moved));
-        assert_eq!(worker.slots(), []);
+        assert_eq!(worker.memslots(), []);
         assert!(worker.leaves_by_size().iter().all(|&(_, count)| count == 0));
         assert!(machine.finish().is_empty());
     }
@@ -320,7 +320,7 @@ fn a_change_is_run_by_workers_of_its_guest_alone_and_goes_with_it() {
     let mut stranger = Worker::new(&other, &mut second).unwrap();
     stranger.set_memslot(is).unwrap();
     assert_eq!(work.run(&mut stranger, 1), Err(MemslotError::Missing { id: is.id }));
-    assert_eq!((work.done(), stranger.slots()), (0, vec![is]));
+    assert_eq!((work.done(), stranger.memslots()), (0, vec![is]));
     // The guest is dropped with a memslot that is half deleted.
     assert_eq!(work.run(vcpu.worker(), 1), Ok(None));
     drop(vcpu);

@@ -32,7 +32,7 @@ macro_rules! with_late {
         let mut room = room();
         let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
-        $vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+        $vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
         let $late = $guest.backing();
     };
 }
@@ -158,7 +158,7 @@ on_all! {
         let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
         let mut other = Worker::new(&guest, &mut other_room).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
-        vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+        vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
         let late = guest.backing();
         let background = late.next(8).unwrap();
         assert_eq!(background.host(), host_range(HOST, 8 * K4));
@@ -344,7 +344,7 @@ fn a_thread_that_discards_waits_until_no_fetch_places_the_page() {
     let guest = new::<C>(&machine, late);
     let (mut first, mut second) = (room(), room());
     let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
-    vcpu.worker().set_memslot(slot(BYTES)).unwrap();
+    vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
     let late = guest.backing();
     let fetch = late.next(64).unwrap();
     let mut worker = Worker::new(&guest, &mut second).unwrap();

@@ -47,7 +47,7 @@ on_all! {
 
     fn a_private_access_without_private_memory_is_not_mmio<C: Case>() {
         with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        let rom = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + 2 * M2), ..slot(M2) };
+        let rom = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + 2 * M2), ..memslot(M2) };
         vcpu.worker().set_memslot(MemslotSpec { read_only: true, ..rom }).unwrap();
         for (gpa, access) in [
             (BASE - K4, Access::Read),
@@ -212,9 +212,9 @@ on_all! {
         with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_2M);
         attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Write).unwrap();
-        let mut pages = [DirtyPage { slot: MemslotId(9), page: 0 }; 8];
+        let mut pages = [DirtyPage { memslot: MemslotId(9), page: 0 }; 8];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
         vcpu.worker().set_memslot(hidden(M2)).unwrap();
         convert::<C>(&machine, vcpu.worker(), BASE, M2, MemoryKind::Private);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
@@ -349,7 +349,7 @@ fn what_cannot_be_private_says_why() {
     ] {
         assert_eq!(worker.set_memslot(refused), Err(MemslotError::Private));
     }
-    let plain = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + M2), ..slot(M2) };
+    let plain = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + M2), ..memslot(M2) };
     worker.set_memslot(plain).unwrap();
     let mut refused = |gpa, bytes| {
         let to = MemoryKind::Private;

@@ -23,7 +23,7 @@ on_all! {
             for page in 0..512 {
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
             }
-            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
             assert_eq!(recover::<C>(&mut vcpu), M2, "{execute_huge:?}");
             assert_eq!(blocks::<C>(&mut vcpu, 1), 1);
             assert!(machine.finish().is_empty());
@@ -33,12 +33,12 @@ on_all! {
     fn a_block_that_a_write_split_and_a_fetch_used_comes_back_after_the_log<C: Case>() {
         for execute_huge in NEVER_HUGE {
             let config = Config { execute_huge, ..config() };
-            with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
             vcpu.worker().set_memslot(logged(M2)).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Execute).unwrap();
-            vcpu.worker().set_memslot(slot(M2)).unwrap();
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
             // Some pages that were write-protected are written again.
             attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Write).unwrap();
             recover::<C>(&mut vcpu);
@@ -50,7 +50,7 @@ on_all! {
     fn a_table_that_an_eager_split_made_comes_back_after_a_fetch<C: Case>() {
         for execute_huge in [ExecuteHuge::Split, ExecuteHuge::SplitPage] {
             let config = Config { execute_huge, ..config() };
-            with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
             EagerSplit::new(range(BASE, M2), PageSize::SIZE_4K).run(vcpu.worker(), || false);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
@@ -61,13 +61,13 @@ on_all! {
     fn the_largest_blocks_come_back_too<C: Case>() {
         for log in [false, true] {
             let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
-            with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+            with_guest!(C, config, memslot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
             if log {
                 vcpu.worker().set_memslot(logged(G1)).unwrap();
                 attempt::<C>(&machine, &mut vcpu, BASE + 9 * M2, Access::Write).unwrap();
                 attempt::<C>(&machine, &mut vcpu, BASE + 9 * M2, Access::Execute).unwrap();
-                vcpu.worker().set_memslot(slot(G1)).unwrap();
+                vcpu.worker().set_memslot(memslot(G1)).unwrap();
             }
             attempt::<C>(&machine, &mut vcpu, BASE + 3 * M2, Access::Execute).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + 5 * M2, Access::Execute).unwrap();
@@ -82,7 +82,7 @@ on_all! {
     fn no_block_comes_back_larger_than_configured<C: Case>() {
         let execute_huge = ExecuteHuge::Split;
         let config = Config { execute_huge, ..Config::new(2, PageSize::SIZE_2M) };
-        with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
         for block in 0..512 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Read).unwrap();
         }
@@ -98,7 +98,7 @@ on_all! {
         for page in 1..512 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Execute).unwrap();
         }
-        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(memslot(M2)).unwrap();
         for _ in 0..4 {
             vcpu.worker().recover_huge_pages();
             for page in [1, 100, 511] {

@@ -12,7 +12,7 @@ use std::thread;
 fn a_page_that_a_write_replaces_leaves_the_views_of_other_vcpus() {
     for (first_reads, by_prefault) in [(false, false), (true, false), (false, true)] {
         let mut second = room();
-        with_guest!(ArmUncached, config(), slot(M2), PageSize::SIZE_4K
+        with_guest!(ArmUncached, config(), memslot(M2), PageSize::SIZE_4K
             => machine, ram, guest, vcpu);
         let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
         machine.cpu(1).load(VMID, other.root());
@@ -38,7 +38,7 @@ fn a_page_that_a_write_replaces_leaves_the_views_of_other_vcpus() {
 on_all! {
     fn a_page_that_a_write_replaces_leaves_the_other_slot_that_shows_it<C: Case>() {
         for writer_reads in [false, true] {
-            with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+            with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
             let alias = MemslotSpec::new(MemslotId(1), Gpa(BASE + G1), M2, Hva(HOST));
             vcpu.worker().set_memslot(alias).unwrap();
             ram.change(HOST, |page| page.write = false);
@@ -132,7 +132,7 @@ fn emptied_by_a_late_fault(config: Config) {
     let (mut first, mut second) = (room(), room());
     let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
     machine.here(0);
-    vcpu.worker().set_memslot(slot(M2)).unwrap();
+    vcpu.worker().set_memslot(memslot(M2)).unwrap();
     vcpu.fault(Gpa(BASE), Access::Read);
     thread::scope(|scope| {
         let (guest, machine, second) = (&guest, &machine, &mut second);

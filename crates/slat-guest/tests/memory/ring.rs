@@ -5,7 +5,7 @@ use crate::{on_all, with_guest};
 use slat::{Access, Gpa, PageSize};
 use slat_guest::*;
 
-const NONE: DirtyPage = DirtyPage { slot: MemslotId(u16::MAX), page: u64::MAX };
+const NONE: DirtyPage = DirtyPage { memslot: MemslotId(u16::MAX), page: u64::MAX };
 
 fn ringed() -> Config {
     Config { ring: Some(128), ..config() }
@@ -19,7 +19,7 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
         let mut pages = [NONE; 3];
-        let of = |page| DirtyPage { slot: MemslotId(0), page };
+        let of = |page| DirtyPage { memslot: MemslotId(0), page };
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 3);
         assert_eq!(pages, [of(700), of(3), of(2047)]);
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
@@ -71,7 +71,7 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let mut pages = [NONE; 8];
         vcpu.worker().harvest_ring(0, &mut pages);
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(M2) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(M2) }).unwrap();
         assert_eq!(vcpu.worker().reset_rings().unwrap(), 1);
     }
 
@@ -91,7 +91,7 @@ on_all! {
         write(&mut vcpu, &[100, 110, 130]);
         let mut pages = [NONE; 8];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 3);
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..slot(M2) }).unwrap();
+        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(M2) }).unwrap();
         vcpu.worker().set_memslot(logged(128 * K4)).unwrap();
         let (id, gpa, host) = (MemslotId(1), Gpa(BASE + 128 * K4), Hva(HOST + 128 * K4));
         vcpu.worker().set_memslot(MemslotSpec { id, gpa, host, ..logged(128 * K4) }).unwrap();

@@ -24,7 +24,7 @@ fn harvest(ring: &[DirtyGfn], next: &mut usize) -> Vec<(u32, u64)> {
         if entry.flags.load(Ordering::Acquire) & 1 == 0 {
             return pages;
         }
-        pages.push((entry.slot.load(Ordering::Relaxed), entry.offset.load(Ordering::Relaxed)));
+        pages.push((entry.memslot.load(Ordering::Relaxed), entry.offset.load(Ordering::Relaxed)));
         entry.flags.store(2, Ordering::Release);
         *next += 1;
     }
@@ -49,7 +49,7 @@ macro_rules! with_ring {
 fn entries_have_linuxs_layout() {
     assert_eq!((size_of::<DirtyGfn>(), align_of::<DirtyGfn>()), (16, 8));
     assert_eq!(core::mem::offset_of!(DirtyGfn, flags), 0);
-    assert_eq!(core::mem::offset_of!(DirtyGfn, slot), 4);
+    assert_eq!(core::mem::offset_of!(DirtyGfn, memslot), 4);
     assert_eq!(core::mem::offset_of!(DirtyGfn, offset), 8);
 }
 
@@ -92,7 +92,7 @@ fn a_side_that_never_harvests_fills_its_ring_and_this_side_can() {
         }
     };
     assert_eq!((full, page), (Outcome::RingFull, 64));
-    let mut pages = [DirtyPage { slot: MemslotId(9), page: 0 }; ENTRIES];
+    let mut pages = [DirtyPage { memslot: MemslotId(9), page: 0 }; ENTRIES];
     assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 64);
     assert!((0..64).all(|page| pages[page as usize].page == page));
     assert_eq!(vcpu.worker().reset_rings(), Ok(64));
@@ -135,7 +135,7 @@ fn hostile(seed: u64) {
             while !done.load(Ordering::Relaxed) {
                 let entry = &ring[rng.usize(..ENTRIES)];
                 entry.flags.store(rng.u32(..), Ordering::Relaxed);
-                entry.slot.store(rng.u32(..), Ordering::Relaxed);
+                entry.memslot.store(rng.u32(..), Ordering::Relaxed);
                 entry.offset.store(rng.u64(..), Ordering::Relaxed);
             }
         });
@@ -164,7 +164,7 @@ fn hostile(seed: u64) {
     vcpu.worker().take_log(MemslotId(0), &mut bits).unwrap();
     let in_bitmap = |page: &u64| bits[*page as usize / 64] >> (page % 64) & 1 == 1;
     let mut named: BTreeSet<_> = (0..1024).filter(in_bitmap).collect();
-    let mut pages = [DirtyPage { slot: MemslotId(9), page: 0 }; ENTRIES];
+    let mut pages = [DirtyPage { memslot: MemslotId(9), page: 0 }; ENTRIES];
     let found = vcpu.worker().harvest_ring(0, &mut pages);
     named.extend(pages[..found].iter().map(|page| page.page));
     assert!(writable.is_subset(&named), "seed {seed}: {writable:?}, {named:?}");

@@ -22,7 +22,7 @@ where
     C::A: 'static,
 {
     let mut others = room();
-    with_guest!(C, config, slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    with_guest!(C, config, memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let mut second = Vcpu::new(&guest, 1, &mut others).unwrap();
     machine.cpu(1).load(VMID, second.root());
     let page = |page: u64| BASE + page * K4;
@@ -49,7 +49,7 @@ where
         before = to;
     }
     // A change of memslots waits only for threads inside the tables.
-    let gone = MemslotSpec { bytes: 0, ..slot(M2) };
+    let gone = MemslotSpec { bytes: 0, ..memslot(M2) };
     assert_eq!(vcpu.worker().set_memslot(gone), Ok(MemslotChange::Deleted));
     assert_eq!(machine.finish().iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
 }
@@ -65,7 +65,7 @@ on_all! {
     }
 
     fn huge_pages_lose_and_regain_execution_while_the_guest_runs<C: Case>() {
-        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let fetch = |vcpu: &mut TheVcpu<'_, C>, page: u64| {
             attempt::<C>(&machine, vcpu, BASE + page * K4, Access::Execute).unwrap().1
         };
@@ -95,7 +95,7 @@ on_all! {
     }
 
     fn tables_whose_pages_may_be_executed_are_handed_to_recovery<C: Case>() {
-        with_guest!(C, config(), slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for page in [0, 512] {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Execute).unwrap();
         }
@@ -110,7 +110,7 @@ on_all! {
     }
 
     fn eager_splits_change_their_size_with_the_next_log_and_the_next_clear<C: Case>() {
-        with_guest!(C, config(), slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let pages = |vcpu: &mut TheVcpu<'_, C>| vcpu.worker().leaves_by_size()[0].1;
         for block in 0..2 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
@@ -123,7 +123,7 @@ on_all! {
         vcpu.worker().host_wrote(range(BASE, K4), slat::Maintenance::Data);
         vcpu.worker().take_log(MemslotId(0), &mut [0; 16]).unwrap();
         assert_eq!(pages(&mut vcpu), 512);
-        let ended = vcpu.worker().set_memslot(slot(2 * M2));
+        let ended = vcpu.worker().set_memslot(memslot(2 * M2));
         assert!(matches!(ended, Ok(MemslotChange::LogOff { .. })));
         let begun = vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
         let MemslotChange::LogOn(Some(report)) = begun else { panic!("{begun:?}") };
@@ -138,10 +138,10 @@ on_all! {
         let config = Config { ring: Some(128), ..config() };
         with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-        let mut pages = [DirtyPage { slot: MemslotId(0), page: 0 }; 2];
+        let mut pages = [DirtyPage { memslot: MemslotId(0), page: 0 }; 2];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
         // A block again, in a memslot that logs.
-        vcpu.worker().set_memslot(slot(M2)).unwrap();
+        vcpu.worker().set_memslot(memslot(M2)).unwrap();
         drop(vcpu.worker().invalidate(host_range(HOST, M2), |_| {}));
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         vcpu.worker().set_memslot(logged(M2)).unwrap();

@@ -8,7 +8,7 @@ use slat_guest::*;
 
 on_all! {
     fn what_the_backing_no_longer_has_is_evicted<C: Case>() {
-        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in 0..8 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
@@ -30,7 +30,7 @@ on_all! {
     fn an_invalidation_may_reach_to_the_end_of_64_bits<C: Case>() {
         // The last pages of which the end can be written in 64 bits, but for one.
         let last = u64::MAX - (3 * K4 - 1);
-        let at_the_end = MemslotSpec { host: Hva(last), ..slot(2 * K4) };
+        let at_the_end = MemslotSpec { host: Hva(last), ..memslot(2 * K4) };
         with_guest!(C, config(), at_the_end, PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in [BASE, BASE + K4] {
             attempt::<C>(&machine, &mut vcpu, page, Access::Write).unwrap();
@@ -44,7 +44,7 @@ on_all! {
 
     fn a_log_that_is_all_set_begins_at_once<C: Case>() {
         let config = Config { initially_set: true, ..config() };
-        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let work = vcpu.worker().begin_memslot(logged(M2)).unwrap();
         assert_eq!(work.change(), Some(MemslotChange::LogOn(None)));
         assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut [0; 8]), Ok(512));
@@ -54,9 +54,9 @@ on_all! {
         with_guest!(C, config(), logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let worker = vcpu.worker();
         let missing = worker.read_log(MemslotId(3), &mut [0; 8]).unwrap_err();
-        assert_eq!(missing.to_string(), "slot 3 is not there, or does not log");
+        assert_eq!(missing.to_string(), "memslot 3 is not there, or does not log");
         let short = worker.read_log(MemslotId(0), &mut [0; 7]).unwrap_err();
-        assert_eq!(short.to_string(), "the bitmap has 7 words; the slot takes 8");
+        assert_eq!(short.to_string(), "the bitmap has 7 words; the memslot takes 8");
     }
 }
 
@@ -67,7 +67,7 @@ where
     C::A: 'static,
 {
     let config = Config { logging: Logging::Hardware, ..config() };
-    with_guest!(C, config, slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    with_guest!(C, config, memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let page = |page: u64| BASE + page * K4;
     for (at, access) in [(0, Access::Read), (5, Access::Write), (7, Access::Write)] {
         attempt::<C>(&machine, &mut vcpu, page(at), access).unwrap();
@@ -100,7 +100,7 @@ fn an_invalidation_reports_its_end_and_the_bytes_that_it_took() {
     let guest = Guest::new(Intel::format(), VMID, BITS, &machine, ram, config()).unwrap();
     let mut room = room();
     let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
-    vcpu.worker().set_memslot(slot(M2)).unwrap();
+    vcpu.worker().set_memslot(memslot(M2)).unwrap();
     for page in 0..3 {
         vcpu.fault(Gpa(BASE + page * K4), Access::Write);
     }

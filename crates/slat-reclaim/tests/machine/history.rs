@@ -74,7 +74,7 @@ where
     }
 
     fn slot(&self, log_dirty: bool) -> MemslotSpec {
-        MemslotSpec { log_dirty, ..slot(self.pages * self.page) }
+        MemslotSpec { log_dirty, ..memslot(self.pages * self.page) }
     }
 
     fn goes_on(&self) -> bool {

@@ -19,7 +19,7 @@ const SLOT: MemslotId = MemslotId(0);
 
 type On<F> = Vcpu<'static, F, Machine, OnePiece>;
 
-fn slot(bytes: u64, log_dirty: bool) -> MemslotSpec {
+fn memslot(bytes: u64, log_dirty: bool) -> MemslotSpec {
     MemslotSpec { log_dirty, ..MemslotSpec::new(SLOT, Gpa(0), bytes, Hva(0)) }
 }
 
@@ -36,15 +36,15 @@ fn vcpu<F: Format + Default>(largest: PageSize, eager: Option<PageSize>) -> On<F
     let guest = Guest::new(F::default(), Vmid(1), 40, machine, OnePiece, config);
     let guest = Box::leak(Box::new(guest.expect("the configuration is one of the format's")));
     let room = Box::leak(Box::new([const { None }; TABLE_PAGES]));
-    Vcpu::new(guest, 0, room).expect("the reader slot is free")
+    Vcpu::new(guest, 0, room).expect("the reader memslot is free")
 }
 
 /// Returns a vCPU whose guest has written all of its memory, mapped in pages.
 fn in_pages<F: Format + Default>(log_dirty: bool) -> On<F> {
     let mut vcpu = vcpu::<F>(PAGE, None);
     vcpu.worker()
-        .set_memslot(slot(PAGES * PAGE.bytes(), log_dirty))
-        .expect("the slot is the first");
+        .set_memslot(memslot(PAGES * PAGE.bytes(), log_dirty))
+        .expect("the memslot is the first");
     touch(&mut vcpu, PAGES, PAGE, Access::Write);
     vcpu
 }
@@ -52,7 +52,9 @@ fn in_pages<F: Format + Default>(log_dirty: bool) -> On<F> {
 /// Returns a vCPU whose guest has written all of its memory, mapped in blocks.
 fn in_blocks<F: Format + Default>(eager: Option<PageSize>) -> On<F> {
     let mut vcpu = vcpu::<F>(BLOCK, eager);
-    vcpu.worker().set_memslot(slot(BLOCKS * BLOCK.bytes(), false)).expect("the slot is the first");
+    vcpu.worker()
+        .set_memslot(memslot(BLOCKS * BLOCK.bytes(), false))
+        .expect("the memslot is the first");
     touch(&mut vcpu, BLOCKS, BLOCK, Access::Write);
     vcpu
 }
@@ -78,11 +80,17 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     };
 
     let mut fresh = vcpu::<F>(PAGE, None);
-    fresh.worker().set_memslot(slot(PAGES * PAGE.bytes(), false)).expect("the slot is the first");
+    fresh
+        .worker()
+        .set_memslot(memslot(PAGES * PAGE.bytes(), false))
+        .expect("the memslot is the first");
     count("fault: map a page", PAGES, &mut || touch(&mut fresh, PAGES, PAGE, Access::Write))?;
 
     let mut fresh = vcpu::<F>(BLOCK, None);
-    fresh.worker().set_memslot(slot(BLOCKS * BLOCK.bytes(), false)).expect("the slot is the first");
+    fresh
+        .worker()
+        .set_memslot(memslot(BLOCKS * BLOCK.bytes(), false))
+        .expect("the memslot is the first");
     count("fault: map a block", BLOCKS, &mut || touch(&mut fresh, BLOCKS, BLOCK, Access::Write))?;
 
     let mut vcpu = in_pages::<F>(true);
@@ -92,7 +100,7 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     })?;
     count("clear the log", PAGES, &mut || {
         let cleared = vcpu.worker().clear_log(SLOT, 0, PAGES, &log);
-        black_box(cleared.expect("the slot logs"));
+        black_box(cleared.expect("the memslot logs"));
     })?;
     count("fault: write a protected page", PAGES, &mut || {
         touch(&mut vcpu, PAGES, PAGE, Access::Write);
@@ -119,15 +127,15 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     })?;
 
     let mut vcpu = in_blocks::<F>(None);
-    let logs = slot(BLOCKS * BLOCK.bytes(), true);
+    let logs = memslot(BLOCKS * BLOCK.bytes(), true);
     count("begin to log, a block", BLOCKS, &mut || {
-        black_box(vcpu.worker().set_memslot(logs).expect("the slot is there"));
+        black_box(vcpu.worker().set_memslot(logs).expect("the memslot is there"));
     })?;
     count("fault: split a block for a write", BLOCKS, &mut || {
         touch(&mut vcpu, BLOCKS, BLOCK, Access::Write);
     })?;
-    let quiet = slot(BLOCKS * BLOCK.bytes(), false);
+    let quiet = memslot(BLOCKS * BLOCK.bytes(), false);
     count("end to log, a block put together", BLOCKS, &mut || {
-        black_box(vcpu.worker().set_memslot(quiet).expect("the slot is there"));
+        black_box(vcpu.worker().set_memslot(quiet).expect("the memslot is there"));
     })
 }

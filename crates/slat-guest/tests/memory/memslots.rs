@@ -11,7 +11,7 @@ fn slots_follow_the_rules_of_linux() {
     let guest = guest::<Intel>(&machine, &Ram::new(), config());
     let mut room = room();
     let mut worker = Worker::new(&guest, &mut room).unwrap();
-    let base = slot(16 * M2);
+    let base = memslot(16 * M2);
     let gib = |n: u64| Gpa(n * G1);
     let errors = [
         (MemslotSpec { gpa: Gpa(BASE + 1), ..base }, "EINVAL"),
@@ -60,20 +60,20 @@ fn slots_follow_the_rules_of_linux() {
         Ok(MemslotChange::LogOn(None))
     ));
     assert_eq!(worker.set_memslot(MemslotSpec { bytes: 0, ..base }), Ok(MemslotChange::Deleted));
-    assert_eq!(worker.slots(), [other]);
+    assert_eq!(worker.memslots(), [other]);
     let missing = MemslotError::Missing { id: MemslotId(0) };
     assert_eq!(worker.set_memslot(MemslotSpec { bytes: 0, ..base }), Err(missing));
-    assert!(missing.to_string().contains("no slot 0"));
+    assert!(missing.to_string().contains("no memslot 0"));
 }
 
 on_all! {
     fn memory_of_a_deleted_slot_is_out_of_the_guests_reach<C: Case>() {
-        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for page in [0, 1, 700] {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
         machine.cpu(1).load(VMID, vcpu.root());
-        let spec = MemslotSpec { bytes: 0, ..slot(4 * M2) };
+        let spec = MemslotSpec { bytes: 0, ..memslot(4 * M2) };
         assert_eq!(vcpu.worker().set_memslot(spec), Ok(MemslotChange::Deleted));
         for block in 0..4 {
             machine.take_back(slat::Hpa(ram.get(HOST + block * M2).unwrap().hpa), M2);
@@ -85,9 +85,9 @@ on_all! {
     }
 
     fn a_slot_that_moves_takes_its_memory_along<C: Case>() {
-        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         let (hpa, _) = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Write).unwrap();
-        let moved = MemslotSpec { gpa: Gpa(BASE + G1), ..slot(4 * M2) };
+        let moved = MemslotSpec { gpa: Gpa(BASE + G1), ..memslot(4 * M2) };
         assert_eq!(vcpu.worker().set_memslot(moved), Ok(MemslotChange::Moved));
         let old = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Read);
         assert_eq!(old.map(|_| ()), Err(Outcome::Mmio));
@@ -98,12 +98,12 @@ on_all! {
     }
 
     fn teardown_takes_all_slots<C: Case>() {
-        with_guest!(C, config(), slot(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        let second = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + G1), ..slot(2 * M2) };
+        with_guest!(C, config(), memslot(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let second = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + G1), ..memslot(2 * M2) };
         vcpu.worker().set_memslot(second).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + G1, Access::Write).unwrap();
         vcpu.worker().teardown();
-        assert_eq!(vcpu.worker().slots(), []);
+        assert_eq!(vcpu.worker().memslots(), []);
         assert!(vcpu.worker().leaves_by_size().iter().all(|&(_, count)| count == 0));
         assert!(machine.finish().is_empty());
     }
@@ -139,10 +139,10 @@ fn a_guest_that_cannot_be_is_refused_with_the_reason() {
 #[test]
 fn a_deletion_is_of_a_memslot_whatever_else_the_request_says() {
     type C = Intel;
-    with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let worker = vcpu.worker();
     let away = Gpa(64 * G1);
-    let moves = worker.begin_memslot(MemslotSpec { gpa: away, ..slot(4 * M2) }).unwrap();
+    let moves = worker.begin_memslot(MemslotSpec { gpa: away, ..memslot(4 * M2) }).unwrap();
     let private = MemslotSpec { id: MemslotId(2), gpa: Gpa(32 * G1), ..hidden(M2) };
     worker.set_memslot(private).unwrap();
     let goes = worker.begin_memslot(MemslotSpec { bytes: 0, ..private }).unwrap();

@@ -11,7 +11,7 @@ const PAGE: PageSize = PageSize::SIZE_4K;
 
 fn behind(log_dirty: bool) -> MemslotSpec {
     let (gpa, host) = (Gpa(BASE + HALF), Hva(HOST + HALF));
-    MemslotSpec { id: MemslotId(1), gpa, host, log_dirty, ..slot(HALF) }
+    MemslotSpec { id: MemslotId(1), gpa, host, log_dirty, ..memslot(HALF) }
 }
 
 fn ways<C: Case>() -> impl Iterator<Item = Config> {
@@ -38,14 +38,14 @@ fn written_block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
     guard.relax(range(BASE, M2), Access::Write).map(slat::LocalFlush::not_needed_here).unwrap();
 }
 
-fn two_slots<C: Case>(
+fn two_memslots<C: Case>(
     config: Config,
     logs: bool,
     body: impl FnOnce(&slat_sim::Machine<C::A>, &TheGuest<'_, C>, &mut TheVcpu<'_, C>),
 ) where
     C::A: 'static,
 {
-    let first = if logs { logged(HALF) } else { slot(HALF) };
+    let first = if logs { logged(HALF) } else { memslot(HALF) };
     with_guest!(C, config, first, PageSize::SIZE_2M => machine, ram, guest, vcpu);
     ram.populate(HOST, M2, PageSize::SIZE_2M);
     vcpu.worker().set_memslot(behind(false)).unwrap();
@@ -62,10 +62,10 @@ fn two_slots<C: Case>(
 on_all! {
     fn pages_of_two_slots_are_never_collapsed_into_one_block<C: Case>() {
         for config in ways::<C>() {
-            two_slots::<C>(config, false, |_, _, vcpu| {
+            two_memslots::<C>(config, false, |_, _, vcpu| {
                 assert_eq!(vcpu.worker().collapse(range(BASE, M2), PageSize::SIZE_2M), 0);
                 vcpu.worker().set_memslot(logged(HALF)).unwrap();
-                vcpu.worker().set_memslot(slot(HALF)).unwrap();
+                vcpu.worker().set_memslot(memslot(HALF)).unwrap();
                 assert_eq!(vcpu.worker().leaves_by_size()[0], (PAGE, 512));
             });
         }
@@ -74,7 +74,7 @@ on_all! {
     /// The memory of the second memslot is elsewhere in the host, at an address that is not a
     /// multiple of the block's size: its pages are contiguous by chance.
     fn a_block_is_aligned_in_the_host_as_in_the_guest<C: Case>() {
-        let odd = MemslotSpec { host: Hva(HOST + K4), ..slot(M2) };
+        let odd = MemslotSpec { host: Hva(HOST + K4), ..memslot(M2) };
         with_guest!(C, config(), odd, PAGE => machine, ram, guest, vcpu);
         let first = C::FIRST_HPA.next_multiple_of(M2);
         for page in 0..512 {
@@ -90,7 +90,7 @@ on_all! {
         for config in ways::<C>() {
             for initially_set in [false, true] {
                 let config = Config { initially_set, ..config };
-                two_slots::<C>(config, false, |machine, guest, vcpu| {
+                two_memslots::<C>(config, false, |machine, guest, vcpu| {
                     written_block_over_both::<C>(guest);
                     vcpu.worker().set_memslot(logged(HALF)).unwrap();
                     assert_eq!(vcpu.worker().leaves_by_size()[0], (PAGE, 512), "{config:?}");
@@ -109,7 +109,7 @@ on_all! {
 
     fn without_table_pages_it_unmaps_the_block<C: Case>() {
         for config in ways::<C>() {
-            two_slots::<C>(config, false, |machine, guest, vcpu| {
+            two_memslots::<C>(config, false, |machine, guest, vcpu| {
                 written_block_over_both::<C>(guest);
                 let mut none = [];
                 let mut poor = Worker::new(guest, &mut none).unwrap();
@@ -133,7 +133,7 @@ on_all! {
     fn a_write_to_a_block_that_reaches_out_of_its_slot_splits_it<C: Case>() {
         for config in ways::<C>() {
             // In the memslot that does not log, then in the one that does.
-            two_slots::<C>(config, true, |machine, guest, vcpu| {
+            two_memslots::<C>(config, true, |machine, guest, vcpu| {
                 block_over_both::<C>(guest);
                 attempt::<C>(machine, vcpu, BASE + HALF + 5 * K4, Access::Write).unwrap();
                 attempt::<C>(machine, vcpu, BASE + 3 * K4, Access::Write).unwrap();
@@ -150,7 +150,7 @@ on_all! {
             return;
         }
         let config = Config { logging: Logging::Hardware, ..config() };
-        two_slots::<C>(config, true, |_, guest, vcpu| {
+        two_memslots::<C>(config, true, |_, guest, vcpu| {
             vcpu.worker().set_memslot(behind(true)).unwrap();
             written_block_over_both::<C>(guest);
             let mut taken = Vec::new();
@@ -161,7 +161,7 @@ on_all! {
                 dirty: true,
                 accessed: true,
             };
-            assert_eq!(taken, [told(0), told(HALF)], "each slot's part as the slot has it");
+            assert_eq!(taken, [told(0), told(HALF)], "each memslot's part as the memslot has it");
             for id in [0, 1] {
                 let mut bits = [0; 4];
                 assert_eq!(vcpu.worker().read_log(MemslotId(id), &mut bits), Ok(256));
@@ -175,7 +175,7 @@ on_all! {
             return;
         }
         let config = Config { logging: Logging::Hardware, ..config() };
-        two_slots::<C>(config, true, |machine, guest, vcpu| {
+        two_memslots::<C>(config, true, |machine, guest, vcpu| {
             written_block_over_both::<C>(guest);
             let mut bits = [0; 4];
             assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(256));
