@@ -129,7 +129,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                 };
             };
             if memslot.deleting {
-                return Outcome::Retry(Retry::MemslotGoing).into();
+                return Outcome::Retry(Retry::MemslotDeleting).into();
             }
             let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
             let page = GpaRange::new(page, F::size(0).bytes()).expect("a page");

@@ -63,7 +63,7 @@ pub enum Retry {
     /// has not ended.
     NotYet(Option<Arrival>),
     /// The memslot is being deleted or moved.
-    MemslotGoing,
+    MemslotDeleting,
     /// The page is being converted between shared and private.
     Converting,
 }

@@ -162,8 +162,8 @@ fn split_on_fault() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that a slot that moves or goes removes all of an x86 guest's mappings, unless the VM
-/// disabled that; and that a guest's memory is on the NUMA node that it is bound to.
+/// Checks that a memslot that is moved or deleted removes all of an x86 guest's mappings, unless
+/// the VM disabled that; and that a guest's memory is on the NUMA node that it is bound to.
 fn slots_that_go() -> anyhow::Result<()> {
     let words = ["bench", "memslot", "--memory", "4m", "--slot-size", "2m", "--runs", "1"];
     let words = [&words[..], &["--iterations", "4", "--memory-node", "1"]].concat();

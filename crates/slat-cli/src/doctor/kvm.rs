@@ -99,7 +99,7 @@ fn slot_zap(evidence: &Evidence) -> Finding {
     with_kvm(evidence, subject, |subject, kvm| match kvm.slot_zap_quirk {
         true => subject.ok("a VM can choose (--disable-slot-zap-all)"),
         false if x86 => subject.limited(
-            "each slot that moves or goes takes all mappings with it",
+            "each memslot that is moved or deleted takes all mappings with it",
             Change::nothing("a newer kernel has it: 6.12"),
         ),
         false => subject.ok("always so on this architecture"),

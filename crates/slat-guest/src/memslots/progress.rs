@@ -33,8 +33,8 @@ pub enum MemslotChange {
 /// while no thread runs it. Faults, logs of other memslots, ageing, invalidations and changes of
 /// other memslots go on. Until the change ends:
 /// - A memslot that is being deleted or moved answers faults by
-///   [`Retry::MemslotGoing`](crate::Retry::MemslotGoing). No other memslot can have its addresses,
-///   nor those that it moves to.
+///   [`Retry::MemslotDeleting`](crate::Retry::MemslotDeleting). No other memslot can have its
+///   addresses, nor those that it moves to.
 /// - The log of a memslot that begins to log cannot be read
 ///   ([`LogError::Beginning`](crate::LogError::Beginning)). It has all writes of that time, except
 ///   those to pages that were writable before.

@@ -102,7 +102,7 @@ fn a_change_that_rests_holds_up_other_changes_alone() {
     let deletes = std::thread::spawn(move || worker.with(|worker| worker.set_memslot(gone)));
     rested.recv().unwrap();
     vcpu.with(|vcpu| {
-        assert_eq!(vcpu.fault(large.gpa, Access::Read), Outcome::Retry(Retry::MemslotGoing));
+        assert_eq!(vcpu.fault(large.gpa, Access::Read), Outcome::Retry(Retry::MemslotDeleting));
         assert!(matches!(vcpu.fault(other.gpa, Access::Write), Outcome::Mapped(_)));
         let worker = vcpu.worker();
         assert_eq!(worker.take_log(other.id, &mut [0; 8]), Ok(1));

@@ -76,7 +76,7 @@ pub fn store(world: &World, ram: &Ram, vcpu: &mut TheVcpu, gpa: u64, value: u64)
         if hardware(world, ram, vcpu, gpa, value) {
             return;
         }
-        if let Outcome::Mmio | Outcome::Retry(Retry::MemslotGoing) =
+        if let Outcome::Mmio | Outcome::Retry(Retry::MemslotDeleting) =
             vcpu.fault(Gpa(gpa), Access::Write)
         {
             return;

@@ -148,7 +148,7 @@ on_all! {
         vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
         machine.undisturbed();
         let outcomes = core::mem::take(&mut state.lock().unwrap().1);
-        assert!(outcomes.contains(&Outcome::Retry(Retry::MemslotGoing)), "{outcomes:?}");
+        assert!(outcomes.contains(&Outcome::Retry(Retry::MemslotDeleting)), "{outcomes:?}");
         assert_eq!(vcpu.worker().translate(Gpa(BASE + K4)), Ok(None));
         drop(Arc::into_inner(state));
     }

@@ -291,7 +291,7 @@ pub fn attempt<C: Case>(
                 return Err(outcome);
             }
             outcome @ Outcome::Retry(
-                Retry::NotYet(_) | Retry::Invalidated | Retry::Converting | Retry::MemslotGoing,
+                Retry::NotYet(_) | Retry::Invalidated | Retry::Converting | Retry::MemslotDeleting,
             ) => {
                 return Err(outcome);
             }

@@ -132,7 +132,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
                     return;
                 }
                 Err(Outcome::RingFull) => self.reset(),
-                Err(Outcome::Retry(Retry::MemslotGoing)) => {
+                Err(Outcome::Retry(Retry::MemslotDeleting)) => {
                     assert!(self.work.is_some());
                     return;
                 }

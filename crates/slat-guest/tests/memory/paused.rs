@@ -129,7 +129,7 @@ on_all! {
         }
         for block in [0, 2] {
             let outcome = vcpu.fault(Gpa(GPA + block * M2), Access::Read);
-            assert_eq!(outcome, Outcome::Retry(Retry::MemslotGoing));
+            assert_eq!(outcome, Outcome::Retry(Retry::MemslotDeleting));
         }
         assert_eq!(vcpu.worker().memslots(), []);
         assert!(vcpu.worker().pin(range(GPA + 2 * M2, K4)).is_err());
