@@ -158,8 +158,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Ages all pages of `range`, in all tables that may have leaves, and in the kept marks.
     ///
     /// A page was used if a leaf is marked so, or if the memslot's bits are
-    /// ([`Kept`](crate::bits::Kept)). A block that crosses an end of the range is aged as a whole:
-    /// if it is made old, its pages outside the range are kept as used.
+    /// ([`SpilledBits`](crate::bits::SpilledBits)). A block that crosses an end of the range is
+    /// aged as a whole: if it is made old, its pages outside the range are kept as used.
     fn age_run(
         &mut self,
         range: GpaRange,
@@ -278,13 +278,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let mut new = 0;
             for (memslot, part) in view.parts(&range) {
-                let kept = &memslot.kept;
+                let spilled_bits = &memslot.spilled_bits;
                 let offset = (part.start().0 - range.start().0) >> F::PAGE_SHIFT;
                 let before = (part.start().0 - memslot.spec.gpa.0) >> F::PAGE_SHIFT;
                 each_word::<F>(&memslot.spec, part.start().0, part.size(), |word, mask| {
                     let used = match clear {
-                        true => kept.used.take(word, mask),
-                        false => kept.used.get(word, mask),
+                        true => spilled_bits.used.take(word, mask),
+                        false => spilled_bits.used.get(word, mask),
                     };
                     // The bits of the word, from its first page in the range on.
                     let first = u64::from(mask.trailing_zeros());
@@ -338,7 +338,7 @@ fn age_ends<F: Format, H: Host>(
         };
         if used {
             for (memslot, part) in view.parts(&leaf) {
-                memslot.kept.used.mark::<F>(&memslot.spec, part.start().0, part.size());
+                memslot.spilled_bits.used.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
         }
         if fresh {

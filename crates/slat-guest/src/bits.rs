@@ -101,15 +101,16 @@ pub(crate) fn each_word<F: Format>(
 ///    another thread moves their marks. If it finds such a move, it adds the pages to `written`
 ///    itself, before its own move ends (`Guest::keep_marks`).
 /// 3. A clear does not know which pages were dirty: it adds those whose leaves are there, and all
-///    that it cleaned if a thread may be removing leaves (`Guest::leaving`, `Guest::taking`).
+///    that it cleaned if a thread may be removing leaves (`Guest::marks_in_flight`,
+///    `Guest::host_unmaps`).
 /// 4. A thread that takes a page removes its leaf first, then looks for moves, then reads `written`
-///    ([`Kept::take`]).
+///    ([`SpilledBits::take`]).
 ///
 /// If the leaf was clean, or gone, by then, the exchange that found it so has acquired the exchange
 /// that made it so, and with it the announcement. A thread that finds the move ended has acquired
 /// the marks that it added.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct SpilledBits {
     /// Pages that were used since they were last aged.
     pub used: Bits,
     /// Pages that were written since the host last took them.
@@ -118,7 +119,7 @@ pub(crate) struct Kept {
     pub moves: Moves,
 }
 
-impl Kept {
+impl SpilledBits {
     pub fn new(pages: u64) -> Option<Self> {
         let (used, written) = (Bits::new(pages, false)?, Bits::new(pages, false)?);
         Some(Self { used, written, moves: Moves::new() })
@@ -126,16 +127,16 @@ impl Kept {
 
     /// Takes the kept marks of pages that the caller has unmapped: the pages that were written, or
     /// may have been, and those that were used. `mapped`: the pages had leaves. If they had none,
-    /// the move of the thread that removed the last leaf is in `leaving` until `written` has its
+    /// the move of the thread that removed the last leaf is in `in_flight` until `written` has its
     /// mark, or the mark that a log was moving from that leaf.
-    pub fn take(&self, word: usize, mask: u64, mapped: bool, leaving: &Moves) -> (u64, u64) {
-        let moving = leaving.any() || mapped && self.moves.any();
+    pub fn take(&self, word: usize, mask: u64, mapped: bool, in_flight: &Moves) -> (u64, u64) {
+        let moving = in_flight.any() || mapped && self.moves.any();
         let (written, used) = (self.written.take(word, mask), self.used.take(word, mask));
         (if moving { mask } else { written }, used)
     }
 }
 
-/// The number of threads that are moving marks from leaves to `Kept`.
+/// The number of threads that are moving marks from leaves to `SpilledBits`.
 #[derive(Debug)]
 pub(crate) struct Moves(AtomicU64);
 

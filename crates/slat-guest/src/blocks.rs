@@ -134,7 +134,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             Ok(()) => Ok(()),
             Err(SplitStop::Contended { at }) => Err(Contended { at }),
             Err(SplitStop::OutOfFrames { .. } | SplitStop::TableLimit { .. }) => {
-                let _moving = guest.leaving.begin();
+                let _moving = guest.marks_in_flight.begin();
                 self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
                     guest.unmap(view, &guest.tables, guard, [leaf], |removed| {
                         guest.keep_marks(view, &removed);

@@ -7,8 +7,8 @@
 //!
 //! *Invariants*:
 //! - A frame that two words have is own in neither, and no guest writes it: a fork write-protects
-//!   the parent ([`Worker::hold_writes`]) before it shares, and no fault asks the backing while it
-//!   shares.
+//!   the parent ([`Worker::freeze_writes`]) before it shares, and no fault asks the backing while
+//!   it shares.
 //! - A fault has unmapped all leaves of a page, and completed the TLB invalidation, before it asks
 //!   to write the page ([`Backing::page`]). So a frame has no writer while it is copied, and the
 //!   old frame has no reader of this guest when its count goes down.
@@ -245,7 +245,7 @@ impl<'s, M: Frames> Cow<'s, M> {
             return Err(ForkError::Devices);
         }
         let child = Self::new(self.shared, self.range)?;
-        let held = worker.hold_writes(self.range);
+        let held = worker.freeze_writes(self.range);
         // Another thread may have pinned pages and made them writable since the first check. It did
         // so before the writes were held, so this check sees its pin.
         if worker.is_pinned(all) {

@@ -116,9 +116,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             for (memslot, part) in view.parts(&range) {
                 for run in memslot.runs::<F>(part, MemoryKind::Shared) {
                     let (start, bytes) = (run.start().0, run.size());
-                    memslot.kept.used.mark::<F>(&memslot.spec, start, bytes);
+                    memslot.spilled_bits.used.mark::<F>(&memslot.spec, start, bytes);
                     if wrote {
-                        memslot.kept.written.mark::<F>(&memslot.spec, start, bytes);
+                        memslot.spilled_bits.written.mark::<F>(&memslot.spec, start, bytes);
                     }
                     if let Some(log) = memslot.log.as_ref().filter(|_| wrote) {
                         log.mark::<F>(&memslot.spec, start, bytes);

@@ -8,8 +8,8 @@ mod rare;
 use crate::backing::{Backing, Hva, HvaRange, MAY_WRITE};
 use crate::bits::Bits;
 use crate::config::{ExecuteHuge, Logging};
+use crate::device_notifier::DeviceLeaf;
 use crate::events::Event;
-use crate::follow::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::memslots::spec::MemslotId;
@@ -37,7 +37,7 @@ pub(crate) enum Step {
     /// The backing has not got the page yet.
     NotYet(MemslotId, Hva),
     /// The write may replace the page, so it has to be unmapped everywhere else first
-    /// ([`Guest::replacing`]).
+    /// ([`Guest::cow_in_flight`]).
     Replaces(HvaRange),
     /// The fetch is from a private block that may not be executed: it has to be split first, with
     /// the machine's consent.
@@ -392,9 +392,9 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         // start. If another vCPU has replaced it meanwhile, the page here is the new one, and was
         // written: its mark is kept, because the host may take the page before this fault maps it
         // again. A log may be taking that mark from the leaf.
-        let moving = self.guest.leaving.begin();
+        let moving = self.guest.marks_in_flight.begin();
         self.empty(fault, F::size(0), |guest, view, removed| {
-            if removed.attributes.dirty || fault.memslot.kept.moves.any() {
+            if removed.attributes.dirty || fault.memslot.spilled_bits.moves.any() {
                 guest.keep_marks(view, removed);
             }
         });
@@ -412,7 +412,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             if !page.write {
                 return Ok(None);
             }
-            let _turn = tells.then(|| guest.telling.take(platform));
+            let _turn = tells.then(|| guest.device_notifier_lock.take(platform));
             let granted = guard.grant_write(range.start(), page.hpa, MAY_WRITE)?;
             // Before anything else is called, which may panic: the leaf is writable.
             if granted.is_changed() {

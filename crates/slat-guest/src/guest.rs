@@ -72,11 +72,11 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     /// Invalidations of private memory, by addresses of private memory.
     pub(crate) private_invalidations: Invalidations,
     /// Pages that the backing replaces for write faults, and that may be mapped elsewhere.
-    pub(crate) replacing: Invalidations,
+    pub(crate) cow_in_flight: Invalidations,
     pub(crate) pins: Pins,
     /// A thread holds it while it passes a change on to devices' tables
     /// ([`DeviceTables`](crate::DeviceTables)).
-    pub(crate) telling: Turn<()>,
+    pub(crate) device_notifier_lock: Turn<()>,
     pub(crate) rings: Box<[Ring<'p>]>,
     pub(crate) resetting: Turn<()>,
     /// A thread holds it while it recovers huge pages.
@@ -91,10 +91,10 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) marks_writes: bool,
     /// Threads that are moving marks out of leaves that they remove, to the bits kept for the
     /// memslot.
-    pub(crate) leaving: Moves,
+    pub(crate) marks_in_flight: Moves,
     /// Threads that take pages for the host, if hardware logs: a clear finds out that a leaf which
     /// it has cleaned may be gone.
-    pub(crate) taking: Moves,
+    pub(crate) host_unmaps: Moves,
     pub(crate) caches: CacheState,
     /// Pages that vCPUs wait for.
     pub(crate) waits: Waits,
@@ -260,9 +260,9 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             changing: Turn::new(Vec::new()),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),
-            replacing: Invalidations::new(),
+            cow_in_flight: Invalidations::new(),
             pins: Pins::new(),
-            telling: Turn::new(()),
+            device_notifier_lock: Turn::new(()),
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Turn::new(()),
             recovering: Turn::new(()),
@@ -270,8 +270,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             budget: Budget::new(config.table_pages),
             eager_split: EagerSize::new(config.eager_split),
             marks_writes,
-            leaving: Moves::new(),
-            taking: Moves::new(),
+            marks_in_flight: Moves::new(),
+            host_unmaps: Moves::new(),
             caches: CacheState::new(&config, format.forces_caches()),
             waits: Waits::new(config.vcpus),
             stalls: StallCells::default(),

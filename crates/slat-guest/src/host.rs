@@ -1,7 +1,7 @@
 //! The machine: what the guest's memory needs beyond the engine's `Platform`.
 
+use crate::device_notifier::{DeviceTables, NoDevices};
 use crate::events::Events;
-use crate::follow::{DeviceTables, NoDevices};
 use crate::private::{NoHooks, PrivateHooks};
 #[cfg(not(loom))]
 use slat::{AllocPlatform, Invalidation};

@@ -128,7 +128,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         taken: &mut impl FnMut(Taken),
     ) -> u64 {
         let hardware = self.config.logging == Logging::Hardware;
-        let _taking = hardware.then(|| self.taking.begin());
+        let _taking = hardware.then(|| self.host_unmaps.begin());
         self.unmap(view, tables, guard, ranges, |removed| {
             self.keep_dirty(view, &removed);
             let UnmappedRun { gpa, bytes, attributes, .. } = removed;
@@ -141,8 +141,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     }
 
     /// Reports pages of a memslot that were unmapped, with the marks of their leaves, if there were
-    /// any, and with their kept marks ([`Kept`](crate::bits::Kept)). Without leaves, only pages
-    /// with a kept mark are reported.
+    /// any, and with their kept marks ([`SpilledBits`](crate::bits::SpilledBits)). Without leaves,
+    /// only pages with a kept mark are reported.
     pub(crate) fn tell(
         &self,
         memslot: &Memslot,
@@ -167,11 +167,12 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let of_leaf = leaves.map_or((false, false), |leaf| (leaf.dirty, leaf.accessed));
         let first = (part.start().0 - spec.gpa.0) >> F::PAGE_SHIFT;
         let end = first + (part.size() >> F::PAGE_SHIFT);
-        let kept = &memslot.kept;
+        let spilled_bits = &memslot.spilled_bits;
         // A run of pages with the same marks: its first page, and the marks.
         let mut run = (first, None);
         each_word::<F>(spec, part.start().0, part.size(), |word, mask| {
-            let (written, used) = kept.take(word, mask, leaves.is_some(), &self.leaving);
+            let (written, used) =
+                spilled_bits.take(word, mask, leaves.is_some(), &self.marks_in_flight);
             let of = |bits: u64, leaf: bool| if leaf { mask } else { bits };
             let (written, used) = (of(written, of_leaf.0), of(used, of_leaf.1));
             let alike = |bits: u64| bits == 0 || bits == mask;

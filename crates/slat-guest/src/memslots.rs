@@ -16,7 +16,7 @@ mod tree;
 pub(crate) mod work;
 
 use crate::backing::{Hva, HvaRange};
-use crate::bits::{Bits, Kept, Splits};
+use crate::bits::{Bits, SpilledBits, Splits};
 use crate::config::ExecuteHuge;
 use crate::memslots::kinds::Kinds;
 use crate::memslots::progress::Progress;
@@ -38,7 +38,7 @@ pub(crate) struct Memslot {
     /// How far the beginning of the log has come, if the log began after the memslot was made.
     pub begins: Option<Arc<Progress>>,
     /// Accessed and dirty marks of its pages that their leaves no longer have.
-    pub kept: Arc<Kept>,
+    pub spilled_bits: Arc<SpilledBits>,
     /// Where instruction fetches have split huge pages.
     pub splits: Option<Arc<Splits>>,
     /// Which of its pages are private, if some may be.

@@ -11,7 +11,7 @@
 //!
 //! [`OwnReaders`] avoids all three.
 
-use crate::follow::DeviceTables;
+use crate::device_notifier::DeviceTables;
 use crate::host::Host;
 use crate::private::PrivateHooks;
 use alloc::sync::Arc;

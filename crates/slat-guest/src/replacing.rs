@@ -41,11 +41,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         host: HvaRange,
     ) -> InvalidationInProgress<'w> {
         let guest = self.guest;
-        let replacing = guest.replacing.begin(&host);
+        let replacing = guest.cow_in_flight.begin(&host);
         for tables in guest.spaces() {
             let mine = core::ptr::eq::<Tables<'_, F, H>>(tables, own);
             // The page stays the guest's, so its marks are kept.
-            let moving = guest.leaving.begin();
+            let moving = guest.marks_in_flight.begin();
             self.with_memslots(tables, |view, Inside { guard, .. }| {
                 // Private memory has no host address: a page that is shared by now stays so while
                 // this thread is inside the tables.

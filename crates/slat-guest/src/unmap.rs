@@ -32,18 +32,18 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     }
 
     /// Keeps all marks of unmapped leaves, for pages that stay the guest's. The caller has
-    /// announced the move ([`Guest::leaving`]) before it unmapped them.
+    /// announced the move ([`Guest::marks_in_flight`]) before it unmapped them.
     pub(crate) fn keep_marks(&self, view: &MemslotSnapshot, removed: &UnmappedRun) {
         self.keep_dirty(view, removed);
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         for (memslot, part) in view.parts(&all) {
-            let kept = &memslot.kept;
+            let spilled_bits = &memslot.spilled_bits;
             // A log that takes the mark of the leaf may not have added it to `written` yet.
-            if removed.attributes.dirty || kept.moves.any() {
-                kept.written.mark::<F>(&memslot.spec, part.start().0, part.size());
+            if removed.attributes.dirty || spilled_bits.moves.any() {
+                spilled_bits.written.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
             if removed.attributes.accessed {
-                kept.used.mark::<F>(&memslot.spec, part.start().0, part.size());
+                spilled_bits.used.mark::<F>(&memslot.spec, part.start().0, part.size());
             }
         }
     }
@@ -100,7 +100,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             });
         }
         let host = tables.platform();
-        let turn = self.telling.take(host);
+        let turn = self.device_notifier_lock.take(host);
         let mut all = Vec::new();
         let bytes = self.remove_alone(tables, guard, ranges, |leaves| {
             leaves.map(|leaves| (all.push(leaves), leaves.bytes).1).sum()

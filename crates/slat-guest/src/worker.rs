@@ -52,7 +52,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
 ///   [`mark_written`](Self::mark_written), [`host_reads`](Self::host_reads),
 ///   [`help_flush`](Self::help_flush)
 /// - Memory that the host takes: [`invalidate`](Self::invalidate), [`evict`](Self::evict),
-///   [`hold_writes`](Self::hold_writes), [`age`](Self::age), [`age_host`](Self::age_host)
+///   [`freeze_writes`](Self::freeze_writes), [`age`](Self::age), [`age_host`](Self::age_host)
 /// - Huge pages: [`collapse`](Self::collapse), [`recover_huge_pages`](Self::recover_huge_pages),
 ///   [`set_execute_huge`](Self::set_execute_huge), [`execute_huge`](Self::execute_huge);
 ///   [`EagerSplit`](crate::EagerSplit) splits

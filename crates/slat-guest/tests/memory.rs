@@ -29,8 +29,6 @@ mod histories;
 mod huge;
 #[path = "memory/invalidation.rs"]
 mod invalidation;
-#[path = "memory/kept.rs"]
-mod kept;
 #[path = "memory/late.rs"]
 mod late;
 #[path = "memory/log.rs"]
@@ -59,6 +57,8 @@ mod replaced;
 mod ring;
 #[path = "memory/shared_ring.rs"]
 mod shared_ring;
+#[path = "memory/spilled_bits.rs"]
+mod spilled_bits;
 #[path = "memory/switches.rs"]
 mod switches;
 #[path = "memory/taken.rs"]

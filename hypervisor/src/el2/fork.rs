@@ -66,7 +66,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
 
     let begin = cpu::now();
     hypervisor.stalls.begin();
-    let held = thread.worker().hold_writes(all);
+    let held = thread.worker().freeze_writes(all);
     let truth = sums(here, &here.memory, pages)?;
     let fork = here.memory.fork(thread.worker()).map_err(|error| error.to_string())?;
     drop(held);

@@ -174,7 +174,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let all = all.expect("a guest has an address");
         let bytes = self.worker.maintain(&view.tables, all, Maintenance::Data);
         // The pages stay the guest's, so the marks of their leaves are kept.
-        let moving = guest.leaving.begin();
+        let moving = guest.marks_in_flight.begin();
         let parts = self.worker.look(|memslots| {
             memslots.iter().map(|memslot| memslot.spec.range()).collect::<alloc::vec::Vec<_>>()
         });

@@ -33,7 +33,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             #[cfg(feature = "baselines")]
             ExecuteHuge::Zap if block => {
                 // The marks of the block's other pages are kept, because its leaf is removed.
-                let moving = self.guest.leaving.begin();
+                let moving = self.guest.marks_in_flight.begin();
                 self.empty(fault, leaf.size, |guest, view, removed| {
                     guest.keep_marks(view, removed)
                 });

@@ -4,7 +4,7 @@ use super::rare::{no_page, not_reserved};
 use super::{Fault, Mode, Step};
 use crate::backing::{Backing, Hva, HvaRange, Page};
 use crate::config::{ExecuteHuge, Logging};
-use crate::follow::DeviceLeaf;
+use crate::device_notifier::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::outcome::{Outcome, Refused, Retry};
@@ -48,7 +48,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         let replaces = fault.kind == MemoryKind::Shared
             && fault.access != Access::Write
             && (fault.memslots.aliases || !self.views.is_empty())
-            && self.replacing.cover(&asks);
+            && self.cow_in_flight.cover(&asks);
         replaces.then_some(Retry::Contended)
     }
 
@@ -184,7 +184,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 }
                 MemoryKind::Shared => {
                     let host = self.tables.platform();
-                    let _turn = tells.then(|| self.guest.telling.take(host));
+                    let _turn = tells.then(|| self.guest.device_notifier_lock.take(host));
                     let committed = reservation.commit(hpa, attributes);
                     if let (true, Ok(Some(_))) = (tells, &committed) {
                         if core::mem::take(&mut to_log) {

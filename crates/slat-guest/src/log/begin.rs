@@ -105,9 +105,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             Ok(0)
         });
-        let kept = self.look(|view| view.named(spec.id).map(|memslot| memslot.kept.clone()));
+        let spilled_bits =
+            self.look(|view| view.named(spec.id).map(|memslot| memslot.spilled_bits.clone()));
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
-            let moving = kept.as_ref().map(|kept| kept.moves.begin());
+            let moving = spilled_bits.as_ref().map(|spilled_bits| spilled_bits.moves.begin());
             let words = &mut scratch[..(piece.size() >> F::PAGE_SHIFT).div_ceil(64) as usize];
             words.fill(0);
             loop {
@@ -126,13 +127,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     }
                 }
             }
-            let Some(kept) = &kept else {
+            let Some(spilled_bits) = &spilled_bits else {
                 self.guest.piece_done(piece);
                 continue;
             };
             for (first, count) in (Pages { start: piece.start(), bits: words }).runs() {
                 let at = piece.start().0 + ((first as u64) << F::PAGE_SHIFT);
-                kept.written.mark::<F>(spec, at, (count as u64) << F::PAGE_SHIFT);
+                spilled_bits.written.mark::<F>(spec, at, (count as u64) << F::PAGE_SHIFT);
             }
             drop(moving);
             self.guest.piece_done(piece);

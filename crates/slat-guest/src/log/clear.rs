@@ -9,7 +9,7 @@
 use super::LogError;
 use super::read::Logs;
 use crate::backing::{Backing, MAY_WRITE};
-use crate::bits::{Bits, Kept};
+use crate::bits::{Bits, SpilledBits};
 use crate::config::Logging;
 use crate::guest::Guest;
 use crate::host::Host;
@@ -83,8 +83,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         words: &[u64],
     ) -> Result<Cleared, LogError> {
         let guest = self.guest;
-        let Logs { spec, log, kept } = logging;
-        let kept = kept.as_deref().filter(|_| guest.config.logging == Logging::Hardware);
+        let Logs { spec, log, spilled_bits } = logging;
+        let spilled_bits =
+            spilled_bits.as_deref().filter(|_| guest.config.logging == Logging::Hardware);
         let mut cleared = Cleared::default();
         let mut shootdown = None;
         let mut result = Ok(());
@@ -105,15 +106,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         bits.for_each(|(at, (taken, &word))| *taken = log.take(from + at, word));
                     }
                     // The log takes the leaves' marks, which are yet to be reported to the host.
-                    let moving = kept.map(|kept| kept.moves.begin());
-                    let marks = kept.map(|kept| (spec, kept, &**log));
+                    let moving = spilled_bits.map(|spilled_bits| spilled_bits.moves.begin());
+                    let marks = spilled_bits.map(|spilled_bits| (spec, spilled_bits, &**log));
                     let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
                     let mut clear = Clear { cleared: &mut cleared, marks, split };
                     let bits = &taken.bits[..words.len()];
                     let result = inside.clear(&mut clear, start, bits);
                     let guard = &mut inside.guard;
-                    if let Some(kept) = kept {
-                        keep(guest, (spec, kept), guard, start, bits);
+                    if let Some(spilled_bits) = spilled_bits {
+                        keep(guest, (spec, spilled_bits), guard, start, bits);
                     }
                     drop(moving);
                     match shared {
@@ -187,7 +188,7 @@ impl Drop for Taken<'_> {
 /// first: either it has looked for moves, and seen this one, or its announcement is seen here.
 fn keep<F: Format, H: Host, B: Backing>(
     guest: &Guest<'_, F, H, B>,
-    (spec, kept): (&MemslotSpec, &Kept),
+    (spec, spilled_bits): (&MemslotSpec, &SpilledBits),
     guard: &Guard<'_, '_, F, H>,
     start: Gpa,
     words: &[u64],
@@ -210,11 +211,11 @@ fn keep<F: Format, H: Host, B: Backing>(
             // Only the named pages of a block: `whole` keeps the rest if it cleans the block as a
             // whole.
             if let Some(part) = common(&run, &leaf) {
-                kept.written.mark::<F>(spec, part.start().0, part.size());
+                spilled_bits.written.mark::<F>(spec, part.start().0, part.size());
             }
         }
-        if guest.leaving.any() || guest.taking.any() {
-            kept.written.mark::<F>(spec, run.start().0, run.size());
+        if guest.marks_in_flight.any() || guest.host_unmaps.any() {
+            spilled_bits.written.mark::<F>(spec, run.start().0, run.size());
         }
     }
 }
@@ -228,7 +229,7 @@ fn common(one: &GpaRange, other: &GpaRange) -> Option<GpaRange> {
 pub(crate) struct Clear<'c> {
     pub cleared: &'c mut Cleared,
     /// If hardware logs: the places for the marks of blocks that are cleaned as a whole.
-    pub marks: Option<(&'c MemslotSpec, &'c Kept, &'c Bits)>,
+    pub marks: Option<(&'c MemslotSpec, &'c SpilledBits, &'c Bits)>,
     /// The size to which blocks are split; `None` if faults split them.
     pub split: Option<PageSize>,
 }
@@ -394,12 +395,12 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             let result = self.guard.clean(range);
             let found = self.guard.translate(block.gpa);
             let stays = matches!(found, Ok(Some(leaf)) if leaf.size == block.size);
-            if let Some((memslot, kept, log)) = clear.marks {
+            if let Some((memslot, spilled_bits, log)) = clear.marks {
                 if !stays {
                     log.mark::<F>(memslot, range.start().0, range.size());
                 }
                 if !stays || block.attributes.dirty {
-                    kept.written.mark::<F>(memslot, range.start().0, range.size());
+                    spilled_bits.written.mark::<F>(memslot, range.start().0, range.size());
                 }
             }
             if let Err(stopped) = result {

@@ -2,7 +2,7 @@
 
 use super::LogError;
 use crate::backing::Backing;
-use crate::bits::{Bits, Kept};
+use crate::bits::{Bits, SpilledBits};
 use crate::host::Host;
 use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::sync::{AtomicU64, Ordering};
@@ -81,7 +81,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         logging: &Logs,
         bitmap: &mut [u64],
     ) -> Result<(), LogError> {
-        let Logs { spec, log, kept } = logging;
+        let Logs { spec, log, spilled_bits } = logging;
         let mut result = Ok(());
         for _ in 0..PATIENCE {
             bitmap.fill(0);
@@ -90,13 +90,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     return Err(LogError::Missing { id: spec.id });
                 }
                 // The log takes the marks, which are yet to be reported to the host.
-                let _moving = kept.as_ref().map(|kept| kept.moves.begin());
+                let _moving = spilled_bits.as_ref().map(|spilled_bits| spilled_bits.moves.begin());
                 // Harvests the whole range again: marks found before are in the log, and their
                 // leaves are clean.
                 let found = guard.harvest(spec.range(), bitmap);
                 for (word, &bits) in bitmap.iter().enumerate() {
                     log.add(word, bits);
-                    kept.iter().for_each(|kept| kept.written.add(word, bits));
+                    spilled_bits
+                        .iter()
+                        .for_each(|spilled_bits| spilled_bits.written.add(word, bits));
                 }
                 Ok(found)
             })?;
@@ -124,8 +126,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let found = self.look(|view| {
             let memslot = view.named(id).filter(|memslot| !memslot.deleting)?;
             let begins = memslot.begins.as_ref().is_some_and(|begins| !begins.is_over());
-            let kept = Some(memslot.kept.clone());
-            Some((Logs { spec: memslot.spec, log: memslot.log.clone()?, kept }, begins))
+            let spilled_bits = Some(memslot.spilled_bits.clone());
+            Some((Logs { spec: memslot.spec, log: memslot.log.clone()?, spilled_bits }, begins))
         });
         let (found, begins) = found.ok_or(LogError::Missing { id })?;
         if begins {
@@ -143,5 +145,5 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 pub(crate) struct Logs {
     pub spec: MemslotSpec,
     pub log: Arc<Bits>,
-    pub kept: Option<Arc<Kept>>,
+    pub spilled_bits: Option<Arc<SpilledBits>>,
 }

@@ -2,7 +2,7 @@
 //! keeps the rest of a change while other threads change memslots.
 
 use crate::backing::Backing;
-use crate::bits::{Bits, Kept, Splits};
+use crate::bits::{Bits, SpilledBits, Splits};
 use crate::config::{ExecuteHuge, Logging};
 use crate::events::Event;
 use crate::host::Host;
@@ -237,7 +237,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         for tables in guest.spaces() {
             // A memslot that moves keeps its memory, and so the marks of its pages.
-            let moving = guest.leaving.begin();
+            let moving = guest.marks_in_flight.begin();
             self.with_memslots(tables, |view, Inside { guard, .. }| {
                 let memslot = view.named(id).expect("it stays until it is empty");
                 guest.unmap(view, tables, guard, [piece], |removed| {
@@ -275,7 +275,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         view.remove(id);
         if let Some(mut memslot) = instead {
             // The memory is the same: its marks of use and of writes are yet to be reported.
-            memslot.kept = before.kept;
+            memslot.spilled_bits = before.spilled_bits;
             if memslot.spec.log_dirty && before.log.is_some() {
                 memslot.log = before.log;
             }
@@ -324,8 +324,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         // Also where leaves are pages, which hold all marks themselves: a late fault may empty a
         // leaf that another fault has mapped, and the guest has written, meanwhile.
-        let kept = Kept::new(spec.pages(guest.page())).ok_or(MemslotError::OutOfMemory)?;
-        let kept = Arc::new(kept);
+        let spilled_bits =
+            SpilledBits::new(spec.pages(guest.page())).ok_or(MemslotError::OutOfMemory)?;
+        let spilled_bits = Arc::new(spilled_bits);
         let kinds = match spec.private {
             None => None,
             Some(_) => {
@@ -333,7 +334,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Some(Arc::new(kinds.ok_or(MemslotError::OutOfMemory)?))
             }
         };
-        Ok(Memslot { spec, deleting: false, log, begins: None, kept, splits, kinds })
+        Ok(Memslot { spec, deleting: false, log, begins: None, spilled_bits, splits, kinds })
     }
 
     fn new_log(&self, spec: &MemslotSpec) -> Result<Arc<Bits>, MemslotError> {

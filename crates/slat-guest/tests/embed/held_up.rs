@@ -109,7 +109,7 @@ fn a_thread_that_is_held_up_calls_the_hosts_wait() {
     let pin = |work: &mut Work| work.with(|worker| drop(worker.pin(last()).unwrap()));
     let hold = |work: &mut Work| {
         let host = HvaRange { start: Hva(HOST), bytes: BYTES };
-        work.with(|worker| drop(worker.hold_writes(host)));
+        work.with(|worker| drop(worker.freeze_writes(host)));
     };
     holds_up("a recovery, by a recovery", recover, recover);
     holds_up("a log that begins, by a log that begins", log, delete);

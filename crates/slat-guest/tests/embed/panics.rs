@@ -307,7 +307,7 @@ fn history(plan: Option<(&'static str, u32)>) -> bool {
     // Changes of the whole guest, and of memslots.
     again(|| vcpu.worker().set_execute_huge(ExecuteHuge::Split)).unwrap();
     again(|| vcpu.worker().recover_huge_pages());
-    again(|| drop(vcpu.worker().hold_writes(hosts(4 * M2, M2))));
+    again(|| drop(vcpu.worker().freeze_writes(hosts(4 * M2, M2))));
     again(|| vcpu.worker().set_memslot(plain)).unwrap();
     let moved = MemslotSpec { gpa: Gpa(BASE + 8 * G1), ..plain };
     again(|| vcpu.worker().set_memslot(moved)).unwrap();

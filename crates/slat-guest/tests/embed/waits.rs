@@ -63,8 +63,8 @@ fn on_ept() -> Vec<Work<Ept1G>> {
             let range = GpaRange::new(private().gpa, K4).unwrap();
             vcpu.worker().convert(range, MemoryKind::Private, |_| {}).unwrap();
         }),
-        ("hold_writes", |vcpu| {
-            drop(vcpu.worker().hold_writes(HvaRange { start: Hva(HOST), bytes: K4 }));
+        ("freeze_writes", |vcpu| {
+            drop(vcpu.worker().freeze_writes(HvaRange { start: Hva(HOST), bytes: K4 }));
         }),
         ("set_execute_huge", |vcpu| {
             vcpu.worker().set_execute_huge(ExecuteHuge::Split).unwrap();
@@ -264,7 +264,7 @@ fn what_a_thread_holds_outside_the_tables_keeps_no_change_back() {
             let host = HvaRange { start: Hva(HOST), bytes: M2 };
             let _invalidation = holds.invalidate(host, |_| {});
             worker.with(|worker| {
-                let _held = worker.hold_writes(host);
+                let _held = worker.freeze_writes(host);
                 worker.set_memslot(log(true)).unwrap();
                 worker.set_memslot(log(false)).unwrap();
                 worker.teardown();

@@ -22,7 +22,7 @@ fn write_and_hold(logged: bool) {
         vcpu.fault(Gpa(0), Access::Write);
         Sent(vcpu)
     });
-    let held = holds.hold_writes(HvaRange { start: Hva(HOST), bytes: 2 * BLOCK });
+    let held = holds.freeze_writes(HvaRange { start: Hva(HOST), bytes: 2 * BLOCK });
     assert!(!writable(&mut holds, 0), "when it returns nobody writes");
     let vcpu = thread.join().unwrap();
     assert!(!writable(&mut holds, 0), "nor until it is dropped");
@@ -54,7 +54,7 @@ fn hold_and_conversion() {
         vcpu.fault(Gpa(0), Access::Write);
         Sent(vcpu)
     });
-    drop(holds.hold_writes(HvaRange { start: Hva(HOST), bytes: PAGE }));
+    drop(holds.freeze_writes(HvaRange { start: Hva(HOST), bytes: PAGE }));
     let mut vcpu = thread.join().unwrap().get();
     vcpu.fault(Gpa(0), Access::Write);
     assert!(writable(&mut holds, 0));

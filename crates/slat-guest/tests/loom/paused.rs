@@ -276,7 +276,7 @@ fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
         let holder = Sent(crate::fixture::worker(fixture.guest));
         let thread = spawn(move || {
             let mut holder = holder.get();
-            let held = holder.hold_writes(HvaRange { start: Hva(HOST), bytes: 2 * PAGE });
+            let held = holder.freeze_writes(HvaRange { start: Hva(HOST), bytes: 2 * PAGE });
             for gpa in [FIRST, SECOND] {
                 assert!(!writable(&mut holder, gpa), "{gpa:x} while they are held");
             }

@@ -61,7 +61,7 @@ on_all! {
         }
         let writes = |at| machine.device_access(VMID, Gpa(at), true);
         // The last page of the first block, and all pages of the second.
-        let held = vcpu.worker().hold_writes(host_range(HOST + M2 - K4, M2 + K4));
+        let held = vcpu.worker().freeze_writes(host_range(HOST + M2 - K4, M2 + K4));
         for at in pages {
             let read = machine.device_access(VMID, Gpa(at), false);
             assert_eq!(read.map(|hpa| hpa.0), ram.get(at - BASE + HOST).map(|page| page.hpa));

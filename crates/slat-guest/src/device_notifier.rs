@@ -28,7 +28,7 @@ pub struct DeviceLeaf {
 ///   before the memory is given back: before an invalidation, an eviction, a conversion or a
 ///   deletion of a memslot returns or reports anything, and before a fault maps another page there.
 ///   When it returns, no device may access the memory by these addresses.
-/// - [`Worker::hold_writes`](crate::Worker::hold_writes) takes the right to write: it calls
+/// - [`Worker::freeze_writes`](crate::Worker::freeze_writes) takes the right to write: it calls
 ///   [`DeviceTables::unmapped`], then [`DeviceTables::mapped`] without `write` for the same leaves.
 /// - *Invariant*: the calls come in the order in which the leaves were mapped, changed and
 ///   unmapped. A fault holds a lock from before the leaf exists, or may be written, until it has
@@ -59,7 +59,7 @@ pub trait DeviceTables {
     /// is called with the page ([`Worker::invalidate`](crate::Worker::invalidate),
     /// [`Worker::evict`](crate::Worker::evict), [`Worker::convert`](crate::Worker::convert)), as
     /// this call comes before that one. If the pages stay the guest's (a memslot that moves, a
-    /// fault that replaces a page, `hold_writes`), the caller passes the record to `device_used`
+    /// fault that replaces a page, `freeze_writes`), the caller passes the record to `device_used`
     /// afterwards, so that the log has them too.
     fn unmapped(&self, _range: GpaRange) {}
 }

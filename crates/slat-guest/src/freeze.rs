@@ -1,7 +1,7 @@
 //! Host memory that the guest may only read for a time: its writes fault, and ask the backing anew.
 
 use crate::backing::{Backing, HvaRange, MAY_WRITE};
-use crate::follow::{DeviceLeaf, DeviceTables};
+use crate::device_notifier::{DeviceLeaf, DeviceTables};
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
 use crate::memslots::MemslotSnapshot;
@@ -35,7 +35,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// 1. Faults that asked before the invalidation began are waited for; later ones see it, and do
     ///    not ask.
     /// 2. Then all leaves lose the software bit, and only then the right itself.
-    pub fn hold_writes(&mut self, host: HvaRange) -> InvalidationInProgress<'w> {
+    pub fn freeze_writes(&mut self, host: HvaRange) -> InvalidationInProgress<'w> {
         let guest = self.guest;
         let held = guest.invalidations.begin(&host);
         guest.wait_for_faults();
@@ -74,7 +74,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
             self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
                 // Until it is released, no leaf comes or goes, so devices have what is found here.
-                let _turn = guest.telling.take(platform);
+                let _turn = guest.device_notifier_lock.take(platform);
                 shared::<F>(view, piece, &mut |run| {
                     let leaves = loop {
                         let leaves = guard.leaves(run).expect("a memslot's pages");
