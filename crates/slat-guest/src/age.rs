@@ -283,7 +283,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let before = (part.start().0 - memslot.spec.gpa.0) >> F::PAGE_SHIFT;
                 each_word::<F>(&memslot.spec, part.start().0, part.size(), |word, mask| {
                     let used = match clear {
-                        true => spilled_bits.used.take(word, mask),
+                        true => spilled_bits.used.swap_out(word, mask),
                         false => spilled_bits.used.get(word, mask),
                     };
                     // The bits of the word, from its first page in the range on.

@@ -53,7 +53,7 @@ impl Bits {
     }
 
     /// Clears the bits of `mask`, and returns those that were set.
-    pub fn take(&self, word: usize, mask: u64) -> u64 {
+    pub fn swap_out(&self, word: usize, mask: u64) -> u64 {
         if self.get(word, mask) == 0 {
             return 0;
         }
@@ -99,7 +99,7 @@ pub(crate) fn each_word<F: Format>(
 ///    then adds to `written`, then ends the announcement.
 /// 2. A thread that removes leaves of pages that stay the guest's may find them clean because
 ///    another thread moves their marks. If it finds such a move, it adds the pages to `written`
-///    itself, before its own move ends (`Guest::keep_marks`).
+///    itself, before its own move ends (`Guest::spill_marks`).
 /// 3. A clear does not know which pages were dirty: it adds those whose leaves are there, and all
 ///    that it cleaned if a thread may be removing leaves (`Guest::marks_in_flight`,
 ///    `Guest::host_unmaps`).
@@ -129,9 +129,9 @@ impl SpilledBits {
     /// may have been, and those that were used. `mapped`: the pages had leaves. If they had none,
     /// the move of the thread that removed the last leaf is in `in_flight` until `written` has its
     /// mark, or the mark that a log was moving from that leaf.
-    pub fn take(&self, word: usize, mask: u64, mapped: bool, in_flight: &Moves) -> (u64, u64) {
+    pub fn swap_out(&self, word: usize, mask: u64, mapped: bool, in_flight: &Moves) -> (u64, u64) {
         let moving = in_flight.any() || mapped && self.moves.any();
-        let (written, used) = (self.written.take(word, mask), self.used.take(word, mask));
+        let (written, used) = (self.written.swap_out(word, mask), self.used.swap_out(word, mask));
         (if moving { mask } else { written }, used)
     }
 }

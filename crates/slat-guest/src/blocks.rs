@@ -137,7 +137,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let _moving = guest.marks_in_flight.begin();
                 self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
                     guest.unmap(view, &guest.tables, guard, [leaf], |removed| {
-                        guest.keep_marks(view, &removed);
+                        guest.spill_marks(view, &removed);
                     });
                 });
                 guest.reclaim_in(&guest.tables);

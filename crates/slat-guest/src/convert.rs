@@ -144,7 +144,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // Ends also if `taken` or a hook panics: the pages then keep their kind.
         let changing = kinds.changing::<F>(&memslot.spec, &run);
         agreed();
-        let emptied = self.empty_run(memslot, run, to, taken);
+        let emptied = self.unmap_run(memslot, run, to, taken);
         if emptied.is_ok() {
             guest.wait_for_faults();
             kinds.set::<F>(&memslot.spec, &run, to);
@@ -161,7 +161,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Unmaps what is mapped in `run`, which is about to become `to`.
-    fn empty_run(
+    fn unmap_run(
         &mut self,
         memslot: &Memslot,
         run: GpaRange,
@@ -179,8 +179,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         for piece in pieces(run, F::size(F::LARGEST_LEAF)) {
             let bytes = self.with_memslots(&guest.tables, |view, Inside { tables, guard, .. }| {
-                let bytes = guest.take(view, tables, guard, [piece], taken);
-                guest.tell(memslot, piece, None, taken);
+                let bytes = guest.unmap_for_host(view, tables, guard, [piece], taken);
+                guest.report_taken(memslot, piece, None, taken);
                 bytes
             });
             guest.counters.invalidated_bytes.add(bytes);

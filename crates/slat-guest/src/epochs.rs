@@ -101,7 +101,7 @@ impl Epochs {
         let mut dirty = zeroes(len)?;
         // After an error, the next call finds the pages in the log, or that the memslot has another
         // log, of which no epoch has the earlier pages.
-        worker.take(&logging, &mut dirty).map_err(EpochError::Log)?;
+        worker.drain_log(&logging, &mut dirty).map_err(EpochError::Log)?;
         dirty.iter_mut().zip(&mut self.pending).for_each(|(dirty, pending)| {
             *dirty |= core::mem::take(pending);
         });

@@ -111,7 +111,7 @@ pub enum Event {
 
 /// Makes an event with `event` and reports it to `events`, if events are wanted.
 #[inline(always)]
-pub(crate) fn tell<E: Events>(
+pub(crate) fn report<E: Events>(
     events: E,
     guest: impl FnOnce() -> Vmid,
     event: impl FnOnce() -> Event,
@@ -128,9 +128,9 @@ mod tests {
     /// Neither the event nor the VMID is evaluated, because `WANTED` is a constant.
     #[test]
     fn by_default_no_event_is_even_made() {
-        tell((), || panic!("a VMID was read"), || panic!("an event was made"));
+        report((), || panic!("a VMID was read"), || panic!("an event was made"));
         let nobody: &() = &();
-        tell(nobody, || panic!("a VMID was read"), || panic!("an event was made"));
+        report(nobody, || panic!("a VMID was read"), || panic!("an event was made"));
         const { assert!(!<() as Events>::WANTED && !<&() as Events>::WANTED) };
     }
 }

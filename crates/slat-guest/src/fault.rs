@@ -395,7 +395,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         let moving = self.guest.marks_in_flight.begin();
         self.empty(fault, F::size(0), |guest, view, removed| {
             if removed.attributes.dirty || fault.memslot.spilled_bits.moves.any() {
-                guest.keep_marks(view, removed);
+                guest.spill_marks(view, removed);
             }
         });
         drop(moving);

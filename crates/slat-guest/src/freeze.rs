@@ -83,7 +83,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                             Err(Contended { .. }) => platform.wait(),
                         }
                     };
-                    tell_again(platform.device_tables(), &leaves);
+                    notify_again(platform.device_tables(), &leaves);
                 });
             });
         }
@@ -99,7 +99,7 @@ fn shared<F: Format>(view: &MemslotSnapshot, piece: GpaRange, run: &mut dyn FnMu
 }
 
 /// Takes the right to write `leaves` from devices.
-fn tell_again(devices: &dyn DeviceTables, leaves: &[Leaf]) {
+fn notify_again(devices: &dyn DeviceTables, leaves: &[Leaf]) {
     let (Some(first), Some(last)) = (leaves.first(), leaves.last()) else { return };
     let end = last.gpa.0 + last.size.bytes();
     devices.unmapped(GpaRange::new(first.gpa, end - first.gpa.0).expect("a leaf at least"));

@@ -5,7 +5,7 @@ use crate::bits::Moves;
 use crate::budget::Budget;
 use crate::caches::CacheState;
 use crate::config::{Config, EagerSize, Logging};
-use crate::events::{Event, tell};
+use crate::events::{Event, report};
 use crate::host::Host;
 use crate::identity::Identity;
 use crate::invalidations::Invalidations;
@@ -394,7 +394,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Reports an event to the host, if the host wants events.
     #[inline(always)]
     pub(crate) fn event(&self, event: impl FnOnce() -> Event) {
-        tell(self.tables.platform().events(), || self.tables.vmid(), event);
+        report(self.tables.platform().events(), || self.tables.vmid(), event);
     }
 
     /// Takes the lock for changes of memslots, for work that waits for faults. A thread may hold it

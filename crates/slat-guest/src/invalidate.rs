@@ -100,10 +100,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     })
                 };
                 let mapped = runs().map(|(_, run)| run);
-                let bytes = guest.take(view, tables, guard, mapped, taken);
+                let bytes = guest.unmap_for_host(view, tables, guard, mapped, taken);
                 // After all tables: otherwise a page in a view would be reported as not mapped.
                 if last {
-                    runs().for_each(|(memslot, run)| guest.tell(memslot, run, None, taken));
+                    runs().for_each(|(memslot, run)| guest.report_taken(memslot, run, None, taken));
                 }
                 bytes
             });
@@ -119,7 +119,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Unmaps `ranges`, and reports what was mapped there; returns the bytes.
-    pub(crate) fn take(
+    pub(crate) fn unmap_for_host(
         &self,
         view: &MemslotSnapshot,
         tables: &Tables<'p, F, H>,
@@ -130,12 +130,12 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let hardware = self.config.logging == Logging::Hardware;
         let _taking = hardware.then(|| self.host_unmaps.begin());
         self.unmap(view, tables, guard, ranges, |removed| {
-            self.keep_dirty(view, &removed);
+            self.spill_dirty(view, &removed);
             let UnmappedRun { gpa, bytes, attributes, .. } = removed;
             // Each memslot's own part, with its host addresses and its kept marks.
             let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
             for (memslot, part) in view.parts(&all) {
-                self.tell(memslot, part, Some(attributes), taken);
+                self.report_taken(memslot, part, Some(attributes), taken);
             }
         })
     }
@@ -143,7 +143,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Reports pages of a memslot that were unmapped, with the marks of their leaves, if there were
     /// any, and with their kept marks ([`SpilledBits`](crate::bits::SpilledBits)). Without leaves,
     /// only pages with a kept mark are reported.
-    pub(crate) fn tell(
+    pub(crate) fn report_taken(
         &self,
         memslot: &Memslot,
         part: GpaRange,
@@ -172,7 +172,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let mut run = (first, None);
         each_word::<F>(spec, part.start().0, part.size(), |word, mask| {
             let (written, used) =
-                spilled_bits.take(word, mask, leaves.is_some(), &self.marks_in_flight);
+                spilled_bits.swap_out(word, mask, leaves.is_some(), &self.marks_in_flight);
             let of = |bits: u64, leaf: bool| if leaf { mask } else { bits };
             let (written, used) = (of(written, of_leaf.0), of(used, of_leaf.1));
             let alike = |bits: u64| bits == 0 || bits == mask;

@@ -23,7 +23,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         let start = host.start.0 & !(page - 1);
         let whole = HvaRange { start: Hva(start), bytes: host.bytes + (host.start.0 - start) };
         let mut told = 0;
-        self.waits.tell(&whole, |vcpu| {
+        self.waits.wake(&whole, |vcpu| {
             told += 1;
             platform.wake(vmid, vcpu);
         });

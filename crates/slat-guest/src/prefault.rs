@@ -148,7 +148,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Step::NotYet(..) => (page, |done| &mut done.not_yet),
                 Step::Again => continue,
                 Step::Replaces(host) => {
-                    replacing = Some((host, self.empty_elsewhere((&guest.tables, gpa), host)));
+                    replacing = Some((host, self.unmap_elsewhere((&guest.tables, gpa), host)));
                     continue;
                 }
                 Step::SplitsPrivate => match self.split_private_page(gpa) {

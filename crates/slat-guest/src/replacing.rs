@@ -35,7 +35,7 @@ use slat::{Format, Gpa, GpaRange, Tables};
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Empties all entries that may map the page at `host` for reading, except the entry of `gpa`
     /// in `own`. No fault maps the page for reading until the result is dropped.
-    pub(crate) fn empty_elsewhere(
+    pub(crate) fn unmap_elsewhere(
         &mut self,
         (own, gpa): (&Tables<'w, F, H>, Gpa),
         host: HvaRange,
@@ -62,7 +62,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         other && !leaf.is_some_and(|leaf| may(leaf.attributes.software))
                     })
                     .collect();
-                guest.unmap(view, tables, guard, parts, |removed| guest.keep_marks(view, &removed));
+                guest
+                    .unmap(view, tables, guard, parts, |removed| guest.spill_marks(view, &removed));
             });
             drop(moving);
         }

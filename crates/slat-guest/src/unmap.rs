@@ -19,7 +19,7 @@ const BATCH: usize = 64;
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Adds the dirty marks of unmapped leaves to the log of every memslot that has some of the
     /// pages, if hardware's marks are a part of the log.
-    pub(crate) fn keep_dirty(&self, view: &MemslotSnapshot, removed: &UnmappedRun) {
+    pub(crate) fn spill_dirty(&self, view: &MemslotSnapshot, removed: &UnmappedRun) {
         if self.config.logging != Logging::Hardware || !removed.attributes.dirty {
             return;
         }
@@ -33,8 +33,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// Keeps all marks of unmapped leaves, for pages that stay the guest's. The caller has
     /// announced the move ([`Guest::marks_in_flight`]) before it unmapped them.
-    pub(crate) fn keep_marks(&self, view: &MemslotSnapshot, removed: &UnmappedRun) {
-        self.keep_dirty(view, removed);
+    pub(crate) fn spill_marks(&self, view: &MemslotSnapshot, removed: &UnmappedRun) {
+        self.spill_dirty(view, removed);
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         for (memslot, part) in view.parts(&all) {
             let spilled_bits = &memslot.spilled_bits;
@@ -50,7 +50,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// Reports private memory among `removed` to the machine. The memslot's pages are not being
     /// converted.
-    pub(crate) fn tell_private(&self, memslot: &Memslot, removed: &UnmappedRun) {
+    pub(crate) fn report_private(&self, memslot: &Memslot, removed: &UnmappedRun) {
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         let Some(part) = memslot.spec.common(&all).filter(|_| memslot.kinds.is_some()) else {
             return;
@@ -203,10 +203,10 @@ impl<F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>> Drop
         // The report may have taken marks that were kept for these pages.
         if let Some(mut now) = self.now.take() {
             (now.attributes.dirty, now.attributes.accessed) = (true, true);
-            self.guest.keep_marks(self.view, &now);
+            self.guest.spill_marks(self.view, &now);
         }
         for leaves in self.leaves.by_ref() {
-            self.guest.keep_marks(self.view, &leaves);
+            self.guest.spill_marks(self.view, &leaves);
         }
     }
 }

@@ -84,7 +84,7 @@ impl Waits {
 
     /// Makes the waits for `host` ready, because the backing's answer for it has changed. Calls
     /// `told` with each vCPU that had such a wait, once.
-    pub fn tell(&self, host: &HvaRange, mut told: impl FnMut(u16)) {
+    pub fn wake(&self, host: &HvaRange, mut told: impl FnMut(u16)) {
         agreed();
         if self.taken.load(Ordering::Acquire) == 0 {
             return;
@@ -196,7 +196,7 @@ mod tests {
     fn told(waits: &Waits, page: u64, pages: u64) -> Vec<u16> {
         let mut all = Vec::new();
         let host = HvaRange { start: what(page).2, bytes: pages * PAGE };
-        waits.tell(&host, |vcpu| all.push(vcpu));
+        waits.wake(&host, |vcpu| all.push(vcpu));
         all
     }
 

@@ -185,7 +185,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
             // of what is unmapped here.
             self.worker.with_memslots(&view.tables, |memslots, Inside { guard, .. }| {
                 guest.remove(memslots, &view.tables, guard, [part], |removed| {
-                    guest.keep_marks(memslots, &removed);
+                    guest.spill_marks(memslots, &removed);
                 });
             });
         }

@@ -35,7 +35,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 // The marks of the block's other pages are kept, because its leaf is removed.
                 let moving = self.guest.marks_in_flight.begin();
                 self.empty(fault, leaf.size, |guest, view, removed| {
-                    guest.keep_marks(view, removed)
+                    guest.spill_marks(view, removed)
                 });
                 drop(moving);
                 return match self.map_apart(fault, page) {

@@ -31,7 +31,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                 Step::Again => {}
                 Step::Replaces(host) => {
                     let tables = guest.space(self.view);
-                    replacing = Some((host, self.worker.empty_elsewhere((tables, gpa), host)));
+                    replacing = Some((host, self.worker.unmap_elsewhere((tables, gpa), host)));
                 }
                 Step::SplitsPrivate => {
                     if let Err(refused) = self.worker.split_private_page(gpa) {

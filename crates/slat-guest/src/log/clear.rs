@@ -103,7 +103,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     }
                     if shared {
                         let bits = taken.bits.iter_mut().zip(words).enumerate();
-                        bits.for_each(|(at, (taken, &word))| *taken = log.take(from + at, word));
+                        bits.for_each(|(at, (taken, &word))| {
+                            *taken = log.swap_out(from + at, word)
+                        });
                     }
                     // The log takes the leaves' marks, which are yet to be reported to the host.
                     let moving = spilled_bits.map(|spilled_bits| spilled_bits.moves.begin());

@@ -54,12 +54,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// As [`Worker::read_log`]. No mark is lost: all that was read is still in the log.
     pub fn take_log(&mut self, id: MemslotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let logging = self.logging(id, bitmap.len())?;
-        self.take(&logging, bitmap)
+        self.drain_log(&logging, bitmap)
     }
 
     /// As [`Worker::take_log`], for the log that a look-up found: [`LogError::Missing`] if the
     /// memslot has another by now.
-    pub(crate) fn take(&mut self, logging: &Logs, bitmap: &mut [u64]) -> Result<u64, LogError> {
+    pub(crate) fn drain_log(
+        &mut self,
+        logging: &Logs,
+        bitmap: &mut [u64],
+    ) -> Result<u64, LogError> {
         let log = &*logging.log;
         let dirty = self.read(logging, bitmap)?;
         let words = &bitmap[..log.words().len()];

@@ -199,7 +199,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for _ in 0..pieces {
             let Some(piece) = unfinished.piece(F::size(F::LARGEST_LEAF)) else { break };
             match &mut unfinished.work {
-                Work::Delete | Work::Move(_) => self.empty_piece(spec.id, piece),
+                Work::Delete | Work::Move(_) => self.unmap_piece(spec.id, piece),
                 Work::LogOn { split, scratch } => self.begin_log_in(&spec, piece, split, scratch),
                 Work::LogOff { collapsed } => *collapsed += self.end_log_in(&spec, piece),
             }
@@ -233,7 +233,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Empties a piece. No fault maps the memslot any more; an invalidation still finds it.
-    fn empty_piece(&mut self, id: MemslotId, piece: GpaRange) {
+    fn unmap_piece(&mut self, id: MemslotId, piece: GpaRange) {
         let guest = self.guest;
         for tables in guest.spaces() {
             // A memslot that moves keeps its memory, and so the marks of its pages.
@@ -241,8 +241,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             self.with_memslots(tables, |view, Inside { guard, .. }| {
                 let memslot = view.named(id).expect("it stays until it is empty");
                 guest.unmap(view, tables, guard, [piece], |removed| {
-                    guest.keep_marks(view, &removed);
-                    guest.tell_private(memslot, &removed);
+                    guest.spill_marks(view, &removed);
+                    guest.report_private(memslot, &removed);
                 })
             });
             drop(moving);

@@ -85,7 +85,7 @@ impl Kinds {
     pub fn set<F: Format>(&self, spec: &MemslotSpec, range: &GpaRange, kind: MemoryKind) {
         each_word::<F>(spec, range.start().0, range.size(), |word, mask| match kind {
             MemoryKind::Private => self.private.add(word, mask),
-            MemoryKind::Shared => _ = self.private.take(word, mask),
+            MemoryKind::Shared => _ = self.private.swap_out(word, mask),
         });
     }
 }
@@ -102,7 +102,7 @@ impl<F: Format> Drop for Changing<'_, F> {
     fn drop(&mut self) {
         let (start, bytes) = (self.range.start().0, self.range.size());
         each_word::<F>(&self.spec, start, bytes, |word, mask| {
-            self.kinds.changing.take(word, mask);
+            self.kinds.changing.swap_out(word, mask);
         });
     }
 }
