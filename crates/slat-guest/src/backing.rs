@@ -47,7 +47,7 @@ impl HvaRange {
 /// calls [`Worker::invalidate`](crate::Worker::invalidate). It must not wait for operations that
 /// wait for the guest's faults: changes of memslots, reads of logs that hardware keeps, switches of
 /// caches, [`Worker::host_wrote`](crate::Worker::host_wrote). For a page that has not arrived yet
-/// it returns [`NoPage::NotYet`].
+/// it returns [`NoPage::Absent`].
 ///
 /// If a method panics, the panic passes through the fault. The page is not mapped, or as it was,
 /// or, after a call of `grant`, writable and in the log; a later fault asks again.
@@ -111,7 +111,7 @@ pub trait Backing {
     /// it, the fault empties the leaf and maps it anew.
     ///
     /// Until `grant` has returned, nothing may take the page away or give its address to another
-    /// page, and [`Backing::page`] returns [`NoPage::NotYet`] for it. So a leaf that another thread
+    /// page, and [`Backing::page`] returns [`NoPage::Absent`] for it. So a leaf that another thread
     /// empties meanwhile stays empty, and `grant` cannot mistake another page's leaf for this one.
     /// An implementation that cannot ensure this at once returns `None`, and does not call `grant`.
     fn make_writable<R>(&self, _host: Hva, _grant: impl FnOnce(Page) -> R) -> Option<R>
@@ -148,7 +148,7 @@ pub(crate) const MAY_EXECUTE: Software = Software::B;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoPage {
     /// The page is being fetched: run the guest again later.
-    NotYet,
+    Absent,
     /// There is no page, or none for this access.
     Never,
 }

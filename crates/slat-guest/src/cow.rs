@@ -141,7 +141,7 @@ const fn frame_of(word: u64) -> u32 {
 /// One guest's memory: it reads as zero until it is written, and other guests may share some of it.
 ///
 /// If no frame is free the answer to a fault is *not yet*
-/// ([`Retry::NotYet`](crate::Retry::NotYet)), and nothing has changed: the vCPU can go on when
+/// ([`Retry::Absent`](crate::Retry::Absent)), and nothing has changed: the vCPU can go on when
 /// another guest frees a frame ([`Frames::freed`]). The VMM makes sure that one will; twice the
 /// pages of a guest are enough for it and one fork.
 ///
@@ -317,7 +317,7 @@ impl<'s, M: Frames> Cow<'s, M> {
         let placed = self.place(now, write);
         claim.to = placed.map_or(now, |(new, _)| new);
         drop(claim);
-        let (new, old) = placed.ok_or(NoPage::NotYet)?;
+        let (new, old) = placed.ok_or(NoPage::Absent)?;
         // Last, as it may call the VMM: the word has no part in the frame any more.
         if let Some(old) = old {
             self.shared.give(old);

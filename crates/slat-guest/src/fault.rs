@@ -35,7 +35,7 @@ pub(crate) enum Step {
     /// The worker's cache of table pages is empty.
     Dry,
     /// The backing has not got the page yet.
-    NotYet(MemslotId, Hva),
+    Absent(MemslotId, Hva),
     /// The write may replace the page, so it has to be unmapped everywhere else first
     /// ([`Guest::cow_in_flight`]).
     Replaces(HvaRange),

@@ -1,7 +1,7 @@
 //! The outcomes of faults, and of eager splits.
 
 use crate::private::{Denied, MemoryKind};
-use crate::waits::Arrival;
+use crate::waits::AsyncFault;
 use core::fmt;
 use slat::{ChangeError, Gpa, MapError, OutOfFrames, PageSize, SplitError};
 
@@ -61,7 +61,7 @@ pub enum Retry {
     /// [`Vcpu::ready`](crate::Vcpu::ready) returns the arrival, or just tries again. `None`: the
     /// vCPU already has 16 waits, the maximum, including those whose page has arrived and that it
     /// has not ended.
-    NotYet(Option<Arrival>),
+    Absent(Option<AsyncFault>),
     /// The memslot is being deleted or moved.
     MemslotDeleting,
     /// The page is being converted between shared and private.

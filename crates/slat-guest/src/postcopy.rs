@@ -478,7 +478,7 @@ impl<B: Backing> Backing for PostCopy<B> {
         }
         if !get(&self.here, page) {
             self.ask(page);
-            return Err(NoPage::NotYet);
+            return Err(NoPage::Absent);
         }
         self.inner.page(host, access).map(|page| self.lowered(host, page))
     }

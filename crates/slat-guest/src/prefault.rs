@@ -21,7 +21,7 @@ pub struct Prefaulted {
     /// Already mapped, with that right.
     pub there: u64,
     /// Not in the backing yet. The backing was asked for each page.
-    pub not_yet: u64,
+    pub absent: u64,
     /// Not mapped because the host is invalidating them, their memslot is being deleted or moved,
     /// they are being converted, or another thread was changing the entry.
     pub held: u64,
@@ -141,11 +141,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     | Outcome::MadeWritable(size)
                     | Outcome::MadeExecutable(size),
                 ) => (size.bytes(), |done| &mut done.mapped),
-                Step::Done(Outcome::Retry(Retry::NotYet(_))) => (page, |done| &mut done.not_yet),
+                Step::Done(Outcome::Retry(Retry::Absent(_))) => (page, |done| &mut done.absent),
                 Step::Done(Outcome::Retry(_)) => (page, |done| &mut done.held),
                 Step::Done(Outcome::Refused(_)) => (page, |done| &mut done.refused),
                 Step::Done(_) => (page, |done| &mut done.mapped),
-                Step::NotYet(..) => (page, |done| &mut done.not_yet),
+                Step::Absent(..) => (page, |done| &mut done.absent),
                 Step::Again => continue,
                 Step::Replaces(host) => {
                     replacing = Some((host, self.unmap_elsewhere((&guest.tables, gpa), host)));

@@ -34,7 +34,7 @@ const STATE: u64 = 3;
 
 /// A page that a vCPU waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Arrival {
+pub struct AsyncFault {
     /// The arrival's number, unique among the vCPU's last 2^32 waits; never 0.
     pub token: u32,
     /// The memslot that has the page.
@@ -113,7 +113,7 @@ impl Waits {
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     /// The wait at each place, and when it began.
-    waits: [Option<(Arrival, u64)>; PLACES],
+    waits: [Option<(AsyncFault, u64)>; PLACES],
     last: u32,
     /// The number of places that are taken.
     taken: u32,
@@ -128,8 +128,8 @@ impl Places {
         vcpu: u16,
         (memslot, gpa, host): (MemslotId, Gpa, Hva),
         now: u64,
-    ) -> Option<(Arrival, bool)> {
-        let same = |wait: &Option<(Arrival, u64)>| {
+    ) -> Option<(AsyncFault, bool)> {
+        let same = |wait: &Option<(AsyncFault, u64)>| {
             wait.is_some_and(|(wait, _)| {
                 (wait.memslot, wait.gpa, wait.host) == (memslot, gpa, host)
             })
@@ -144,7 +144,7 @@ impl Places {
         }
         let place = self.waits.iter().position(Option::is_none)?;
         self.last = self.last.wrapping_add(1).max(1);
-        let arrival = Arrival { token: self.last, memslot, gpa, host };
+        let arrival = AsyncFault { token: self.last, memslot, gpa, host };
         self.waits[place] = Some((arrival, now));
         self.taken += 1;
         waits.begin(vcpu, place, host);
@@ -156,8 +156,8 @@ impl Places {
         &mut self,
         waits: &Waits,
         vcpu: u16,
-        mut wanted: impl FnMut(&Arrival, bool) -> bool,
-    ) -> Option<(Arrival, u64)> {
+        mut wanted: impl FnMut(&AsyncFault, bool) -> bool,
+    ) -> Option<(AsyncFault, u64)> {
         let place = self.waits.iter().enumerate().position(|(place, wait)| {
             wait.is_some_and(|(wait, _)| wanted(&wait, waits.is_ready(vcpu, place)))
         })?;
@@ -171,13 +171,13 @@ impl Places {
         self.taken != 0
     }
 
-    pub fn is_ready(&self, waits: &Waits, vcpu: u16, arrival: &Arrival) -> bool {
-        let at = |wait: &Option<(Arrival, u64)>| wait.is_some_and(|(wait, _)| wait == *arrival);
+    pub fn is_ready(&self, waits: &Waits, vcpu: u16, arrival: &AsyncFault) -> bool {
+        let at = |wait: &Option<(AsyncFault, u64)>| wait.is_some_and(|(wait, _)| wait == *arrival);
         let place = self.waits.iter().position(at);
         place.is_none_or(|place| waits.is_ready(vcpu, place))
     }
 
-    pub fn all(&self) -> impl Iterator<Item = Arrival> + '_ {
+    pub fn all(&self) -> impl Iterator<Item = AsyncFault> + '_ {
         self.waits.iter().flatten().map(|(wait, _)| *wait)
     }
 }

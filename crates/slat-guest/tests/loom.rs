@@ -8,6 +8,8 @@
 //! it, or faults. Models that bound the number of preemptions say so.
 #![cfg(loom)]
 
+#[path = "loom/async_fault.rs"]
+mod async_fault;
 #[path = "loom/convert.rs"]
 mod convert;
 #[path = "loom/fixture.rs"]
@@ -18,8 +20,6 @@ mod frames;
 mod hold;
 #[path = "loom/invalidation.rs"]
 mod invalidation;
-#[path = "loom/late.rs"]
-mod late;
 #[path = "loom/log.rs"]
 mod log;
 #[path = "loom/moved.rs"]

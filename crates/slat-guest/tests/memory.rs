@@ -5,6 +5,8 @@
 
 #[path = "memory/age.rs"]
 mod age;
+#[path = "memory/async_fault.rs"]
+mod async_fault;
 #[path = "memory/budget.rs"]
 mod budget;
 #[path = "memory/buffers.rs"]
@@ -29,8 +31,6 @@ mod histories;
 mod huge;
 #[path = "memory/invalidation.rs"]
 mod invalidation;
-#[path = "memory/late.rs"]
-mod late;
 #[path = "memory/log.rs"]
 mod log;
 #[path = "memory/log_words.rs"]

@@ -3,7 +3,7 @@
 //! [`Paged`] is the [`Backing`](slat_guest::Backing) of a guest's memslots: a part of its pages is
 //! in memory, the rest in a [`Swap`], for instance a [`SwapFile`]. Guests on one [`Pool`] share its
 //! frames. A fault on a page that is not in memory is answered
-//! [`Retry::NotYet`](slat_guest::Retry::NotYet); the vCPU's thread calls [`Pager::bring_in`], and
+//! [`Retry::Absent`](slat_guest::Retry::Absent); the vCPU's thread calls [`Pager::bring_in`], and
 //! runs the guest again. A [`Pager`] also gives up pages, on a separate thread or while it handles
 //! such a fault. It orders pages by generations, for which walks read the accessed bits of the
 //! tables without a lock. `docs/reclaim.md` has the cost of each option of [`Config`].

@@ -89,7 +89,7 @@ impl Config {
 
 /// Memory of one guest on a [`Pool`]: the [`Backing`] of its memslots.
 ///
-/// A fault on a page that is not in memory is answered [`NoPage::NotYet`]; the thread that runs the
+/// A fault on a page that is not in memory is answered [`NoPage::Absent`]; the thread that runs the
 /// vCPU then calls [`Pager::bring_in`](crate::Pager::bring_in).
 ///
 /// It belongs to one guest only, because a pager unmaps pages from the guest that its worker
@@ -454,7 +454,7 @@ impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
         let word = &self.words[number as usize];
         loop {
             let place = word.load();
-            let Place::Here { frame, copy } = place else { return Err(NoPage::NotYet) };
+            let Place::Here { frame, copy } = place else { return Err(NoPage::Absent) };
             if let (Access::Write, Some(slot)) = (access, copy) {
                 // The guest may write the page from here on, which makes the copy in swap stale.
                 if word.exchange(place, Place::Here { frame, copy: None }) {

@@ -153,7 +153,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     }
 
     /// Brings in the page at `host` for `access`, after a fault that was answered
-    /// [`Retry::NotYet`](slat_guest::Retry::NotYet). Makes room by giving up other pages of the
+    /// [`Retry::Absent`](slat_guest::Retry::Absent). Makes room by giving up other pages of the
     /// guest if need be. Waits, by [`Host::wait`], while another thread moves the page, and, if no
     /// frame is free, while another thread gives up pages of this guest: as long as swap takes for
     /// a batch.

@@ -119,7 +119,7 @@ fn write(vcpu: &mut TheVcpu, content: &Content, value: u64) {
             }
         }
         match vcpu.fault(Gpa(0), Access::Write) {
-            Outcome::Retry(Retry::NotYet(_)) => {
+            Outcome::Retry(Retry::Absent(_)) => {
                 Pager::new(vcpu.worker()).bring_in(Hva(HOST), Access::Write).unwrap();
             }
             Outcome::Retry(_) => loom::thread::yield_now(),

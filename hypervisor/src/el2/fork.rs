@@ -78,7 +78,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
             // No guest maps the fork, so the manager asks its backing for a page to write to.
             while let Err(reason) = fork.page(host, Access::Write) {
                 // There may be no frame, because the guest copies the last page that the two share.
-                if reason != NoPage::NotYet {
+                if reason != NoPage::Absent {
                     return Err(format!("page {page}: {reason:?}"));
                 }
                 waits += 1;

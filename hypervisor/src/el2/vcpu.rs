@@ -217,7 +217,7 @@ impl<'w> Running<'w> {
         }
         match outcome {
             // This CPU runs nothing else, so it waits for the page.
-            Outcome::Retry(Retry::NotYet(Some(arrival))) => {
+            Outcome::Retry(Retry::Absent(Some(arrival))) => {
                 while !self.vcpu.is_ready(&arrival) && !self.hypervisor.ended() {
                     cpu::relax();
                 }

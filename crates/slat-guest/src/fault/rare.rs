@@ -38,7 +38,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                         return Outcome::Refused(refused);
                     }
                 }
-                Step::NotYet(memslot, host) => {
+                Step::Absent(memslot, host) => {
                     let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
                     if let Ok(outcome) = self.wait_for(memslot, page, host) {
                         return outcome;
@@ -75,7 +75,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         let (backing, spec) = (&self.backing, &fault.memslot.spec);
         match (fault.kind, fault.mode == Mode::Ahead) {
             (MemoryKind::Shared, false) => backing.page(spec.host_of(at), fault.access),
-            (MemoryKind::Shared, true) => backing.at_hand(spec.host_of(at)).ok_or(NoPage::NotYet),
+            (MemoryKind::Shared, true) => backing.at_hand(spec.host_of(at)).ok_or(NoPage::Absent),
             (MemoryKind::Private, false) => {
                 backing.private_page(spec.private_of(at)).map(|page| Page {
                     hpa: page.hpa,
@@ -86,7 +86,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
                 })
             }
             // Private memory is mapped only for an access of the guest.
-            (MemoryKind::Private, true) => Err(NoPage::NotYet),
+            (MemoryKind::Private, true) => Err(NoPage::Absent),
         }
     }
 }
@@ -108,8 +108,8 @@ pub(super) fn no_page(reason: NoPage, fault: &Fault<'_>, at: u64) -> Step {
     let spec = &fault.memslot.spec;
     match (reason, fault.kind) {
         // Arrivals are reported by addresses of shared memory only.
-        (NoPage::NotYet, MemoryKind::Private) => Outcome::Retry(Retry::NotYet(None)).into(),
-        (NoPage::NotYet, MemoryKind::Shared) => Step::NotYet(spec.id, spec.host_of(at)),
+        (NoPage::Absent, MemoryKind::Private) => Outcome::Retry(Retry::Absent(None)).into(),
+        (NoPage::Absent, MemoryKind::Shared) => Step::Absent(spec.id, spec.host_of(at)),
         (NoPage::Never, _) => Outcome::Refused(Refused::NoPage).into(),
     }
 }

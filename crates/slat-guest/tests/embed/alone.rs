@@ -135,7 +135,7 @@ struct Late(bool);
 
 impl Backing for Late {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
-        if self.0 { Err(NoPage::NotYet) } else { OnePiece(PageSize::SIZE_4K).page(host, access) }
+        if self.0 { Err(NoPage::Absent) } else { OnePiece(PageSize::SIZE_4K).page(host, access) }
     }
 }
 

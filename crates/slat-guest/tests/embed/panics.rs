@@ -168,7 +168,7 @@ impl Backing for Memory4K {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         called("page");
         if host.0 == LATE && self.late.get() {
-            return Err(NoPage::NotYet);
+            return Err(NoPage::Absent);
         }
         if access == Access::Write {
             self.own.borrow_mut().insert(host.0);
@@ -265,7 +265,7 @@ fn history(plan: Option<(&'static str, u32)>) -> bool {
     assert_eq!(bitmap[0] & 0xffff, 0xffff, "{plan:?}: written, and not in the log");
     // A page that is late.
     let waits = fault(&mut vcpu, BASE + 40 * K4, Access::Read);
-    assert!(matches!(waits, Outcome::Retry(Retry::NotYet(Some(_)))), "{plan:?}: {waits:?}");
+    assert!(matches!(waits, Outcome::Retry(Retry::Absent(Some(_)))), "{plan:?}: {waits:?}");
     guest.backing().late.set(false);
     again(|| guest.arrived(hosts(40 * K4, K4)));
     assert!(vcpu.ready().is_some(), "{plan:?}: it sleeps for ever");
@@ -382,7 +382,7 @@ fn forks(plan: Option<(&'static str, u32)>) -> bool {
         (0..4).for_each(|page| assert!(matches!(write(page), Outcome::Mapped(_)), "{plan:?}"));
         let child = guest.backing().fork(vcpu.worker()).unwrap();
         let mut write = |page: u64| again(|| vcpu.fault(Gpa(BASE + page * K4), Access::Write));
-        let short = [0, 1, 2].map(|page| matches!(write(page), Outcome::Retry(Retry::NotYet(_))));
+        let short = [0, 1, 2].map(|page| matches!(write(page), Outcome::Retry(Retry::Absent(_))));
         assert_eq!(short, [false, false, true], "{plan:?}: two frames were free");
         // The child leaves its frames to the guest.
         _ = catch_unwind(AssertUnwindSafe(|| drop(child)));

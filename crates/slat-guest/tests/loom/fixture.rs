@@ -142,7 +142,7 @@ impl Ram {
 impl Backing for &'static Ram {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         if self.gone.as_ref().is_some_and(|gone| gone.load(Ordering::Acquire) != 0) {
-            return Err(NoPage::NotYet);
+            return Err(NoPage::Absent);
         }
         let mut place = self.at.lock().unwrap();
         if self.shared && access == Access::Write {

@@ -49,7 +49,7 @@ fn short(frames: u32, ends: bool) {
     for (answer, memory) in &answers {
         match answer {
             Ok(page) => assert!(page.write),
-            Err(NoPage::NotYet) => {
+            Err(NoPage::Absent) => {
                 assert_ne!(shared.memory().0.load(Ordering::Acquire), 0, "nobody tells it");
                 assert!(memory.page(host, Access::Write).is_ok_and(|page| page.write));
             }

@@ -64,7 +64,7 @@ on_all! {
         let mut fails = |page, access| {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, access).unwrap_err()
         };
-        assert!(matches!(fails(0, Access::Read), Outcome::Retry(Retry::NotYet(Some(_)))));
+        assert!(matches!(fails(0, Access::Read), Outcome::Retry(Retry::Absent(Some(_)))));
         assert_eq!(fails(1, Access::Read), Outcome::Refused(Refused::NoPage));
         assert_eq!(fails(2, Access::Execute), Outcome::Refused(Refused::NotExecutable));
         ram.change(HOST, |page| page.ready = true);

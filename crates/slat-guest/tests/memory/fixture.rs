@@ -146,7 +146,7 @@ impl Backing for Ram {
             return Err(NoPage::Never);
         };
         if !page.ready {
-            return Err(NoPage::NotYet);
+            return Err(NoPage::Absent);
         }
         if !page.write && access == slat::Access::Write {
             // A copy for the guest alone.
@@ -291,7 +291,7 @@ pub fn attempt<C: Case>(
                 return Err(outcome);
             }
             outcome @ Outcome::Retry(
-                Retry::NotYet(_) | Retry::Invalidated | Retry::Converting | Retry::MemslotDeleting,
+                Retry::Absent(_) | Retry::Invalidated | Retry::Converting | Retry::MemslotDeleting,
             ) => {
                 return Err(outcome);
             }

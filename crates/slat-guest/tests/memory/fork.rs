@@ -254,7 +254,7 @@ fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
     let waits = |vcpu: &mut ForkedVcpu<'_, Intel>, page| match vcpu
         .fault(Gpa(BASE + page * K4), Access::Write)
     {
-        Outcome::Retry(Retry::NotYet(Some(arrival))) => arrival,
+        Outcome::Retry(Retry::Absent(Some(arrival))) => arrival,
         outcome => panic!("{outcome:?}"),
     };
     let copied = waits(&mut vcpu, 1);
@@ -266,7 +266,7 @@ fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
         assert_eq!(content.read(content.number(hpa)), 10 + page);
     }
     assert_eq!((parent.backing().pages(), parent.backing().copied()), ((3, 2), 1));
-    assert_eq!(vcpu.worker().prefault(range(BASE + K4, K4), Access::Write, || false).not_yet, K4);
+    assert_eq!(vcpu.worker().prefault(range(BASE + K4, K4), Access::Write, || false).absent, K4);
 
     let told = || content.freed.load(Ordering::Relaxed);
     let [one, other] = forks;
@@ -318,7 +318,7 @@ fn of_two_that_copy_one_page_the_second_keeps_it_where_frames_are_short() {
         let second = parent.backing().page(Hva(HOST), Access::Write);
         let told = content.freed.load(Ordering::Relaxed);
         go.send(()).unwrap();
-        assert_eq!((second, told), (Err(NoPage::NotYet), 0));
+        assert_eq!((second, told), (Err(NoPage::Absent), 0));
         assert_ne!(copy.join().unwrap(), first);
     });
     assert_eq!(content.freed.load(Ordering::Relaxed), 1, "the page is shared no more");

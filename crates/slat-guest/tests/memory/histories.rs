@@ -136,7 +136,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
                     assert!(self.work.is_some());
                     return;
                 }
-                Err(Outcome::Retry(Retry::NotYet(Some(arrival)))) => {
+                Err(Outcome::Retry(Retry::Absent(Some(arrival)))) => {
                     assert_eq!(arrival.gpa, Gpa(BASE + page * K4));
                     assert!(self.late.contains(&page));
                     if self.rng.bool() {

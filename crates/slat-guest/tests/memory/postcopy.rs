@@ -50,14 +50,14 @@ fn touch<C: Case>(
     machine: &Machine<C::A>,
     vcpu: &mut Vcpu<'_, C::F, Machine<C::A>, PostCopy<Ram>>,
     page: u64,
-) -> Result<Hpa, Arrival> {
+) -> Result<Hpa, AsyncFault> {
     let gpa = BASE + page * K4;
     for _ in 0..16 {
         if let Ok(hpa) = machine.cpu(vcpu.id() as usize).write(gpa) {
             return Ok(hpa);
         }
         match vcpu.fault(Gpa(gpa), Access::Write) {
-            Outcome::Retry(Retry::NotYet(arrival)) => return Err(arrival.unwrap()),
+            Outcome::Retry(Retry::Absent(arrival)) => return Err(arrival.unwrap()),
             Outcome::Refused(reason) => panic!("{reason:?}"),
             _ => {}
         }
@@ -74,7 +74,7 @@ on_all! {
             let machine = C::machine(2).random(seed);
             let (ram, late) = memory::<C>(PageSize::SIZE_2M);
             with_late!(C, machine, late => guest, vcpu);
-            let mut waits: Vec<Arrival> = Vec::new();
+            let mut waits: Vec<AsyncFault> = Vec::new();
             while late.counts().missing != 0 {
                 // Near the ends of blocks, most of the time.
                 let page = match rng.u8(..8) {

@@ -61,7 +61,7 @@ on_all! {
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);
         ram.change(HOST, |page| page.ready = false);
         let outcome = vcpu.fault(Gpa(BASE), Access::Read);
-        let Outcome::Retry(Retry::NotYet(Some(arrival))) = outcome else { panic!("{outcome:?}") };
+        let Outcome::Retry(Retry::Absent(Some(arrival))) = outcome else { panic!("{outcome:?}") };
         assert!(!vcpu.is_ready(&arrival));
         let mut worker = Worker::new(&guest, &mut second).unwrap();
         worker.convert(range(BASE, K4), MemoryKind::Private, |_| {}).unwrap();

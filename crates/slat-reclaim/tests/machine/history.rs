@@ -109,7 +109,7 @@ where
                 return true;
             }
             match vcpu.fault(Gpa(gpa), access) {
-                Outcome::Retry(Retry::NotYet(_)) => {
+                Outcome::Retry(Retry::Absent(_)) => {
                     let host = self.host(page, 1).start;
                     match Pager::new(vcpu.worker()).bring_in(host, access) {
                         Ok(()) => {}

@@ -471,7 +471,7 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
             let Err(error) = done else { break };
             let access = if step % 3 == 0 { Access::Write } else { Access::Read };
             assert!(error.fault().is_some());
-            if let Outcome::Retry(Retry::NotYet(_)) = vcpu.fault(Gpa(gpa), access) {
+            if let Outcome::Retry(Retry::Absent(_)) = vcpu.fault(Gpa(gpa), access) {
                 let mut pager = Pager::new(vcpu.worker());
                 if let Err(PageError::NoRoom { .. }) = pager.bring_in(Hva(HOST + page * K4), access)
                 {

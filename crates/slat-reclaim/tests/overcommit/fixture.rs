@@ -288,7 +288,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
                 return Some(result);
             }
             match self.vcpu.fault(Gpa(BASE + page * self.bench.page), access) {
-                Outcome::Retry(Retry::NotYet(_)) => {
+                Outcome::Retry(Retry::Absent(_)) => {
                     let result =
                         Pager::new(self.vcpu.worker()).bring_in(self.bench.host(page), access);
                     if result.is_err() {

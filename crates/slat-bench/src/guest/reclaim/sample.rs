@@ -376,7 +376,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
                 None => self.vcpu.fault(gpa, how),
             };
             match outcome {
-                Outcome::Retry(Retry::NotYet(_)) => {
+                Outcome::Retry(Retry::Absent(_)) => {
                     use ReclaimError::{InUse, Nothing, Thrashing};
                     let host = Hva(HOST_BASE + (gpa.0 - GUEST_BASE));
                     let mut pager = Pager::gated(self.vcpu.worker(), &self.locking);

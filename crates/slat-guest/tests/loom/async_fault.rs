@@ -5,7 +5,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use slat::{Access, BreakBeforeMake, Gpa, PageSize};
 use slat_guest::{
-    Arrival, Backing, Hva, HvaRange, InvalidationInProgress, Outcome, PostCopy, Retry,
+    AsyncFault, Backing, Hva, HvaRange, InvalidationInProgress, Outcome, PostCopy, Retry,
 };
 
 #[test]
@@ -25,10 +25,10 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         gone.store(0, Ordering::SeqCst);
         let told = guest.arrived(HvaRange { start: Hva(HOST), bytes: PAGE });
         let (mut vcpu, outcome) = thread.join().unwrap().get();
-        let waits: Vec<Arrival> = vcpu.waiting().collect();
+        let waits: Vec<AsyncFault> = vcpu.waiting().collect();
         match outcome {
             Outcome::Mapped(_) => assert!(waits.is_empty()),
-            Outcome::Retry(Retry::NotYet(Some(arrival))) => {
+            Outcome::Retry(Retry::Absent(Some(arrival))) => {
                 assert_eq!((told, &waits[..]), (1, &[arrival][..]), "it sleeps for ever");
                 assert_eq!(vcpu.ready(), Some(arrival));
             }

@@ -6,7 +6,7 @@ use crate::host::Host;
 use crate::memslots::spec::MemslotId;
 use crate::outcome::{Outcome, Retry};
 use crate::vcpu::Vcpu;
-use crate::waits::Arrival;
+use crate::waits::AsyncFault;
 use slat::{Format, Gpa};
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
@@ -35,7 +35,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
     /// Returns a page that the vCPU has waited for and that has arrived, or will never arrive: the
     /// access may be repeated. Each arrival is returned once. If a fault of the vCPU has already
     /// found the page, the arrival is not returned.
-    pub fn ready(&mut self) -> Option<Arrival> {
+    pub fn ready(&mut self) -> Option<AsyncFault> {
         let guest = self.worker.guest;
         let (arrival, since) = self.waits.end(&guest.waits, self.id, |_, ready| ready)?;
         guest.stalls.record(guest.tables.platform().now() - since);
@@ -43,23 +43,23 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
     }
 
     /// Returns whether the wait is over: [`Vcpu::ready`] returns the arrival, or has returned it.
-    pub fn is_ready(&self, arrival: &Arrival) -> bool {
+    pub fn is_ready(&self, arrival: &AsyncFault) -> bool {
         self.waits.is_ready(&self.worker.guest.waits, self.id, arrival)
     }
 
     /// Returns the pages that the vCPU waits for, including those that have arrived.
-    pub fn waiting(&self) -> impl Iterator<Item = Arrival> + '_ {
+    pub fn waiting(&self) -> impl Iterator<Item = AsyncFault> + '_ {
         self.waits.all()
     }
 
     /// Calls `sleep` until the page has arrived, then ends the wait. `sleep` returns when the vCPU
     /// is woken ([`Host::wake`]), now and then, or at once.
-    pub fn sleep_until(&mut self, arrival: Arrival, mut sleep: impl FnMut()) {
+    pub fn sleep_until(&mut self, arrival: AsyncFault, mut sleep: impl FnMut()) {
         while !self.is_ready(&arrival) {
             sleep();
         }
         let guest = self.worker.guest;
-        let this = |wait: &Arrival, _| *wait == arrival;
+        let this = |wait: &AsyncFault, _| *wait == arrival;
         if let Some((_, since)) = self.waits.end(&guest.waits, self.id, this) {
             guest.stalls.record(guest.tables.platform().now() - since);
         }
@@ -77,7 +77,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         let now = guest.tables.platform().now();
         match self.waits.begin(&guest.waits, self.id, (memslot, gpa, host), now) {
             Some((_, true)) => Err(()),
-            wait => Ok(Outcome::Retry(Retry::NotYet(wait.map(|(arrival, _)| arrival)))),
+            wait => Ok(Outcome::Retry(Retry::Absent(wait.map(|(arrival, _)| arrival)))),
         }
     }
 
@@ -93,7 +93,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
     fn has_waited(&mut self, gpa: Gpa, outcome: &Outcome) {
         let guest = self.worker.guest;
         let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
-        let this = |wait: &Arrival, _| wait.gpa == page;
+        let this = |wait: &AsyncFault, _| wait.gpa == page;
         if let Some((_, since)) = self.waits.end(&guest.waits, self.id, this)
             && !matches!(outcome, Outcome::Refused(_) | Outcome::Mmio)
         {

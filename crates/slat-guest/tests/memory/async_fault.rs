@@ -16,9 +16,9 @@ fn late(ram: &Ram, pages: core::ops::Range<u64>) {
     pages.for_each(|page| ram.change(HOST + page * K4, |page| page.ready = false));
 }
 
-fn waits(outcome: Outcome) -> Arrival {
+fn waits(outcome: Outcome) -> AsyncFault {
     match outcome {
-        Outcome::Retry(Retry::NotYet(Some(arrival))) => arrival,
+        Outcome::Retry(Retry::Absent(Some(arrival))) => arrival,
         outcome => panic!("{outcome:?}"),
     }
 }
@@ -67,7 +67,7 @@ on_all! {
         tokens.dedup();
         assert_eq!(tokens.len(), 16);
         let full = vcpu.fault(Gpa(BASE + 16 * K4), Access::Read);
-        assert_eq!(full, Outcome::Retry(Retry::NotYet(None)));
+        assert_eq!(full, Outcome::Retry(Retry::Absent(None)));
         (0..20).for_each(|page| _ = arrive::<C>(&ram, &guest, page));
         let mut told: Vec<u32> = core::iter::from_fn(|| vcpu.ready()).map(|it| it.token).collect();
         told.sort_unstable();
@@ -110,7 +110,7 @@ on_all! {
                 // The block that is held is tried page by page, and each page counts as held.
                 mapped: 5 * M2 + (512 - 11) * K4,
                 there: M2,
-                not_yet: 10 * K4,
+                absent: 10 * K4,
                 held: M2,
                 refused: K4,
                 no_memory: 2 * M2,
@@ -238,7 +238,7 @@ fn all_waits_of_a_vcpu_end_that_one_arrival_is_for() {
     let all: Vec<_> = (0..16).map(|page| waits(vcpu.fault(at(page), Access::Read))).collect();
     // One more than a vCPU can wait for: it is told to try again, and no wait is lost for it.
     let more = |vcpu: &mut TheVcpu<'_, C>| vcpu.fault(at(16), Access::Read);
-    assert_eq!(more(&mut vcpu), Outcome::Retry(Retry::NotYet(None)));
+    assert_eq!(more(&mut vcpu), Outcome::Retry(Retry::Absent(None)));
     (0..17).for_each(|page| ram.change(HOST + page * K4, |page| page.ready = true));
     assert_eq!(guest.arrived(host_range(HOST, 17 * K4)), 1, "the vCPU is woken once");
     assert!(all.iter().all(|wait| vcpu.is_ready(wait)), "a page has arrived, and it sleeps on");
