@@ -96,7 +96,7 @@ pub trait Backing {
     /// Returns the page at `host` for reading, if it is present: the same answer as
     /// [`Backing::page`] gives, but it fetches nothing. Faults call it for the pages around their
     /// own ([`Config::fault_around`](crate::Config::fault_around)).
-    fn at_hand(&self, _host: Hva) -> Option<Page> {
+    fn try_page(&self, _host: Hva) -> Option<Page> {
         None
     }
 

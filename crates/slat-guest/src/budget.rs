@@ -74,7 +74,7 @@ impl Budget {
             // If the room is smaller than an operation asks for, fewer pages are enough.
             Ok(()) if granted == wanted && !cache.is_empty() => Ok(()),
             Ok(()) if granted == wanted => {
-                Err(NoPages::Frames(OutOfFrames { wanted: needed, at_hand: 0 }))
+                Err(NoPages::Frames(OutOfFrames { wanted: needed, available: 0 }))
             }
             Err(error) => Err(NoPages::Frames(error)),
             Ok(()) => Err(NoPages::Limit(TableLimit { pages: self.limit })),

@@ -61,7 +61,7 @@ pub struct Config {
     /// refused more ([`Refused::TableLimit`](crate::Refused::TableLimit)); other guests are not.
     pub table_pages: Option<u32>,
     /// The number of pages in the aligned run around a fault that the fault maps with its own page,
-    /// if the backing has them at hand ([`Backing::at_hand`](crate::Backing::at_hand)). It is
+    /// if the backing has them at hand ([`Backing::try_page`](crate::Backing::try_page)). It is
     /// rounded down to a power of two, and the run stays within one table and one memslot. With 0
     /// or 1 a fault maps its own page only. Pages mapped in this way do not count as used; on
     /// hardware that does not mark use each of them still takes a fault.

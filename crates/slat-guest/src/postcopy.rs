@@ -488,11 +488,11 @@ impl<B: Backing> Backing for PostCopy<B> {
         self.inner.private_page(at)
     }
 
-    fn at_hand(&self, host: Hva) -> Option<Page> {
+    fn try_page(&self, host: Hva) -> Option<Page> {
         match self.number(host) {
             Some(page) if !get(&self.here, page) => None,
-            Some(_) => self.inner.at_hand(host).map(|page| self.lowered(host, page)),
-            None => self.inner.at_hand(host),
+            Some(_) => self.inner.try_page(host).map(|page| self.lowered(host, page)),
+            None => self.inner.try_page(host),
         }
     }
 

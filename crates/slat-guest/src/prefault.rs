@@ -198,7 +198,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
             let mapped = pages.filter(|&gpa| {
                 // Asked before a reservation, so that a page that is not at hand costs nothing
                 // more.
-                if guest.backing.at_hand(memslot.spec.host_of(gpa.0)).is_none()
+                if guest.backing.try_page(memslot.spec.host_of(gpa.0)).is_none()
                     || !matches!(inside.guard.translate(gpa), Ok(None))
                 {
                     return false;

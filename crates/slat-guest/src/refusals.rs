@@ -19,9 +19,9 @@
 //! # use slat_guest::*;
 //! fn end<'g, F: Format, H: Host, B: Backing>(
 //!     guest: Guest<'_, F, H, B>,
-//!     room: &'g mut TableStorage,
+//!     storage: &'g mut TableStorage,
 //! ) {
-//!     let mut vcpu = Vcpu::new(&guest, 0, room).unwrap();
+//!     let mut vcpu = Vcpu::new(&guest, 0, storage).unwrap();
 //!     // SAFETY: no CPU has the tables loaded.
 //!     unsafe { guest.destroy() };
 //!     vcpu.fault(Gpa(0), Access::Read);

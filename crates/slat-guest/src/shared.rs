@@ -94,10 +94,10 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
     /// [`TooManyReaders`] if all reader slots among the threads that walk the host's tables are
     /// taken.
     pub fn worker(&self) -> Result<SharedWorker<F, H, B>, TooManyReaders> {
-        let room = Room::new();
+        let storage = Room::new();
         // SAFETY: the result holds what the part borrows, and drops the part first.
-        let part = unsafe { Worker::new(self.forever(), room.forever()) }?;
-        Ok(SharedWorker { part, _room: room, guest: self.clone() })
+        let part = unsafe { Worker::new(self.forever(), storage.forever()) }?;
+        Ok(SharedWorker { part, _room: storage, guest: self.clone() })
     }
 
     /// Makes the part of the thread that runs vCPU `id`: see [`Vcpu::new`].
@@ -105,10 +105,10 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
     /// # Errors
     /// [`VcpuError`].
     pub fn vcpu(&self, id: u16) -> Result<SharedVcpu<F, H, B>, VcpuError> {
-        let room = Room::new();
+        let storage = Room::new();
         // SAFETY: as above.
-        let part = unsafe { Vcpu::new(self.forever(), id, room.forever()) }?;
-        Ok(SharedVcpu { part, _room: room, guest: self.clone() })
+        let part = unsafe { Vcpu::new(self.forever(), id, storage.forever()) }?;
+        Ok(SharedVcpu { part, _room: storage, guest: self.clone() })
     }
 
     /// # Safety
@@ -247,9 +247,9 @@ part!(
     /// fn replace<F: Format, H: Host + 'static, B: Backing + 'static>(
     ///     worker: &mut SharedWorker<F, H, B>,
     ///     guest: &SharedGuest<F, H, B>,
-    ///     room: &mut TableStorage,
+    ///     storage: &mut TableStorage,
     /// ) {
-    ///     worker.with(|worker| *worker = Worker::new(guest.get(), room).unwrap());
+    ///     worker.with(|worker| *worker = Worker::new(guest.get(), storage).unwrap());
     /// }
     /// ```
     /// A reference to the guest cannot outlive the handle that it came from.

@@ -80,7 +80,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Vcpu<'_, F, H, B> {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
-    /// Makes the thread's handle for vCPU `id`. One thread at a time has it. `room` is where it
+    /// Makes the thread's handle for vCPU `id`. One thread at a time has it. `storage` is where it
     /// keeps table pages ([`TableStorage`](crate::TableStorage)).
     ///
     /// # Errors
@@ -88,12 +88,12 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     pub fn new(
         guest: &'w Guest<'w, F, H, B>,
         id: u16,
-        room: &'w mut [Option<Frame>],
+        storage: &'w mut [Option<Frame>],
     ) -> Result<Self, VcpuError> {
         if id >= guest.config.vcpus {
             return Err(VcpuError::NoSuchVcpu { vcpus: guest.config.vcpus });
         }
-        let mut worker = Worker::new(guest, room).map_err(VcpuError::TooManyReaders)?;
+        let mut worker = Worker::new(guest, storage).map_err(VcpuError::TooManyReaders)?;
         worker.counters = &guest.vcpus[id as usize].totals;
         if guest.vcpus[id as usize].taken.swap(true, Ordering::AcqRel) {
             return Err(VcpuError::Taken);

@@ -96,17 +96,17 @@ type Changed = Result<u64, Stopped<ChangeError>>;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Makes the thread's handle for the guest: takes a reader slot among the threads that walk the
-    /// host's tables. `room` is where it keeps table pages ([`TableStorage`]).
+    /// host's tables. `storage` is where it keeps table pages ([`TableStorage`]).
     ///
     /// # Errors
     /// [`TooManyReaders`] if all are taken.
     pub fn new(
         guest: &'w Guest<'w, F, H, B>,
-        room: &'w mut [Option<Frame>],
+        storage: &'w mut [Option<Frame>],
     ) -> Result<Self, TooManyReaders> {
         let platform = guest.tables.platform();
         let reader = Reader::register(platform)?;
-        let cache = TableCache::new(platform, room);
+        let cache = TableCache::new(platform, storage);
         Ok(Self { guest, reader, cache, counters: guest.counters.take() })
     }
 

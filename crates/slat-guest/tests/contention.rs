@@ -50,8 +50,8 @@ fn beside(
     let config = Config::new(1, PageSize::SIZE_2M);
     let guest: TheGuest<'_> =
         Guest::new(Ept1G::default(), Vmid(7), 39, &machine, ram, config).unwrap();
-    let mut rooms = [const { [const { None }; TABLE_PAGES] }; 2];
-    let [one, two] = &mut rooms;
+    let mut storages = [const { [const { None }; TABLE_PAGES] }; 2];
+    let [one, two] = &mut storages;
     let mut vcpu = Vcpu::new(&guest, 0, one).unwrap();
     vcpu.worker().set_memslot(memslot(false)).unwrap();
     assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(PageSize::SIZE_2M)));

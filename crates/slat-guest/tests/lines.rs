@@ -87,8 +87,8 @@ fn two_threads_share_no_line<F: Format + Default, A: Arch>(arch: A) {
     let base = machine.memory_base().0;
     let config = Config { caches: CachePolicy::Every, ..Config::new(2, PageSize::SIZE_4K) };
     let guest = Guest::new(F::default(), Vmid(1), 39, &machine, Ram(base), config).unwrap();
-    let mut rooms = [const { [const { None }; TABLE_PAGES] }; 4];
-    let [one, two, three, four] = &mut rooms;
+    let mut storages = [const { [const { None }; TABLE_PAGES] }; 4];
+    let [one, two, three, four] = &mut storages;
     let (mut one, mut two) =
         (Vcpu::new(&guest, 0, one).unwrap(), Vcpu::new(&guest, 1, two).unwrap());
     let (mut three, mut four) =

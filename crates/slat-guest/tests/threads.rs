@@ -69,7 +69,7 @@ struct Run<'r, F: Format, A: Arch> {
     epochs: Mutex<Epochs>,
 }
 
-fn room() -> TableStorage {
+fn storage() -> TableStorage {
     [const { None }; TABLE_PAGES]
 }
 
@@ -80,8 +80,8 @@ fn spec(log_dirty: bool) -> MemslotSpec {
 impl<F: Format, A: Arch> Run<'_, F, A> {
     fn vcpu(&self, id: u16, seed: u64) {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut room = room();
-        let mut vcpu = Vcpu::new(self.guest, id, &mut room).unwrap();
+        let mut storage = storage();
+        let mut vcpu = Vcpu::new(self.guest, id, &mut storage).unwrap();
         let mut cpu = self.machine.cpu(id as usize).unwrap();
         cpu.load(VMID, vcpu.root());
         while !self.stop.load(Ordering::Relaxed) {
@@ -148,8 +148,8 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
     /// Does everything else that happens to the memory.
     fn disturb(&self, seed: u64) {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut room = room();
-        let mut worker = Worker::new(self.guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(self.guest, &mut storage).unwrap();
         while !self.stop.load(Ordering::Relaxed) {
             let page = rng.u64(..PAGES);
             let count = rng.u64(1..=32).min(PAGES - page);
@@ -233,8 +233,8 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         copying: Mutex::new(()),
         epochs: Mutex::new(Epochs::new(MemslotId(0))),
     };
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     worker.set_memslot(spec(false)).unwrap();
     std::thread::scope(|scope| {
         let run = &run;
@@ -419,8 +419,8 @@ fn a_guest_is_torn_down_during_faults_ageing_and_invalidations() {
             scope.spawn(move || run.vcpu(1, 2)),
             scope.spawn(move || run.disturb(3)),
         ];
-        let mut room = room();
-        let mut worker = Worker::new(&guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(&guest, &mut storage).unwrap();
         for round in 0..40 {
             assert_eq!(worker.set_memslot(spec(round % 2 == 1)), Ok(MemslotChange::Inserted));
             std::thread::sleep(Duration::from_millis(3));

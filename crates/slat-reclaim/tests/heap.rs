@@ -45,8 +45,8 @@ fn a_balloon_that_is_filled_and_emptied_takes_none_of_the_hosts_memory() {
         let mut setup = Setup::new(idle + cycled, idle + cycled);
         setup.reclaim.policy = policy;
         setup.run(ept(), Ept::default(), |bench| {
-            let mut room = room();
-            let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+            let mut storage = storage();
+            let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
             let mut pager = Pager::new(&mut worker);
             for page in 0..idle + cycled {
                 pager.bring_in(bench.host(page), Access::Write).unwrap();

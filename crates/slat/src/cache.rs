@@ -42,7 +42,7 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
         // Pages are taken from the end. Reversed, they are taken in the order in which they were
         // allocated, most often ascending, which suits the CPU's prefetchers.
         self.storage[before..self.len].reverse();
-        if self.len < wanted { Err(OutOfFrames { wanted, at_hand: self.len }) } else { Ok(()) }
+        if self.len < wanted { Err(OutOfFrames { wanted, available: self.len }) } else { Ok(()) }
     }
 
     /// Returns the number of table pages in the cache.
@@ -124,7 +124,7 @@ pub struct OutOfFrames {
     /// The number of pages asked for.
     pub wanted: usize,
     /// The number of pages in the cache.
-    pub at_hand: usize,
+    pub available: usize,
 }
 
 impl core::fmt::Display for OutOfFrames {
@@ -132,7 +132,7 @@ impl core::fmt::Display for OutOfFrames {
         write!(
             f,
             "the platform has no more table pages: {} of {} at hand",
-            self.at_hand, self.wanted
+            self.available, self.wanted
         )
     }
 }

@@ -306,8 +306,8 @@ pub fn ram(options: &Options<'_>) -> MemslotSpec {
 }
 
 fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::MemslotError> {
-    let mut room = [const { None }; TABLE_PAGES];
-    let mut worker = Worker::new(memory, &mut room).expect("nobody has a reader slot yet");
+    let mut storage = [const { None }; TABLE_PAGES];
+    let mut worker = Worker::new(memory, &mut storage).expect("nobody has a reader slot yet");
     worker.set_memslot(ram(options))?;
     let devices = [DISTRIBUTOR, redistributors(options.vcpus), UART];
     for (number, device) in devices.into_iter().enumerate() {

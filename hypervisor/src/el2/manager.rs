@@ -26,8 +26,8 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
     // TLB invalidations act on the VMID that is loaded, so this CPU loads the guest's.
     HCR_EL2.write(HCR_EL2::VM::Enable + HCR_EL2::RW::EL1IsAarch64);
     vcpu::load(hypervisor, hypervisor.memory.tables().guest_root());
-    let mut room = [const { None }; TABLE_PAGES];
-    match Vcpu::new(&hypervisor.memory, hypervisor.options.vcpus as u16, &mut room) {
+    let mut storage = [const { None }; TABLE_PAGES];
+    match Vcpu::new(&hypervisor.memory, hypervisor.options.vcpus as u16, &mut storage) {
         Ok(mut thread) => {
             // The manager maps into the tables of vCPUs whose caches are on. Other policies have no
             // other tables, and would count this as a switch of a vCPU.

@@ -27,8 +27,8 @@ const START_STATE: u64 = 0b1111 << 6 | 0b0101;
 /// Runs vCPU `id` on this CPU until it is switched off.
 pub fn run(hypervisor: &'static Hypervisor, id: u64) -> ! {
     let reason = {
-        let mut room = [const { None }; TABLE_PAGES];
-        match Vcpu::new(&hypervisor.memory, id as u16, &mut room) {
+        let mut storage = [const { None }; TABLE_PAGES];
+        match Vcpu::new(&hypervisor.memory, id as u16, &mut storage) {
             Ok(vcpu) => Running::new(hypervisor, vcpu).run(),
             Err(error) => Some(format!("vCPU {id} cannot run: {error}")),
         }

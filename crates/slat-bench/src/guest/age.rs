@@ -4,7 +4,7 @@
 //! by page. Linux's reclaim takes a lock for a run of at most 64 pages, or for each page; each
 //! fault takes it shared.
 
-use super::fixture::{Fixture, Shape, TheGuest, room};
+use super::fixture::{Fixture, Shape, TheGuest, storage};
 use super::lock::FairLock;
 use super::runner::{Locks, Runner};
 use super::tables::{Figures, MEANING, renderer};
@@ -223,13 +223,14 @@ fn sample<F: Format, A: Arch>(
         let (over, running) = (&AtomicBool::new(false), &std::sync::atomic::AtomicU64::new(vcpus));
         let vcpu = |id: u64| {
             move || -> anyhow::Result<Times> {
-                let mut room = room();
-                let room = &mut room;
+                let mut storage = storage();
+                let storage = &mut storage;
                 let pages = |first: u64| first + half * id / vcpus..first + half * (id + 1) / vcpus;
                 let mut prepared = once(move || -> anyhow::Result<_> {
                     // The scan has the last CPU, if there are at least two.
                     let pin = Pin::to(cpus[id as usize % (cpus.len() - 1).max(1)])?;
-                    let mut runner = Runner::new(guest, fixture.machine(), id as u16, room, locks)?;
+                    let mut runner =
+                        Runner::new(guest, fixture.machine(), id as u16, storage, locks)?;
                     // Maps the half that is scanned.
                     pages(0).try_for_each(|page| runner.write(fixture.gpa(page), page))?;
                     runner.times = Times::default();
@@ -248,8 +249,8 @@ fn sample<F: Format, A: Arch>(
                 Ok(prepared?.0.times)
             }
         };
-        let mut room = room();
-        let mut worker = Worker::new(guest, &mut room)?;
+        let mut storage = storage();
+        let mut worker = Worker::new(guest, &mut storage)?;
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..vcpus).map(|id| scope.spawn(vcpu(id))).collect();
             let pin = Pin::to(cpus[cpus.len() - 1]);

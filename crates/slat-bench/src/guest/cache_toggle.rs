@@ -304,8 +304,8 @@ fn boot(host: &Flushing, args: &CacheToggleArgs, caches: CachePolicy) -> anyhow:
         // Other cores help the thread that flushes.
         for _ in 1..args.threads {
             scope.spawn(|| {
-                let mut room = room();
-                let Ok(mut worker) = Worker::new(&guest, &mut room) else { return };
+                let mut storage = storage();
+                let Ok(mut worker) = Worker::new(&guest, &mut storage) else { return };
                 while !stop.load(Ordering::Relaxed) {
                     if worker.help_flush() == 0 {
                         std::thread::yield_now();
@@ -339,8 +339,8 @@ fn switches(
     let (memory, image) = (args.memory(), args.image.bytes());
     let mut seconds = Vec::new();
     for id in 0..args.vcpus {
-        let mut room = room();
-        let mut vcpu = Vcpu::new(guest, id, &mut room)?;
+        let mut storage = storage();
+        let mut vcpu = Vcpu::new(guest, id, &mut storage)?;
         if id == 0 {
             let memslot = MemslotSpec::new(MemslotId(0), Gpa(BASE), memory, Hva(0));
             vcpu.worker().set_memslot(memslot)?;
@@ -380,7 +380,7 @@ fn touch(
     Ok(())
 }
 
-fn room() -> TableStorage {
+fn storage() -> TableStorage {
     [const { None }; TABLE_PAGES]
 }
 

@@ -7,7 +7,7 @@
 use super::log_options::{DirtyLogArgs, LogWay};
 use super::migration::{Migration, RING};
 use super::{density, parallel};
-use crate::guest::fixture::{Fixture, Shape, room};
+use crate::guest::fixture::{Fixture, Shape, storage};
 use crate::guest::lock::FairLock;
 use crate::guest::runner::{Locks, Runner};
 use crate::guest::tables::{Figures, MEANING, renderer};
@@ -204,8 +204,8 @@ fn sample<F: Format, A: Arch>(
         let (over, barrier) = (&AtomicBool::new(false), &Barrier::new(usize::from(vcpus) + 1));
         let writer = |id: u16| {
             move || -> anyhow::Result<(Times, u64)> {
-                let mut room = room();
-                let runner = Runner::new(guest, fixture.machine(), id, &mut room, locks);
+                let mut storage = storage();
+                let runner = Runner::new(guest, fixture.machine(), id, &mut storage, locks);
                 let mut runner = runner.inspect_err(|_| over.store(true, Ordering::Relaxed));
                 let populated = match &mut runner {
                     Ok(runner) => write(fixture, runner, id, plan.percent, None),
@@ -220,10 +220,10 @@ fn sample<F: Format, A: Arch>(
                 Ok((runner.times, written))
             }
         };
-        let mut room = room();
+        let mut storage = storage();
         let mut migration = Migration {
             fixture,
-            worker: Worker::new(guest, &mut room)?,
+            worker: Worker::new(guest, &mut storage)?,
             lock: &lock,
             way,
             bitmap: vec![0; fixture.pages().div_ceil(64) as usize],

@@ -202,8 +202,8 @@ impl<F: Format, A: Arch> Fixture<F, A> {
 
     /// Makes the memslot, or begins or ends its log.
     pub fn change_slot(&self, guest: &TheGuest<'_, F, A>, log: bool) -> anyhow::Result<()> {
-        let mut room = room();
-        let mut worker = Worker::new(guest, &mut room)?;
+        let mut storage = storage();
+        let mut worker = Worker::new(guest, &mut storage)?;
         worker.set_memslot(self.memslot(log)).context("the guest's memslot cannot be changed")?;
         Ok(())
     }
@@ -246,6 +246,6 @@ impl<F: Format, A: Arch> Fixture<F, A> {
 }
 
 /// Returns room for a thread's table pages.
-pub const fn room() -> TableStorage {
+pub const fn storage() -> TableStorage {
     [const { None::<Frame> }; TABLE_PAGES]
 }

@@ -44,10 +44,10 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
         guest: &'w TheGuest<'p, F, A>,
         machine: &'p FastMachine<A>,
         id: u16,
-        room: &'w mut TableStorage,
+        storage: &'w mut TableStorage,
         locks: Locks<'w>,
     ) -> anyhow::Result<Self> {
-        let vcpu = Vcpu::new(guest, id, room)?;
+        let vcpu = Vcpu::new(guest, id, storage)?;
         let mut cpu = machine.cpu(id.into())?;
         cpu.load(VMID, vcpu.root());
         Ok(Self { vcpu, cpu, locks, exit: Duration::ZERO, times: Times::default() })

@@ -75,7 +75,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         let (backing, spec) = (&self.backing, &fault.memslot.spec);
         match (fault.kind, fault.mode == Mode::Ahead) {
             (MemoryKind::Shared, false) => backing.page(spec.host_of(at), fault.access),
-            (MemoryKind::Shared, true) => backing.at_hand(spec.host_of(at)).ok_or(NoPage::Absent),
+            (MemoryKind::Shared, true) => backing.try_page(spec.host_of(at)).ok_or(NoPage::Absent),
             (MemoryKind::Private, false) => {
                 backing.private_page(spec.private_of(at)).map(|page| Page {
                     hpa: page.hpa,

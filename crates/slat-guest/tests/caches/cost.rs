@@ -1,7 +1,7 @@
 //! What is maintained, and by which thread.
 
 use crate::model::{Machine, Mood};
-use crate::vm::{BASE, BYTES, Cpu, Manners, config, page, room, with_guest};
+use crate::vm::{BASE, BYTES, Cpu, Manners, config, page, storage, with_guest};
 use slat::Access;
 use slat_guest::{CachePolicy, Flush, Worker};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ const PAGES: u64 = 37;
 fn exact_maintains_what_was_touched_past_the_caches_twice_and_nothing_else() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Exact), false, |guest| {
-        let (mut a, mut b) = (room(), room());
+        let (mut a, mut b) = (storage(), storage());
         let mut first = Cpu::new(guest, 0, &mut a, Manners::Relies);
         let mut second = Cpu::new(guest, 1, &mut b, Manners::Relies);
         // The first maps all memory in the shared tables, in blocks.
@@ -46,8 +46,8 @@ fn exact_maintains_what_was_touched_past_the_caches_twice_and_nothing_else() {
 fn a_switch_that_touched_nothing_costs_nothing_under_exact() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Exact), false, |guest| {
-        let mut room = room();
-        let mut cpu = Cpu::new(guest, 0, &mut room, Manners::Relies);
+        let mut storage = storage();
+        let mut cpu = Cpu::new(guest, 0, &mut storage, Manners::Relies);
         for _ in 0..3 {
             assert_eq!(cpu.vcpu.set_caches(true).maintained, 0);
             assert_eq!(cpu.vcpu.set_caches(false).maintained, 0);
@@ -60,8 +60,8 @@ fn a_switch_that_touched_nothing_costs_nothing_under_exact() {
 fn every_maintains_all_that_is_mapped_at_each_switch_and_counts_it() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut room = room();
-        let mut cpu = Cpu::new(guest, 3, &mut room, Manners::Relies);
+        let mut storage = storage();
+        let mut cpu = Cpu::new(guest, 3, &mut storage, Manners::Relies);
         (0..4).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
         for switches in 1..4 {
             let switch = cpu.vcpu.set_caches(switches % 2 == 1);
@@ -83,8 +83,8 @@ fn every_maintains_all_that_is_mapped_at_each_switch_and_counts_it() {
 fn of_set_way_operations_the_first_flushes_until_the_vcpu_switches() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut room = room();
-        let mut cpu = Cpu::new(guest, 1, &mut room, Manners::Relies);
+        let mut storage = storage();
+        let mut cpu = Cpu::new(guest, 1, &mut storage, Manners::Relies);
         cpu.touch(BASE, Access::Write);
         assert_eq!(cpu.vcpu.set_way().maintained, 0, "off: it is flushed as it switches on");
         assert!(!cpu.vcpu.set_caches(true).trap);
@@ -100,15 +100,15 @@ fn of_set_way_operations_the_first_flushes_until_the_vcpu_switches() {
 fn workers_share_a_flush_and_maintain_each_byte_once() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut space = room();
+        let mut space = storage();
         let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
         (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
         let before = machine.maintained();
         let flush = Flush::new(cpu.worker());
         let bytes: u64 = std::thread::scope(|scope| {
             let run = || {
-                let mut room = room();
-                let mut worker = Worker::new(guest, &mut room).unwrap();
+                let mut storage = storage();
+                let mut worker = Worker::new(guest, &mut storage).unwrap();
                 let bytes = flush.run(&mut worker).unwrap();
                 flush.finish(&mut worker).unwrap();
                 assert!(flush.is_done());
@@ -126,7 +126,7 @@ fn workers_share_a_flush_and_maintain_each_byte_once() {
 fn a_vcpu_that_flushes_is_helped() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut space = room();
+        let mut space = storage();
         let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
         (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
         let before = machine.maintained();
@@ -134,8 +134,8 @@ fn a_vcpu_that_flushes_is_helped() {
         let mut all = 0;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut room = room();
-                let mut worker = Worker::new(guest, &mut room).unwrap();
+                let mut storage = storage();
+                let mut worker = Worker::new(guest, &mut storage).unwrap();
                 while !stop.load(Ordering::Acquire) {
                     helped.fetch_add(worker.help_flush(), Ordering::AcqRel);
                 }
@@ -155,7 +155,7 @@ fn a_vcpu_that_flushes_is_helped() {
 fn a_thread_that_finishes_a_flush_waits_for_threads_that_help() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut space = room();
+        let mut space = storage();
         let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
         (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
         let flush = Flush::new(cpu.worker());
@@ -167,8 +167,8 @@ fn a_thread_that_finishes_a_flush_waits_for_threads_that_help() {
         }));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut room = room();
-                flush.run(&mut Worker::new(guest, &mut room).unwrap()).unwrap();
+                let mut storage = storage();
+                flush.run(&mut Worker::new(guest, &mut storage).unwrap()).unwrap();
             });
             helps.recv().unwrap();
             flush.finish(cpu.worker()).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::model::{Machine, Mood};
 use crate::scenarios::Scenario;
-use crate::vm::{Cpu, Manners, config, room, with_guest};
+use crate::vm::{Cpu, Manners, config, storage, with_guest};
 use slat_guest::CachePolicy;
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ pub fn cell(policy: CachePolicy, manners: Manners, scenario: Scenario) -> (bool,
     let right = Mood::all().all(|mood| {
         let machine = Machine::new(mood, false);
         let result = with_guest(&machine, config(policy), false, |guest| {
-            let (mut a, mut b, mut c) = (room(), room(), room());
+            let (mut a, mut b, mut c) = (storage(), storage(), storage());
             let cpus = [
                 Cpu::new(guest, 0, &mut a, manners),
                 Cpu::new(guest, 1, &mut b, manners),
@@ -93,7 +93,7 @@ fn no_policy_loses_anything_where_the_guest_cannot_get_past_the_caches() {
             for mood in Mood::all().take(20) {
                 let machine = Machine::new(mood, true);
                 let result = with_guest(&machine, config(policy), false, |guest| {
-                    let (mut a, mut b, mut c) = (room(), room(), room());
+                    let (mut a, mut b, mut c) = (storage(), storage(), storage());
                     let cpus = [
                         Cpu::new(guest, 0, &mut a, Manners::Relies),
                         Cpu::new(guest, 1, &mut b, Manners::Relies),

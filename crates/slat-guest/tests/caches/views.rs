@@ -2,7 +2,7 @@
 
 use crate::model::{Machine, Mood};
 use crate::vm::{
-    BASE, BYTES, Cpu, Manners, TestGuest, config, host_range, hpa, memslot, page, range, room,
+    BASE, BYTES, Cpu, Manners, TestGuest, config, host_range, hpa, memslot, page, range, storage,
     with_guest,
 };
 use slat::{Access, AgeOptions, Gpa, Maintenance};
@@ -19,8 +19,8 @@ fn with_cpu(
 ) {
     let machine = Machine::new(Mood::Fetch, false);
     with_guest(&machine, config, log, |guest| {
-        let mut room = room();
-        run(&machine, guest, Cpu::new(guest, 1, &mut room, Manners::Relies));
+        let mut storage = storage();
+        run(&machine, guest, Cpu::new(guest, 1, &mut storage, Manners::Relies));
     });
 }
 
@@ -32,8 +32,8 @@ fn exact() -> Config {
 fn the_host_takes_a_page_from_a_view_and_reads_what_was_written_past_the_caches() {
     with_cpu(exact(), false, |machine, guest, mut cpu| {
         cpu.write(page(5), 1);
-        let mut room = room();
-        let mut worker = Worker::new(guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(guest, &mut storage).unwrap();
         let mut taken = Vec::new();
         let invalidation = worker.invalidate(host_range(page(5), 4096), |page| taken.push(page));
         assert_eq!(taken.len(), 1);
@@ -57,8 +57,8 @@ fn a_page_taken_from_a_view_is_right_once_caches_are_on() {
     for &policy in CachePolicy::ALL {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
             cpu.write(page(5), 1);
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage).unwrap();
             drop(worker.invalidate(host_range(page(5), 4096), |_| {}));
             cpu.on();
             assert_eq!(cpu.read(page(5)), 1, "{policy:?}");
@@ -71,8 +71,8 @@ fn a_view_holds_pages_and_is_gone_once_caches_are_on() {
     with_cpu(exact(), false, |_, guest, mut cpu| {
         let outcome = cpu.vcpu.fault(Gpa(page(5)), Access::Write);
         assert_eq!(outcome, Outcome::Mapped(slat::PageSize::SIZE_4K));
-        let mut room = room();
-        let mut other = Cpu::new(guest, 2, &mut room, Manners::Relies);
+        let mut storage = storage();
+        let mut other = Cpu::new(guest, 2, &mut storage, Manners::Relies);
         assert_eq!(other.vcpu.translate(Gpa(page(5))), None, "a view of one vCPU");
         assert_ne!(other.vcpu.root(), cpu.vcpu.root());
         cpu.on();
@@ -88,8 +88,8 @@ fn a_view_holds_pages_and_is_gone_once_caches_are_on() {
 fn a_write_in_a_view_is_in_the_log_and_a_clear_protects_it_there() {
     for logging in [Logging::Protect, Logging::Hardware] {
         with_cpu(Config { logging, ..exact() }, true, |_, guest, mut cpu| {
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage).unwrap();
             let mut bits = vec![0; (BYTES >> 18) as usize];
             cpu.read(page(4));
             cpu.write(page(5), 1);
@@ -113,8 +113,8 @@ fn a_write_in_a_view_is_in_the_log_and_a_clear_protects_it_there() {
 fn what_only_a_view_knew_to_be_dirty_is_in_the_log_after_it_is_emptied() {
     for reset in [false, true] {
         with_cpu(Config { logging: Logging::Hardware, ..exact() }, true, |_, guest, mut cpu| {
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage).unwrap();
             cpu.write(page(5), 1);
             match reset {
                 true => cpu.start(),
@@ -131,8 +131,8 @@ fn what_only_a_view_knew_to_be_dirty_is_in_the_log_after_it_is_emptied() {
 fn a_migration_that_says_what_it_reads_copies_what_was_written_past_the_caches() {
     for &policy in CachePolicy::ALL {
         with_cpu(config(policy), true, |machine, guest, mut cpu| {
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage).unwrap();
             let mut bits = vec![0; (BYTES >> 18) as usize];
             cpu.write(page(5), 1);
             assert_eq!(worker.take_log(MemslotId(0), &mut bits), Ok(1));
@@ -145,8 +145,8 @@ fn a_migration_that_says_what_it_reads_copies_what_was_written_past_the_caches()
 #[test]
 fn a_page_used_in_a_view_alone_is_young_until_it_is_aged() {
     with_cpu(exact(), false, |_, guest, mut cpu| {
-        let mut room = room();
-        let mut worker = Worker::new(guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(guest, &mut storage).unwrap();
         cpu.read(page(5));
         for young in [1 << 5, 0] {
             let mut bits = [0];
@@ -159,8 +159,8 @@ fn a_page_used_in_a_view_alone_is_young_until_it_is_aged() {
 #[test]
 fn a_slot_that_is_deleted_is_gone_from_views_and_its_memory_is_the_hosts() {
     with_cpu(exact(), false, |machine, guest, mut cpu| {
-        let mut room = room();
-        let mut worker = Worker::new(guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(guest, &mut storage).unwrap();
         cpu.write(page(5), 1);
         worker.set_memslot(memslot(0, false)).unwrap();
         assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None);
@@ -175,8 +175,8 @@ fn without_maintenance_as_a_page_is_touched_or_as_a_view_is_left_data_is_lost() 
     for skip in [false, true] {
         let machine = Machine::new(Mood::Lazy, false);
         with_guest(&machine, exact(), false, |guest| {
-            let mut room = room();
-            let mut cpu = Cpu::new(guest, 1, &mut room, Manners::Relies);
+            let mut storage = storage();
+            let mut cpu = Cpu::new(guest, 1, &mut storage, Manners::Relies);
             machine.write(hpa(page(5)), 7, true);
             machine.skip(skip);
             assert_eq!(cpu.read(page(5)) == 7, !skip);
@@ -200,7 +200,7 @@ fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
     for &policy in CachePolicy::ALL {
         let machine = Machine::new(Mood::Lazy, false);
         with_guest(&machine, config(policy), false, |guest| {
-            let mut space = room();
+            let mut space = storage();
             let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
             // The host writes before the page is maintained.
             *guest.backing().interrupts.lock().unwrap() = Some((hpa(page(4)), 1));
@@ -216,8 +216,8 @@ fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
             let machine = &machine;
             std::thread::scope(|scope| {
                 scope.spawn(move || {
-                    let mut room = room();
-                    let mut worker = Worker::new(guest, &mut room).unwrap();
+                    let mut storage = storage();
+                    let mut worker = Worker::new(guest, &mut storage).unwrap();
                     told.recv().unwrap();
                     machine.write(hpa(page(1000)), 2, true);
                     worker.host_wrote(range(page(1000), 4096), Maintenance::Data);
@@ -234,8 +234,8 @@ fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
 fn maintenance_by_set_and_way_reaches_vcpus_that_wait_with_their_caches_off() {
     for &policy in CachePolicy::ALL {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
-            let mut room = room();
-            let mut waits = Cpu::new(guest, 0, &mut room, Manners::Relies);
+            let mut storage = storage();
+            let mut waits = Cpu::new(guest, 0, &mut storage, Manners::Relies);
             cpu.on();
             assert_eq!(waits.read(page(5)), 0);
             cpu.write(page(5), 1);
@@ -249,8 +249,8 @@ fn maintenance_by_set_and_way_reaches_vcpus_that_wait_with_their_caches_off() {
 fn under_exact_a_vcpu_that_starts_sees_what_another_left_in_the_cache() {
     for (policy, seen) in [(CachePolicy::Every, 0), (CachePolicy::Exact, 1)] {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
-            let mut room = room();
-            let mut starts = Cpu::new(guest, 0, &mut room, Manners::Relies);
+            let mut storage = storage();
+            let mut starts = Cpu::new(guest, 0, &mut storage, Manners::Relies);
             cpu.on();
             cpu.write(page(5), 1);
             starts.start();
@@ -265,8 +265,8 @@ fn a_vcpu_that_begins_anew_finds_what_the_host_put_there_data_and_instructions()
         for (caches, forced) in [(false, false), (true, false), (true, true)] {
             let machine = Machine::new(Mood::Lazy, forced);
             with_guest(&machine, config(policy), false, |guest| {
-                let mut room = room();
-                let mut cpu = Cpu::new(guest, 0, &mut room, Manners::Relies);
+                let mut storage = storage();
+                let mut cpu = Cpu::new(guest, 0, &mut storage, Manners::Relies);
                 machine.write(hpa(page(5)), 1, true);
                 if caches {
                     cpu.on();
@@ -288,8 +288,8 @@ fn code_that_the_host_wrote_is_executed_once_it_said_so() {
         for on in [false, true] {
             let machine = Machine::new(Mood::Lazy, forced);
             with_guest(&machine, config(policy), false, |guest| {
-                let mut room = room();
-                let mut cpu = Cpu::new(guest, 0, &mut room, Manners::Relies);
+                let mut storage = storage();
+                let mut cpu = Cpu::new(guest, 0, &mut storage, Manners::Relies);
                 if on {
                     cpu.on();
                 }
@@ -322,12 +322,12 @@ fn the_state_of_caches_is_the_vcpus_not_its_threads() {
         cpu.write(page(5), 1);
         let root = cpu.vcpu.root();
         drop(cpu);
-        let mut room = room();
-        let mut cpu = Cpu::new(guest, 1, &mut room, Manners::Relies);
+        let mut storage = storage();
+        let mut cpu = Cpu::new(guest, 1, &mut storage, Manners::Relies);
         assert_eq!((cpu.vcpu.root(), cpu.vcpu.is_cached()), (root, false));
         assert_eq!(cpu.vcpu.set_caches(true).maintained, 4096);
         drop(cpu);
-        let mut again = crate::vm::room();
+        let mut again = crate::vm::storage();
         let cpu = Cpu::new(guest, 1, &mut again, Manners::Relies);
         assert_eq!((cpu.vcpu.root(), cpu.vcpu.is_cached()), (guest.tables().root(), true));
     });
@@ -338,7 +338,7 @@ fn a_flush_reaches_what_a_fault_of_another_maps_meanwhile() {
     for policy in [CachePolicy::Every, CachePolicy::First] {
         let machine = Machine::new(Mood::Lazy, false);
         with_guest(&machine, Config { vcpus: 2, ..config(policy) }, false, |guest| {
-            let (mut a, mut b) = (room(), room());
+            let (mut a, mut b) = (storage(), storage());
             let mut faults = Cpu::new(guest, 0, &mut a, Manners::Relies);
             let mut switches = Cpu::new(guest, 1, &mut b, Manners::Relies);
             faults.on();
@@ -373,8 +373,8 @@ fn what_is_taken_from_shared_tables_is_maintained_for_the_host() {
         with_cpu(config(policy), false, |machine, guest, mut cpu| {
             cpu.on();
             assert_eq!(cpu.read(page(5)), 0);
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage).unwrap();
             machine.read(hpa(page(5)), true);
             machine.write(hpa(page(5)), 7, false);
             drop(worker.invalidate(host_range(page(5), 4096), |_| {}));

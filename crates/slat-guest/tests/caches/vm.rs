@@ -39,7 +39,7 @@ pub fn memslot(bytes: u64, log_dirty: bool) -> MemslotSpec {
     MemslotSpec { log_dirty, ..MemslotSpec::new(id, Gpa(BASE), bytes, host) }
 }
 
-pub fn room() -> Vec<Option<Frame>> {
+pub fn storage() -> Vec<Option<Frame>> {
     (0..TABLE_PAGES).map(|_| None).collect()
 }
 
@@ -57,8 +57,8 @@ pub fn with_guest<R>(
     };
     let backing = Ram { machine, interrupts: None.into() };
     let guest = Guest::new(format, Vmid(1), 40, machine, backing, config).unwrap();
-    let mut room = room();
-    Worker::new(&guest, &mut room).unwrap().set_memslot(memslot(BYTES, log_dirty)).unwrap();
+    let mut storage = storage();
+    Worker::new(&guest, &mut storage).unwrap().set_memslot(memslot(BYTES, log_dirty)).unwrap();
     let result = run(&guest);
     // SAFETY: no CPU ever loads these tables.
     unsafe { guest.destroy() };
@@ -101,10 +101,10 @@ impl<'w, 'm> Cpu<'w, 'm> {
     pub fn new(
         guest: &'w TestGuest<'m>,
         id: u16,
-        room: &'w mut [Option<Frame>],
+        storage: &'w mut [Option<Frame>],
         manners: Manners,
     ) -> Self {
-        let vcpu = Vcpu::new(guest, id, room).unwrap();
+        let vcpu = Vcpu::new(guest, id, storage).unwrap();
         let (loaded, on) = (vcpu.root(), vcpu.is_cached());
         let machine = guest.tables().platform();
         Self { vcpu, machine, manners, on, traps: true, loaded }

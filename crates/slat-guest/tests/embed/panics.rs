@@ -181,8 +181,8 @@ impl Backing for Memory4K {
         Ok(PrivatePage { hpa: Hpa((1 << 41) + at.0), block: PageSize::SIZE_2M })
     }
 
-    fn at_hand(&self, host: Hva) -> Option<Page> {
-        called("at_hand");
+    fn try_page(&self, host: Hva) -> Option<Page> {
+        called("try_page");
         (host.0 != LATE).then(|| self.answer(host))
     }
 
@@ -207,7 +207,7 @@ const CALLBACKS: [&str; 17] = [
     "wake",
     "page",
     "private_page",
-    "at_hand",
+    "try_page",
     "make_writable",
     "make_writable, after `grant`",
     "taken",
@@ -229,8 +229,8 @@ fn history(plan: Option<(&'static str, u32)>) -> bool {
     let config = Config { devices: true, fault_around: 4, ..Config::new(1, PageSize::SIZE_2M) };
     let config = Config { execute_huge: ExecuteHuge::Split, ..config };
     let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &host, memory, config).unwrap();
-    let mut room = [const { None }; TABLE_PAGES];
-    let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+    let mut storage = [const { None }; TABLE_PAGES];
+    let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
     let memslot = MemslotSpec { private: Some(PrivateAt(0)), ..memslot(4 * M2) };
     let plain = MemslotSpec {
         gpa: Gpa(BASE + 4 * G1),
@@ -375,8 +375,8 @@ fn forks(plan: Option<(&'static str, u32)>) -> bool {
             Config::new(1, PageSize::SIZE_2M),
         )
         .unwrap();
-        let mut room = [const { None }; TABLE_PAGES];
-        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+        let mut storage = [const { None }; TABLE_PAGES];
+        let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
         vcpu.worker().set_memslot(memslot(4 * K4)).unwrap();
         let mut write = |page: u64| again(|| vcpu.fault(Gpa(BASE + page * K4), Access::Write));
         (0..4).for_each(|page| assert!(matches!(write(page), Outcome::Mapped(_)), "{plan:?}"));
@@ -418,8 +418,8 @@ fn a_fetch_whose_copy_panics_is_fetched_again() {
     let machine = Counted::new();
     let config = Config::new(1, PageSize::SIZE_2M);
     let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &*machine, late, config).unwrap();
-    let mut room = [const { None }; TABLE_PAGES];
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = [const { None }; TABLE_PAGES];
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     // Waits for nobody: the fetch places nothing any more.
     let taken = worker.invalidate(range, |_| {});
     guest.backing().lose(range, &taken);

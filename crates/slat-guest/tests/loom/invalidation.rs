@@ -77,8 +77,8 @@ fn nor_by_either_of_two_faults_that_share_a_reservation() {
         let mut setup = worker(guest);
         setup.set_memslot(memslot(false)).unwrap();
         let threads = [0, 1].map(|id| {
-            let room = Box::leak(Box::new([const { None }; 4]));
-            let faults = Sent(Vcpu::new(guest, id, room).unwrap());
+            let storage = Box::leak(Box::new([const { None }; 4]));
+            let faults = Sent(Vcpu::new(guest, id, storage).unwrap());
             spawn(move || {
                 let mut vcpu = faults.get();
                 vcpu.fault(Gpa(0), Access::Write);

@@ -26,8 +26,8 @@ fn waits(outcome: Outcome) -> AsyncFault {
 on_all! {
     fn vcpus_that_wait_for_a_page_are_notified_when_it_arrives<C: Case>() {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        let mut room = room();
-        let mut other = Vcpu::new(&guest, 1, &mut room).unwrap();
+        let mut storage = storage();
+        let mut other = Vcpu::new(&guest, 1, &mut storage).unwrap();
         late(&ram, 3..6);
         let at = |page: u64| Gpa(BASE + page * K4);
         let first = waits(vcpu.fault(Gpa(at(3).0 + 8), Access::Write));
@@ -209,8 +209,8 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         late(&ram, 0..1);
         let backing = Hasty { ram: &ram, then: Mutex::new(None) };
         let guest = Guest::new(Intel::format(), VMID, BITS, &machine, &backing, config()).unwrap();
-        let mut room = room();
-        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+        let mut storage = storage();
+        let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
         vcpu.worker().set_memslot(memslot(M2)).unwrap();
         let (guest, ram) = (&guest, &ram);

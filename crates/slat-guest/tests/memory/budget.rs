@@ -20,7 +20,7 @@ on_all! {
         check(&guest, "nothing");
         ram.populate(HOST, 8 * M2, PageSize::SIZE_2M);
         {
-            let (mut one, mut two) = (room(), room());
+            let (mut one, mut two) = (storage(), storage());
             let mut vcpu = Vcpu::new(&guest, 0, &mut one).unwrap();
             let mut other = Worker::new(&guest, &mut two).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
@@ -71,8 +71,8 @@ on_all! {
         {
             let ram = Ram::from(C::FIRST_HPA);
             let guest = guest::<C>(&machine, &ram, config());
-            let mut room = room();
-            let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+            let mut storage = storage();
+            let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
             ram.populate(HOST, M2, PageSize::SIZE_4K);
             vcpu.worker().set_memslot(memslot(M2)).unwrap();
             assert!(matches!(vcpu.fault(slat::Gpa(BASE), Access::Write), Outcome::Mapped(_)));
@@ -155,9 +155,9 @@ fn views_do_not_grow_beyond_the_bound_and_vcpus_go_on() {
     let guest = guest::<ArmUncached>(&machine, &ram, config);
     let roots = machine.frames();
     ram.populate(HOST, blocks * M2, PageSize::SIZE_2M);
-    let mut rooms: Vec<TableStorage> = (0..2).map(|_| room()).collect();
+    let mut storages: Vec<TableStorage> = (0..2).map(|_| storage()).collect();
     let mut vcpus: Vec<_> =
-        rooms.iter_mut().zip(0..).map(|(room, id)| Vcpu::new(&guest, id, room).unwrap()).collect();
+        storages.iter_mut().zip(0..).map(|(it, id)| Vcpu::new(&guest, id, it).unwrap()).collect();
     vcpus[0].worker().set_memslot(memslot(blocks * M2)).unwrap();
     for vcpu in &vcpus {
         machine.cpu(vcpu.id() as usize).load(VMID, vcpu.root());

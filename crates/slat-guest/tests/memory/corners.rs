@@ -69,8 +69,8 @@ on_all! {
         machine.cpu(1).load(VMID, vcpu.root());
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         machine.cpu(1).write(BASE).expect("in its TLB, dirty");
-        let mut room2 = room();
-        let other = Worker::new(&guest, &mut room2).unwrap();
+        let mut storage2 = storage();
+        let other = Worker::new(&guest, &mut storage2).unwrap();
         // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
         let other: TheWorker<'static, C> = unsafe { core::mem::transmute(other) };
         let state = Arc::new(Mutex::new((other, None)));
@@ -131,8 +131,8 @@ on_all! {
     fn nothing_is_mapped_in_a_slot_that_is_going<C: Case>() {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-        let mut room2 = room();
-        let other = Vcpu::new(&guest, 1, &mut room2).unwrap();
+        let mut storage2 = storage();
+        let other = Vcpu::new(&guest, 1, &mut storage2).unwrap();
         // SAFETY: the hook is taken off the machine before the vCPU and the memory are dropped.
         let other: TheVcpu<'static, C> = unsafe { core::mem::transmute(other) };
         let state = Arc::new(Mutex::new((other, Vec::new())));
@@ -224,8 +224,8 @@ fn memory_in_blocks_smaller_than_a_page_is_refused() {
     let largest = PageSize::from_bytes(16 << 10).unwrap();
     let config = Config::new(1, largest);
     let guest = Guest::new(Arm64K16::default(), VMID, BITS, &machine, ram, config).unwrap();
-    let mut room = room();
-    let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+    let mut storage = storage();
+    let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
     vcpu.worker().set_memslot(memslot(M2)).unwrap();
     let outcome = vcpu.fault(Gpa(BASE), Access::Read);
     assert!(matches!(outcome, Outcome::Refused(Refused::Page(_))), "{outcome:?}");
@@ -259,7 +259,7 @@ fn a_view_that_is_emptied_adds_the_writes_in_each_slot_to_the_log_of_that_slot()
 fn a_vcpu_is_run_by_one_thread_at_a_time() {
     let machine = Intel::machine(1);
     let guest = guest::<Intel>(&machine, &Ram::new(), config());
-    let (mut one, mut two) = (room(), room());
+    let (mut one, mut two) = (storage(), storage());
     let first = Vcpu::new(&guest, 0, &mut one).unwrap();
     assert_eq!(Vcpu::new(&guest, 0, &mut two).err(), Some(VcpuError::Taken));
     drop(first);

@@ -183,7 +183,7 @@ where
     }
     let done = std::sync::atomic::AtomicBool::new(false);
     let page = |rng: &mut fastrand::Rng| rng.u64(..2) * 512 + rng.u64(..16);
-    let mut second = room();
+    let mut second = storage();
     let other = Vcpu::new(&guest, 1, &mut second).unwrap();
     machine.cpu(1).load(VMID, other.root());
     std::thread::scope(|threads| {
@@ -191,8 +191,8 @@ where
         threads.spawn(move || {
             let _done = Raised(done);
             let mut rng = fastrand::Rng::with_seed(seed);
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage).unwrap();
             for _ in 0..60 {
                 let first = page(&mut rng);
                 let bytes = rng.u64(1..=8) * K4;
@@ -240,7 +240,7 @@ fn attempt_briefly<C: Case>(
 
 #[test]
 fn a_callback_for_taken_pages_may_wait_for_a_fault_that_reports_to_devices() {
-    let mut second = room();
+    let mut second = storage();
     with_guest!(Intel, with_devices(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
     ram.change(HOST + K4, |page| (page.write, page.own) = (false, true));

@@ -162,7 +162,7 @@ impl Backing for Ram {
         self.private(at.0).ok_or(NoPage::Never)
     }
 
-    fn at_hand(&self, host: Hva) -> Option<Page> {
+    fn try_page(&self, host: Hva) -> Option<Page> {
         let page = self.get(host.0).filter(|page| page.ready)?;
         Some(answer(page))
     }
@@ -230,7 +230,7 @@ pub fn guest<'p, C: Case>(
     Guest::new(C::format(), VMID, BITS, machine, ram.clone(), config).unwrap()
 }
 
-pub fn room() -> TableStorage {
+pub fn storage() -> TableStorage {
     [const { None::<Frame> }; TABLE_PAGES]
 }
 
@@ -371,9 +371,9 @@ macro_rules! with_guest {
         give_all::<$C>(&$machine);
         let $ram = Ram::from($C::FIRST_HPA);
         let $guest = guest::<$C>(&$machine, &$ram, $config);
-        let mut room = room();
+        let mut storage = storage();
         #[allow(unused_mut, reason = "tests differ")]
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
+        let mut $vcpu = Vcpu::new(&$guest, 0, &mut storage).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
         let spec: MemslotSpec = $spec;
         $ram.populate(spec.host.0, spec.bytes, $block);

@@ -122,8 +122,8 @@ on_all! {
             give_all::<C>(&machine);
             let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
             let parent = new::<C>(&machine, parent, VMID);
-            let mut rooms = [room(), room()];
-            let [one, two] = &mut rooms;
+            let mut storages = [storage(), storage()];
+            let [one, two] = &mut storages;
             let mut vcpu = Vcpu::new(&parent, 0, one).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
             vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
@@ -196,8 +196,8 @@ on_all! {
         give_all::<C>(&machine);
         let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
         let parent = new::<C>(&machine, parent, VMID);
-        let mut room = room();
-        let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
+        let mut storage = storage();
+        let mut vcpu = Vcpu::new(&parent, 0, &mut storage).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
         machine.cpu(1).load(VMID, vcpu.root());
         vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
@@ -239,8 +239,8 @@ fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
     give_all::<Intel>(&machine);
     let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
     let parent = new::<Intel>(&machine, parent, VMID);
-    let mut room = room();
-    let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
+    let mut storage = storage();
+    let mut vcpu = Vcpu::new(&parent, 0, &mut storage).unwrap();
     machine.cpu(0).load(VMID, vcpu.root());
     vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
     for page in 0..3 {
@@ -301,8 +301,8 @@ fn of_two_that_copy_one_page_the_second_keeps_it_where_frames_are_short() {
     let machine = Intel::machine(1);
     let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
     let parent = new::<Intel>(&machine, parent, VMID);
-    let mut room = room();
-    let mut worker = Worker::new(&parent, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&parent, &mut storage).unwrap();
     let first = parent.backing().page(Hva(HOST), Access::Write).unwrap().hpa;
     content.write(content.number(first), 5);
     let child = parent.backing().fork(&mut worker).unwrap();
@@ -333,8 +333,8 @@ fn a_guest_whose_vcpus_have_tables_of_their_own_is_not_forked() {
     let machine = ArmUncached::machine(1);
     let memory = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
     let guest = new::<ArmUncached>(&machine, memory, VMID);
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     assert_eq!(guest.backing().fork(&mut worker).map(drop), Err(ForkError::Views));
     let page = PageSize::SIZE_4K;
     let unaligned = Cow::new(&shared, host_range(HOST + 1, K4)).map(drop);
@@ -351,8 +351,8 @@ fn what_a_slot_that_is_half_gone_still_has_is_not_written_behind_a_forks_back() 
     let (gpa, memory) = (BASE + G1 - M2, HOST + G1 - M2);
     let parent = Cow::new(&shared, host_range(memory, 2 * M2)).unwrap();
     let parent = new::<Intel>(&machine, parent, VMID);
-    let mut room = room();
-    let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
+    let mut storage = storage();
+    let mut vcpu = Vcpu::new(&parent, 0, &mut storage).unwrap();
     machine.cpu(0).load(VMID, vcpu.root());
     let spec = MemslotSpec::new(MemslotId(0), Gpa(gpa), 2 * M2, Hva(memory));
     vcpu.worker().set_memslot(spec).unwrap();
@@ -381,8 +381,8 @@ fn what_devices_may_write_is_not_forked() {
         let memory = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
         let config = Config { devices, ..config() };
         let parent = Guest::new(Intel::format(), VMID, BITS, &machine, memory, config).unwrap();
-        let mut room = room();
-        let mut worker = Worker::new(&parent, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(&parent, &mut storage).unwrap();
         worker.set_memslot(memslot(BYTES)).unwrap();
         let pinned = worker.pin(range(BASE, K4)).unwrap();
         assert_eq!(parent.backing().fork(&mut worker).map(drop), Err(ForkError::Devices));
@@ -399,8 +399,8 @@ fn pages_that_another_thread_pins_during_a_fork_are_not_forked() {
     give_all::<Intel>(&machine);
     let memory = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
     let parent = new::<Intel>(&machine, memory, VMID);
-    let (mut room, mut second, mut third) = (room(), room(), room());
-    let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
+    let (mut storage, mut second, mut third) = (storage(), storage(), storage());
+    let mut vcpu = Vcpu::new(&parent, 0, &mut storage).unwrap();
     machine.cpu(0).load(VMID, vcpu.root());
     vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
     touch::<Intel>(&machine, &mut vcpu, (0, 0), Access::Write);

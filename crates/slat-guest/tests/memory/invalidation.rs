@@ -29,8 +29,8 @@ on_all! {
 
     fn a_block_waits_for_an_invalidation_of_any_of_its_pages<C: Case>() {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
-        let mut room = room();
-        let mut worker = Worker::new(&guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(&guest, &mut storage).unwrap();
         for page in [0, 5, 511] {
             let held = worker.invalidate(host_range(HOST + page * K4, K4), |_| {});
             for asked in [0, 5, 300, 511] {
@@ -131,11 +131,11 @@ fn a_page_that_the_host_takes_between_answer_and_commit_is_not_mapped() {
             let backing = Treacherous { ram: &ram, then: Mutex::new(None) };
             let guest =
                 Guest::new(Intel::format(), VMID, BITS, &machine, &backing, config()).unwrap();
-            let (mut room, mut room2) = (room(), room());
-            let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+            let (mut storage, mut storage2) = (storage(), storage());
+            let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
             vcpu.worker().set_memslot(memslot(4 * M2)).unwrap();
-            let other = Mutex::new(Worker::new(&guest, &mut room2).unwrap());
+            let other = Mutex::new(Worker::new(&guest, &mut storage2).unwrap());
             let (ram, machine) = (&ram, &machine);
             let then: Box<dyn FnOnce() + Send + '_> = Box::new(|| {
                 let mut other = other.lock().unwrap();
@@ -168,8 +168,8 @@ where
         ram.change(HOST + 9 * K4, |page| page.block = PageSize::SIZE_4K);
         attempt::<C>(&machine, &mut vcpu, BASE + 9 * K4, Access::Read).unwrap();
     }
-    let mut room2 = room();
-    let other = Worker::new(&guest, &mut room2).unwrap();
+    let mut storage2 = storage();
+    let other = Worker::new(&guest, &mut storage2).unwrap();
     // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
     let other: TheWorker<'static, C> = unsafe { core::mem::transmute(other) };
     let state = Arc::new(Mutex::new((other, 0)));

@@ -88,8 +88,8 @@ on_all! {
         with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         vcpu.worker().set_memslot(logged(M2)).unwrap();
-        let mut room2 = [];
-        let mut poor = Worker::new(&guest, &mut room2).unwrap();
+        let mut storage2 = [];
+        let mut poor = Worker::new(&guest, &mut storage2).unwrap();
         let cleared = poor.clear_log(MemslotId(0), 0, 64, &[2]).unwrap();
         assert_eq!((cleared.pages, cleared.split, cleared.whole), (1, 0, M2));
         let mut bits = [0; 8];
@@ -256,8 +256,8 @@ fn what_a_clear_could_not_do_is_in_the_log_still() {
         attempt::<ArmPlain>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
     }
     vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
-    let mut room2 = room();
-    let other = Worker::new(&guest, &mut room2).unwrap();
+    let mut storage2 = storage();
+    let other = Worker::new(&guest, &mut storage2).unwrap();
     // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
     let other: TheWorker<'static, ArmPlain> = unsafe { core::mem::transmute(other) };
     let state = Arc::new(Mutex::new((other, None)));
@@ -325,8 +325,8 @@ mod by_block {
         let config = Config { logging: Logging::Hardware, ..config() };
         let machine = Intel::machine(1);
         let guest = guest::<Intel>(&machine, &Ram::new(), config);
-        let mut room = room();
-        let mut worker = Worker::new(&guest, &mut room).unwrap();
+        let mut storage = storage();
+        let mut worker = Worker::new(&guest, &mut storage).unwrap();
         assert_eq!(worker.set_memslot(spec(M2)), Err(MemslotError::LogBlocks));
     }
 }

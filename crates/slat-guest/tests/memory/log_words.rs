@@ -35,8 +35,8 @@ fn write<C: Case>(machine: &Machine<C::A>, vcpu: &mut TheVcpu<'_, C>, gpas: &[u6
 fn a_clear_goes_on_behind_its_first_chunk() {
     let machine = Intel::machine(1);
     let guest = guest::<Intel>(&machine, &Ram::new(), config());
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     let pages = 1 << 16;
     worker.set_memslot(logged(pages * K4)).unwrap();
     worker.mark_written(range(BASE + 5 * K4, K4));
@@ -152,8 +152,8 @@ fn a_clear_that_finds_a_broken_block_by_marks_reports_it() {
     with_guest!(ArmBreaks, by_marks(true), spec, PageSize::SIZE_2M => machine, ram, guest, vcpu);
     write::<ArmBreaks>(&machine, &mut vcpu, &[BASE]);
     vcpu.worker().set_memslot(logged(M2)).unwrap();
-    let mut room2 = room();
-    let other = Worker::new(&guest, &mut room2).unwrap();
+    let mut storage2 = storage();
+    let other = Worker::new(&guest, &mut storage2).unwrap();
     // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
     let other: TheWorker<'static, ArmBreaks> = unsafe { core::mem::transmute(other) };
     let state = Arc::new(Mutex::new((other, None)));
@@ -187,8 +187,8 @@ macro_rules! with_watched {
         let config = Config { initially_set, eager_split, ..config() };
         let $guest: WatchedGuest<'_> =
             Guest::new(ArmPlain::format(), VMID, BITS, &$machine, ram, config).unwrap();
-        let mut room = room();
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
+        let mut storage = storage();
+        let mut $vcpu = Vcpu::new(&$guest, 0, &mut storage).unwrap();
         $vcpu.worker().set_memslot(memslot(2 * M2)).unwrap();
         for block in 0..2 {
             let outcome = $vcpu.fault(Gpa(BASE + block * M2), Access::Write);
@@ -210,7 +210,7 @@ fn a_clear_reports_a_split_at_the_first_page_that_it_was_asked_for() {
 #[test]
 fn a_clear_waits_for_a_thread_that_breaks_a_block() {
     with_watched!(machine, guest, vcpu);
-    let mut second = room();
+    let mut second = storage();
     let mut splitter = Worker::new(&guest, &mut second).unwrap();
     let (reached, is_reached) = mpsc::channel();
     let (go, gone_on) = mpsc::channel::<()>();

@@ -133,7 +133,7 @@ fn meets<C: Case>(
 where
     C::A: 'static,
 {
-    let mut second = room();
+    let mut second = storage();
     let other = Vcpu::new(guest, 1, &mut second).unwrap();
     // SAFETY: the hook is taken off the machine before the vCPU and the memory are dropped.
     let other: TheVcpu<'static, C> = unsafe { core::mem::transmute(other) };

@@ -316,7 +316,7 @@ fn a_change_is_run_by_workers_of_its_guest_alone_and_goes_with_it() {
     let work = vcpu.worker().begin_memslot(gone(is)).unwrap();
     let other_machine = Intel::machine(1);
     let other = crate::fixture::guest::<Intel>(&other_machine, &ram, config());
-    let mut second = crate::fixture::room();
+    let mut second = crate::fixture::storage();
     let mut stranger = Worker::new(&other, &mut second).unwrap();
     stranger.set_memslot(is).unwrap();
     assert_eq!(work.run(&mut stranger, 1), Err(MemslotError::Missing { id: is.id }));

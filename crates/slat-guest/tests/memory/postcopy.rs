@@ -29,8 +29,8 @@ fn new<'p, C: Case>(machine: &'p Machine<C::A>, late: PostCopy<Ram>) -> Late<'p,
 macro_rules! with_late {
     ($C:ident, $machine:ident, $late:ident => $guest:ident, $vcpu:ident) => {
         let $guest = new::<$C>(&$machine, $late);
-        let mut room = room();
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
+        let mut storage = storage();
+        let mut $vcpu = Vcpu::new(&$guest, 0, &mut storage).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
         $vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
         let $late = $guest.backing();
@@ -154,8 +154,8 @@ on_all! {
         let machine = C::machine(2);
         let (ram, late) = memory::<C>(PageSize::SIZE_4K);
         let guest = new::<C>(&machine, late);
-        let (mut room, mut other_room) = (room(), room());
-        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+        let (mut storage, mut other_room) = (storage(), storage());
+        let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
         let mut other = Worker::new(&guest, &mut other_room).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
         vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
@@ -342,7 +342,7 @@ fn a_thread_that_discards_waits_until_no_fetch_places_the_page() {
     let machine = C::machine(2);
     let (ram, late) = memory::<C>(PageSize::SIZE_2M);
     let guest = new::<C>(&machine, late);
-    let (mut first, mut second) = (room(), room());
+    let (mut first, mut second) = (storage(), storage());
     let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
     vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
     let late = guest.backing();

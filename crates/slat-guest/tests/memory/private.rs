@@ -329,8 +329,8 @@ fn what_cannot_be_private_says_why() {
     let machine = Intel::machine(1);
     let ram = Ram::new();
     let guest = guest::<Intel>(&machine, &ram, config());
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     let odd = MemslotSpec { private: Some(PrivateAt(0x800)), ..hidden(M2) };
     assert!(matches!(worker.set_memslot(odd), Err(MemslotError::Unaligned { .. })));
     let wraps = MemslotSpec { private: Some(PrivateAt(!0xfff)), ..hidden(M2) };
@@ -369,8 +369,8 @@ fn memory_that_vcpus_reach_past_their_caches_is_not_private() {
     let machine = ArmUncached::machine(1);
     let ram = Ram::new();
     let guest = guest::<ArmUncached>(&machine, &ram, config());
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     assert_eq!(worker.set_memslot(hidden(M2)), Err(MemslotError::PrivateUncached));
 }
 
@@ -438,7 +438,7 @@ macro_rules! with_asked {
         let $backing = Asked { ram: &ram, then: std::sync::Mutex::default() };
         let $guest =
             Guest::new(Intel::format(), VMID, BITS, &$machine, &$backing, config()).unwrap();
-        let mut first = room();
+        let mut first = storage();
         let mut $vcpu = Vcpu::new(&$guest, 0, &mut first).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
         $vcpu.worker().set_memslot(hidden(M2)).unwrap();
@@ -457,7 +457,7 @@ fn waits(
 ) {
     with_asked!(machine, backing, guest, vcpu);
     let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut second = room();
+    let mut second = storage();
     let mut worker = Worker::new(&guest, &mut second).unwrap();
     std::thread::scope(|threads| {
         let (begun, ended, wait) = (&begun, &ended, &wait);
@@ -486,7 +486,7 @@ fn waits(
 #[test]
 fn two_faults_on_a_private_page_are_reported_to_the_machine_once() {
     with_asked!(machine, backing, guest, vcpu);
-    let mut second = room();
+    let mut second = storage();
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
     machine.cpu(1).load(VMID, other.root());
     let mapped = Outcome::Mapped(PageSize::SIZE_4K);
@@ -504,7 +504,7 @@ fn two_faults_on_a_private_page_are_reported_to_the_machine_once() {
 #[test]
 fn a_fault_whose_page_is_taken_while_it_asks_reports_nothing_to_the_machine() {
     with_asked!(machine, backing, guest, vcpu);
-    let mut second = room();
+    let mut second = storage();
     let mut worker = Worker::new(&guest, &mut second).unwrap();
     let take = || drop(worker.invalidate_private(private_range(HIDDEN, K4), |_| {}).unwrap());
     // SAFETY: the fault is in the next line.
@@ -554,8 +554,8 @@ where
         threads.spawn(move || {
             let _done = Raised(done);
             let mut rng = fastrand::Rng::with_seed(seed);
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage).unwrap();
             for _ in 0..40 {
                 let first = page(&mut rng);
                 let bytes = rng.u64(1..=16) * K4;
@@ -569,7 +569,7 @@ where
                 convert::<C>(machine, &mut worker, BASE + first * K4, bytes, to);
             }
         });
-        let mut second = room();
+        let mut second = storage();
         let other = Vcpu::new(guest, 1, &mut second).unwrap();
         machine.cpu(1).load(VMID, other.root());
         std::thread::scope(|threads| {
@@ -588,8 +588,8 @@ where
             }
         });
     });
-    let mut room = room();
-    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let mut storage = storage();
+    let mut worker = Worker::new(&guest, &mut storage).unwrap();
     let found: Vec<_> = machine.violations().iter().map(ToString::to_string).collect();
     assert_eq!(found, [""; 0], "seed {seed}");
     convert::<C>(&machine, &mut worker, BASE, 2 * M2, MemoryKind::Shared);

@@ -11,7 +11,7 @@ use std::thread;
 #[test]
 fn a_page_that_a_write_replaces_leaves_the_views_of_other_vcpus() {
     for (first_reads, by_prefault) in [(false, false), (true, false), (false, true)] {
-        let mut second = room();
+        let mut second = storage();
         with_guest!(ArmUncached, config(), memslot(M2), PageSize::SIZE_4K
             => machine, ram, guest, vcpu);
         let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
@@ -56,7 +56,7 @@ on_all! {
     }
 
     fn a_vcpu_that_waits_for_a_page_is_notified_when_the_page_becomes_private<C: Case>() {
-        let mut second = room();
+        let mut second = storage();
         with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);
         ram.change(HOST, |page| page.ready = false);
@@ -129,7 +129,7 @@ fn emptied_by_a_late_fault(config: Config) {
     let stops = [(here, gone), (here_too, gone_too)].map(|stop| Mutex::new(Some(stop)));
     let held = Held { ram, stops, whose: thread::current().id() };
     let guest = Guest::new(ArmPlain::format(), VMID, BITS, &machine, held, config).unwrap();
-    let (mut first, mut second) = (room(), room());
+    let (mut first, mut second) = (storage(), storage());
     let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
     machine.here(0);
     vcpu.worker().set_memslot(memslot(M2)).unwrap();

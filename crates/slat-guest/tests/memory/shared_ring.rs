@@ -38,8 +38,8 @@ macro_rules! with_ring {
         let ram = Ram::new();
         ram.populate(HOST, 2 * M2, PageSize::SIZE_2M);
         let $guest = guest::<Intel>(&$machine, &ram, ringed()).share_rings(&[&$memory]).unwrap();
-        let mut room = room();
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
+        let mut storage = storage();
+        let mut $vcpu = Vcpu::new(&$guest, 0, &mut storage).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
         $vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
     };

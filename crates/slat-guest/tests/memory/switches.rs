@@ -21,7 +21,7 @@ fn goes_on_by_another_vmid<C: Case>(config: Config)
 where
     C::A: 'static,
 {
-    let mut others = room();
+    let mut others = storage();
     with_guest!(C, config, memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let mut second = Vcpu::new(&guest, 1, &mut others).unwrap();
     machine.cpu(1).load(VMID, second.root());

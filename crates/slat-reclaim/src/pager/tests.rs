@@ -86,14 +86,15 @@ fn guests(
         Guest::new(Ept1G::default(), vmid, 39, &machine, paged, config).unwrap()
     };
     let those: Vec<_> = memory.iter().enumerate().map(new).collect();
-    let room = || -> TableStorage { [const { None }; TABLE_PAGES] };
-    let mut rooms: Vec<_> = guests.iter().map(|_| room()).collect();
-    let threads = those.iter().zip(&mut rooms).zip(guests).map(|((guest, room), (pages, _))| {
-        let mut worker = Worker::new(guest, room).unwrap();
-        let slot = MemslotSpec::new(MemslotId(0), Gpa(1 << 32), bytes(*pages), Hva(HOST));
-        worker.set_memslot(slot).unwrap();
-        worker
-    });
+    let storage = || -> TableStorage { [const { None }; TABLE_PAGES] };
+    let mut storages: Vec<_> = guests.iter().map(|_| storage()).collect();
+    let threads =
+        those.iter().zip(&mut storages).zip(guests).map(|((guest, storage), (pages, _))| {
+            let mut worker = Worker::new(guest, storage).unwrap();
+            let slot = MemslotSpec::new(MemslotId(0), Gpa(1 << 32), bytes(*pages), Hva(HOST));
+            worker.set_memslot(slot).unwrap();
+            worker
+        });
     work(&swap, threads.collect());
 }
 

@@ -133,8 +133,8 @@ where
     }
 
     fn vcpu(&self, id: usize) {
-        let (mut rng, mut room) = (self.rng(id), room());
-        let mut vcpu = Vcpu::<C>::new(self.guest, id as u16, &mut room).unwrap();
+        let (mut rng, mut storage) = (self.rng(id), storage());
+        let mut vcpu = Vcpu::<C>::new(self.guest, id as u16, &mut storage).unwrap();
         self.world.machine.here(id);
         for _ in 0..self.steps {
             let page = self.some(&mut rng);
@@ -147,8 +147,8 @@ where
     }
 
     fn reclaim(&self) {
-        let (mut rng, mut room) = (self.rng(VCPUS), room());
-        let mut worker = Worker::<C>::new(self.guest, &mut room).unwrap();
+        let (mut rng, mut storage) = (self.rng(VCPUS), storage());
+        let mut worker = Worker::<C>::new(self.guest, &mut storage).unwrap();
         let walks = if self.small_blocks { 3 } else { 1 };
         while self.is_used() {
             match rng.u8(..8) {
@@ -174,8 +174,8 @@ where
     /// The host takes memory and gives it back, its devices use it, and the guest's balloon
     /// discards it.
     fn host_side(&self) {
-        let (mut rng, mut room) = (self.rng(VCPUS + 1), room());
-        let mut worker = Worker::<C>::new(self.guest, &mut room).unwrap();
+        let (mut rng, mut storage) = (self.rng(VCPUS + 1), storage());
+        let mut worker = Worker::<C>::new(self.guest, &mut storage).unwrap();
         let world = self.world;
         while self.is_used() {
             let (page, count) = self.few(&mut rng);
@@ -276,8 +276,8 @@ where
 
     /// Runs migrations that are given up after a while, except the last one.
     fn migrate(&self) {
-        let (mut rng, mut room) = (self.rng(VCPUS + 2), room());
-        let mut worker = Worker::<C>::new(self.guest, &mut room).unwrap();
+        let (mut rng, mut storage) = (self.rng(VCPUS + 2), storage());
+        let mut worker = Worker::<C>::new(self.guest, &mut storage).unwrap();
         loop {
             // Without a log there are blocks, and a read maps a writable page as writable.
             self.pauses(3000, &mut rng);
@@ -314,8 +314,8 @@ where
         self.world.swap_fails(None);
         self.pool.resume();
         self.paged.set_swap(u32::MAX);
-        let mut rooms = [room(), room()];
-        let [first, second] = &mut rooms;
+        let mut storages = [storage(), storage()];
+        let [first, second] = &mut storages;
         let mut worker = Worker::<C>::new(self.guest, first).unwrap();
         self.take(&mut worker);
         for page in self.used.clone() {
@@ -410,8 +410,8 @@ where
         running: AtomicUsize::new(VCPUS),
         copies,
     };
-    let mut room = room();
-    Worker::<C>::new(&guest, &mut room).unwrap().set_memslot(bench.slot(false)).unwrap();
+    let mut storage = storage();
+    Worker::<C>::new(&guest, &mut storage).unwrap().set_memslot(bench.slot(false)).unwrap();
     for cpu in 0..VCPUS {
         world.machine.cpu(cpu).load(VMID, guest.tables().root());
     }

@@ -13,7 +13,7 @@ fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, step
     let pages = setup.pages;
     setup.run(format, arch, |bench| {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let (mut mine, mut theirs) = (room(), room());
+        let (mut mine, mut theirs) = (storage(), storage());
         let mut runner = Runner::new(bench, 0, &mut mine);
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
         // No access waits for a page that cannot come in.

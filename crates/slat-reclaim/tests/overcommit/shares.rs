@@ -38,12 +38,13 @@ pub fn guests<S: Swap>(
         Guest::new(ept(), Vmid(index as u16 + 1), 39, &machine, paged, config).unwrap()
     };
     let those: Vec<_> = memory.iter().enumerate().map(new).collect();
-    let mut rooms: Vec<_> = guests.iter().map(|_| room()).collect();
-    let threads = those.iter().zip(&mut rooms).zip(guests).map(|((guest, room), (pages, _))| {
-        let mut worker = Worker::new(guest, room).unwrap();
-        worker.set_memslot(slot(pages * K4, false)).unwrap();
-        worker
-    });
+    let mut storages: Vec<_> = guests.iter().map(|_| storage()).collect();
+    let threads =
+        those.iter().zip(&mut storages).zip(guests).map(|((guest, storage), (pages, _))| {
+            let mut worker = Worker::new(guest, storage).unwrap();
+            worker.set_memslot(slot(pages * K4, false)).unwrap();
+            worker
+        });
     work(&pool, threads.collect());
     check_accounts(&pool, &memory.iter().collect::<Vec<_>>());
     for guest in those {

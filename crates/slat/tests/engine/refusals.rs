@@ -459,7 +459,7 @@ fn a_platform_without_frames_is_said_with_the_bytes_and_the_pages_that_lack() {
     let mut storage = [const { None }; 5];
     let mut cache = TableCache::<Arm64K4, _>::new(&platform, &mut storage);
     let error = cache.fill(5).unwrap_err();
-    assert_eq!(error, OutOfFrames { wanted: 5, at_hand: 3 });
+    assert_eq!(error, OutOfFrames { wanted: 5, available: 3 });
     says(&error.to_string(), &["3 of 5"]);
     assert_eq!((cache.len(), cache.is_empty(), platform.live()), (3, false, 3));
     platform.limit(9);

@@ -35,8 +35,8 @@ fn vcpu<F: Format + Default>(largest: PageSize, eager: Option<PageSize>) -> On<F
     let machine = Machine::leaked(breaks);
     let guest = Guest::new(F::default(), Vmid(1), 40, machine, OnePiece, config);
     let guest = Box::leak(Box::new(guest.expect("the configuration is one of the format's")));
-    let room = Box::leak(Box::new([const { None }; TABLE_PAGES]));
-    Vcpu::new(guest, 0, room).expect("the reader memslot is free")
+    let storage = Box::leak(Box::new([const { None }; TABLE_PAGES]));
+    Vcpu::new(guest, 0, storage).expect("the reader memslot is free")
 }
 
 /// Returns a vCPU whose guest has written all of its memory, mapped in pages.

@@ -11,7 +11,7 @@ use super::{Case, cases, params};
 #[cfg(test)]
 use crate::format::TableFormat;
 use crate::format::TablesArgs;
-use crate::guest::fixture::room;
+use crate::guest::fixture::storage;
 use crate::guest::tables::{Figures, MEANING, renderer};
 use crate::guest::turns::{Counts, Recorder, counts};
 use crate::on_machine;
@@ -275,8 +275,8 @@ impl Query<'_> {
         percent: f64,
     ) -> anyhow::Result<Answer> {
         let (case, paged) = (self.case, guest.backing());
-        let mut room = room();
-        let mut runner = Runner::alone(guest, machine, case, &mut room)?;
+        let mut storage = storage();
+        let mut runner = Runner::alone(guest, machine, case, &mut storage)?;
         runner.fill()?;
         let accesses = (self.args.interval * f64::from(case.pages)) as usize;
         let mut uses = case.uses[0].chunks_exact(accesses.max(1));

@@ -4,7 +4,7 @@ use super::Case;
 use super::pattern::{Use, own};
 use super::settings::{ReclaimPolicy, SwapPlace};
 use super::swap::LabSwap;
-use crate::guest::fixture::{GUEST_BASE, room};
+use crate::guest::fixture::{GUEST_BASE, storage};
 use crate::guest::lock::FairLock;
 use crate::guest::times::Times;
 use crate::threads::Pin;
@@ -125,7 +125,7 @@ pub fn with_guest<F: Format, A: Arch, R>(
     let bits = machine.arch().address_bits();
     let guest = Guest::new(format, VMID, bits, machine, &paged, config)?;
     let slot = MemslotSpec::new(MemslotId(0), Gpa(GUEST_BASE), bytes, Hva(HOST_BASE));
-    Worker::new(&guest, &mut room())?.set_memslot(slot).context("the guest's slot")?;
+    Worker::new(&guest, &mut storage())?.set_memslot(slot).context("the guest's slot")?;
     let result = work(&guest);
     // SAFETY: CPUs are borrowed by threads, which have ended, so none has loaded the guest's
     // tables.
@@ -177,7 +177,7 @@ fn run<F: Format, A: Arch>(
         let threads: Vec<_> = (0..case.vcpus)
             .map(|id| {
                 scope.spawn(move || -> anyhow::Result<(Times, u64)> {
-                    let mut room = room();
+                    let mut storage = storage();
                     // The reclaiming thread has the last CPU, if there are at least two.
                     let pin = Pin::to(cpus[usize::from(id) % (cpus.len() - 1).max(1)]);
                     let mut ready = pin.and_then(|pin| {
@@ -186,7 +186,7 @@ fn run<F: Format, A: Arch>(
                             machine,
                             case,
                             id,
-                            &mut room,
+                            &mut storage,
                             locking,
                             Some(failed),
                         )?;
@@ -213,8 +213,8 @@ fn run<F: Format, A: Arch>(
             .collect();
         let reclaimer = scope.spawn(move || -> anyhow::Result<f64> {
             let _pin = Pin::to(cpus[cpus.len() - 1])?;
-            let mut room = room();
-            let mut worker = Worker::new(guest, &mut room)?;
+            let mut storage = storage();
+            let mut worker = Worker::new(guest, &mut storage)?;
             let mut pager = Pager::gated(&mut worker, &locking);
             let mut start = None;
             let cpu = || {
@@ -289,11 +289,11 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         machine: &'h FastMachine<A>,
         case: &'w Case,
         id: u16,
-        room: &'w mut TableStorage,
+        storage: &'w mut TableStorage,
         locking: Locking<'w>,
         failed: Option<&'w AtomicBool>,
     ) -> anyhow::Result<Self> {
-        let vcpu = Vcpu::new(guest, id, room)?;
+        let vcpu = Vcpu::new(guest, id, storage)?;
         let mut cpu = machine.cpu(id.into())?;
         cpu.load(VMID, vcpu.root());
         let written = vec![0; case.pages as usize];
@@ -305,9 +305,9 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         guest: &'w TheGuest<'h, F, A>,
         machine: &'h FastMachine<A>,
         case: &'w Case,
-        room: &'w mut TableStorage,
+        storage: &'w mut TableStorage,
     ) -> anyhow::Result<Self> {
-        Self::new(guest, machine, case, 0, room, Locking::default(), None)
+        Self::new(guest, machine, case, 0, storage, Locking::default(), None)
     }
 
     /// Returns the worker that moves pages on this thread.
