@@ -90,7 +90,7 @@ impl Victims {
 
 /// How accessed bits are tested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Looks {
+pub(crate) struct ScanOptions {
     /// Pages of one call of the walk; with 1, one call for each page in memory.
     pub window: u32,
     /// Tests a page that is about to be given up together with the 64 pages around it.
@@ -272,7 +272,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_search_among_pages_in_use_looks_at_no_more_of_a_larger_guest() {
-        let looks = Looks { window: 512, around: false, frequency: false };
+        let looks = ScanOptions { window: 512, around: false, frequency: false };
         let costs = |pages: u32| {
             let generations = Order::generations(Generations::new(pages, looks, 0));
             [generations, Order::lists(Lists::new(pages))].map(|order| {
@@ -333,7 +333,7 @@ pub(crate) mod tests {
     fn no_order_is_locked_during_a_test_of_accessed_bits() {
         const PAGES: u32 = 100;
         for (window, around) in [(1, false), (64, true)] {
-            let looks = Looks { window, around, frequency: true };
+            let looks = ScanOptions { window, around, frequency: true };
             let order = Mutex::new(Generations::new(PAGES, looks, 0));
             (0..PAGES).for_each(|page| order.lock().arrive(page, None, PAGES));
             let mut guest = Watched { memory: Memory::all_here(PAGES), order: &order };
@@ -353,7 +353,7 @@ pub(crate) mod tests {
         links: &queue::Links,
         queues: impl Iterator<Item = &'q queue::Queue>,
         memory: &Memory,
-        given_up: &[u32],
+        evicted: &[u32],
         may_stay: bool,
     ) {
         let (mut queued, mut lengths) = (Vec::new(), 0);
@@ -367,9 +367,9 @@ pub(crate) mod tests {
         for page in 0..memory.pages() {
             let is_queued = queued.binary_search(&page).is_ok();
             assert_eq!(is_queued, links.is_queued(page));
-            let wanted = memory.is_here(page) && !given_up.contains(&page);
+            let wanted = memory.is_here(page) && !evicted.contains(&page);
             assert!(is_queued || !wanted, "page {page} is lost");
-            let in_the_way = is_queued && given_up.contains(&page);
+            let in_the_way = is_queued && evicted.contains(&page);
             assert!(may_stay || !in_the_way, "page {page} is in the way");
         }
     }

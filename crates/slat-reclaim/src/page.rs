@@ -26,28 +26,28 @@ const SECOND: u32 = 30;
 
 /// Where a page is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
-    /// Nowhere yet: it reads as zero.
-    Nowhere,
+pub(crate) enum PageState {
+    /// In no frame and not in swap yet: it reads as zero.
+    Empty,
     /// In memory; with a `copy`, also in that slot of swap, as the page was not written since it
     /// came back.
-    Here { frame: u32, copy: Option<u32> },
+    Resident { frame: u32, copy: Option<u32> },
     /// Claimed by a thread that moves it.
     Moving,
     /// In swap; `since` is how many pages the guest had given up before this one (modulo 2^28).
-    Away { slot: u32, since: u32 },
+    Swapped { slot: u32, since: u32 },
 }
 
-impl Place {
+impl PageState {
     fn encode(self) -> u64 {
         let number = |slot: u32| u64::from(slot) + 1;
         match self {
-            Self::Nowhere => 0,
-            Self::Here { frame, copy } => {
+            Self::Empty => 0,
+            Self::Resident { frame, copy } => {
                 1 | u64::from(frame) << FIRST | copy.map_or(0, number) << SECOND
             }
             Self::Moving => 2,
-            Self::Away { slot, since } => {
+            Self::Swapped { slot, since } => {
                 3 | (u64::from(since) & MASK) << FIRST | number(slot) << SECOND
             }
         }
@@ -57,10 +57,10 @@ impl Place {
         let first = (word >> FIRST & MASK) as u32;
         let slot = (word >> SECOND).checked_sub(1).map(|slot| slot as u32);
         match (word & 3, slot) {
-            (1, copy) => Self::Here { frame: first, copy },
+            (1, copy) => Self::Resident { frame: first, copy },
             (2, _) => Self::Moving,
-            (3, Some(slot)) => Self::Away { slot, since: first },
-            _ => Self::Nowhere,
+            (3, Some(slot)) => Self::Swapped { slot, since: first },
+            _ => Self::Empty,
         }
     }
 }
@@ -71,54 +71,54 @@ pub(crate) struct Word(AtomicU64);
 
 impl Default for Word {
     fn default() -> Self {
-        Self(AtomicU64::new(Place::Nowhere.encode()))
+        Self(AtomicU64::new(PageState::Empty.encode()))
     }
 }
 
 impl Word {
-    pub fn load(&self) -> Place {
-        Place::decode(self.0.load(Ordering::Acquire))
+    pub fn load(&self) -> PageState {
+        PageState::decode(self.0.load(Ordering::Acquire))
     }
 
     /// Returns whether the page is in memory, or is claimed by a thread that may leave it there.
     pub fn may_be_here(&self) -> bool {
-        matches!(self.load(), Place::Here { .. } | Place::Moving)
+        matches!(self.load(), PageState::Resident { .. } | PageState::Moving)
     }
 
     /// Replaces `old` with `new`; returns false, and changes nothing, if the word is not `old`.
-    pub fn exchange(&self, old: Place, new: Place) -> bool {
+    pub fn exchange(&self, old: PageState, new: PageState) -> bool {
         let (old, new) = (old.encode(), new.encode());
         self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Claims the page if `wanted` accepts its place; `Err` has the place otherwise.
-    pub fn claim(&self, wanted: impl Fn(&Place) -> bool) -> Result<Place, Place> {
+    pub fn claim(&self, wanted: impl Fn(&PageState) -> bool) -> Result<PageState, PageState> {
         loop {
             let place = self.load();
-            if place == Place::Moving || !wanted(&place) {
+            if place == PageState::Moving || !wanted(&place) {
                 return Err(place);
             }
-            if self.exchange(place, Place::Moving) {
+            if self.exchange(place, PageState::Moving) {
                 return Ok(place);
             }
         }
     }
 
     /// Ends the caller's claim: the page is at `place`.
-    pub fn release(&self, place: Place) {
-        assert_eq!(self.load(), Place::Moving, "a claim was not respected");
+    pub fn release(&self, place: PageState) {
+        assert_eq!(self.load(), PageState::Moving, "a claim was not respected");
         self.0.store(place.encode(), Ordering::Release);
     }
 }
 
 /// Claims all of these pages if none of them has been touched; otherwise claims none.
 pub(crate) fn claim_untouched(words: &[Word]) -> bool {
-    let claim = |word: &&Word| word.claim(|place| *place == Place::Nowhere).is_ok();
+    let claim = |word: &&Word| word.claim(|place| *place == PageState::Empty).is_ok();
     let claimed = words.iter().take_while(claim).count();
     if claimed == words.len() {
         return true;
     }
-    words[..claimed].iter().for_each(|word| word.release(Place::Nowhere));
+    words[..claimed].iter().for_each(|word| word.release(PageState::Empty));
     false
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn claim_untouched(words: &[Word]) -> bool {
 pub(crate) struct Claim<'w> {
     pub word: &'w Word,
     /// Where the page is when the claim ends.
-    pub place: Place,
+    pub place: PageState,
 }
 
 impl Drop for Claim<'_> {
@@ -143,25 +143,25 @@ mod tests {
     fn a_word_says_what_was_said() {
         let most = (NUMBERS - 2) as u32;
         for place in [
-            Place::Nowhere,
-            Place::Moving,
-            Place::Here { frame: 0, copy: None },
-            Place::Here { frame: most, copy: Some(0) },
-            Place::Here { frame: 0, copy: Some(most) },
-            Place::Away { slot: 0, since: most },
-            Place::Away { slot: most, since: 0 },
+            PageState::Empty,
+            PageState::Moving,
+            PageState::Resident { frame: 0, copy: None },
+            PageState::Resident { frame: most, copy: Some(0) },
+            PageState::Resident { frame: 0, copy: Some(most) },
+            PageState::Swapped { slot: 0, since: most },
+            PageState::Swapped { slot: most, since: 0 },
         ] {
-            assert_eq!(Place::decode(place.encode()), place);
+            assert_eq!(PageState::decode(place.encode()), place);
         }
     }
 
     #[test]
     fn a_page_may_be_here_unless_it_is_known_to_be_elsewhere() {
         for (place, may_be) in [
-            (Place::Nowhere, false),
-            (Place::Here { frame: 1, copy: None }, true),
-            (Place::Moving, true),
-            (Place::Away { slot: 1, since: 0 }, false),
+            (PageState::Empty, false),
+            (PageState::Resident { frame: 1, copy: None }, true),
+            (PageState::Moving, true),
+            (PageState::Swapped { slot: 1, since: 0 }, false),
         ] {
             assert_eq!(Word(AtomicU64::new(place.encode())).may_be_here(), may_be, "{place:?}");
         }
@@ -170,34 +170,34 @@ mod tests {
     #[test]
     fn a_page_that_is_claimed_can_be_claimed_by_no_other_thread() {
         let word = Word::default();
-        assert_eq!(word.claim(|_| true), Ok(Place::Nowhere));
-        assert_eq!(word.claim(|_| true), Err(Place::Moving));
-        let here = Place::Here { frame: 3, copy: Some(9) };
-        assert!(!word.exchange(here, Place::Nowhere));
+        assert_eq!(word.claim(|_| true), Ok(PageState::Empty));
+        assert_eq!(word.claim(|_| true), Err(PageState::Moving));
+        let here = PageState::Resident { frame: 3, copy: Some(9) };
+        assert!(!word.exchange(here, PageState::Empty));
         word.release(here);
-        assert_eq!(word.claim(|place| *place == Place::Nowhere), Err(here));
-        assert!(word.exchange(here, Place::Here { frame: 3, copy: None }));
+        assert_eq!(word.claim(|place| *place == PageState::Empty), Err(here));
+        assert!(word.exchange(here, PageState::Resident { frame: 3, copy: None }));
     }
 
     #[test]
     fn pages_of_a_block_are_claimed_all_or_none() {
         for taken in 0..8 {
             let words: [Word; 8] = core::array::from_fn(|_| Word::default());
-            assert_eq!(words[taken].claim(|_| true), Ok(Place::Nowhere));
+            assert_eq!(words[taken].claim(|_| true), Ok(PageState::Empty));
             assert!(!claim_untouched(&words));
-            let moving = words.iter().filter(|word| word.load() == Place::Moving).count();
+            let moving = words.iter().filter(|word| word.load() == PageState::Moving).count();
             assert_eq!(moving, 1, "page {taken} was another's, and is alone claimed");
-            words[taken].release(Place::Nowhere);
+            words[taken].release(PageState::Empty);
             assert!(claim_untouched(&words));
-            assert!(words.iter().all(|word| word.load() == Place::Moving));
+            assert!(words.iter().all(|word| word.load() == PageState::Moving));
         }
     }
 
     #[test]
     fn a_claim_that_goes_out_of_scope_leaves_the_page_where_it_says() {
         let word = Word::default();
-        assert_eq!(word.claim(|_| true), Ok(Place::Nowhere));
-        let there = Place::Away { slot: 5, since: 2 };
+        assert_eq!(word.claim(|_| true), Ok(PageState::Empty));
+        let there = PageState::Swapped { slot: 5, since: 2 };
         drop(Claim { word: &word, place: there });
         assert_eq!(word.load(), there);
     }
@@ -205,6 +205,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "a claim was not respected")]
     fn a_word_that_no_thread_claimed_cannot_be_released() {
-        Word::default().release(Place::Nowhere);
+        Word::default().release(PageState::Empty);
     }
 }

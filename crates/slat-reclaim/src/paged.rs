@@ -2,8 +2,8 @@
 
 use crate::arrivals::Arrivals;
 use crate::bits::Bits;
-use crate::order::{Generations, Lists, Looks, Order};
-use crate::page::{Claim, NUMBERS, Place, Word};
+use crate::order::{Generations, Lists, Order, ScanOptions};
+use crate::page::{Claim, NUMBERS, PageState, Word};
 use crate::pool::{Pool, PoolError, Ram};
 use crate::slots::Owner;
 use crate::stats::Counters;
@@ -126,7 +126,7 @@ pub struct Paged<'h, M, S> {
     /// of copies.
     pub(crate) away: AtomicU32,
     /// Pages given up so far.
-    pub(crate) given_up: AtomicU64,
+    pub(crate) evicted: AtomicU64,
     pub(crate) arrivals: Arrivals,
     /// Held by the one thread that gives up pages of the guest, or walks, for as long as it does.
     pub(crate) turn: Mutex<Turn>,
@@ -203,7 +203,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             return Err(PoolError::TooMany { pages });
         }
         let pages = pages as u32;
-        let looks = Looks {
+        let looks = ScanOptions {
             window: config.window,
             around: config.look_around,
             frequency: config.frequency,
@@ -231,7 +231,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             protecting: Mutex::new(()),
             slots: AtomicU32::new(0),
             away: AtomicU32::new(0),
-            given_up: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
             arrivals: Arrivals::new(pages),
             turn: Mutex::new(Turn::new(pages)),
             order,
@@ -304,11 +304,11 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         let mut places = Places::default();
         for word in &self.words {
             *match word.load() {
-                Place::Nowhere => &mut places.nowhere,
-                Place::Here { copy: None, .. } => &mut places.here,
-                Place::Here { .. } => &mut places.copied,
-                Place::Moving => &mut places.moving,
-                Place::Away { .. } => &mut places.away,
+                PageState::Empty => &mut places.nowhere,
+                PageState::Resident { copy: None, .. } => &mut places.here,
+                PageState::Resident { .. } => &mut places.copied,
+                PageState::Moving => &mut places.moving,
+                PageState::Swapped { .. } => &mut places.away,
             } += 1;
         }
         places
@@ -325,13 +325,13 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         let mut slots = self.pool.withheld(self.owner);
         for word in &self.words {
             let slot = match word.load() {
-                Place::Here { frame, copy } => {
+                PageState::Resident { frame, copy } => {
                     self.pool.frames.give(frame);
                     copy
                 }
-                Place::Away { slot, .. } => Some(slot),
+                PageState::Swapped { slot, .. } => Some(slot),
                 // No page is claimed: a thread that moves one borrows this.
-                Place::Nowhere | Place::Moving => None,
+                PageState::Empty | PageState::Moving => None,
             };
             slot.into_iter().for_each(|slot| slots.add(slot));
         }
@@ -356,7 +356,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     pub(crate) fn note(&self, turn: &mut Turn) {
         self.order.note(&self.arrivals, self.resident(), |page| {
             let place = self.words[page as usize].load();
-            if matches!(place, Place::Moving | Place::Here { copy: Some(_), .. }) {
+            if matches!(place, PageState::Moving | PageState::Resident { copy: Some(_), .. }) {
                 turn.copies.add(page);
             }
         });
@@ -454,10 +454,10 @@ impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
         let word = &self.words[number as usize];
         loop {
             let place = word.load();
-            let Place::Here { frame, copy } = place else { return Err(NoPage::Absent) };
+            let PageState::Resident { frame, copy } = place else { return Err(NoPage::Absent) };
             if let (Access::Write, Some(slot)) = (access, copy) {
                 // The guest may write the page from here on, which makes the copy in swap stale.
-                if word.exchange(place, Place::Here { frame, copy: None }) {
+                if word.exchange(place, PageState::Resident { frame, copy: None }) {
                     self.give_slot(slot);
                 }
                 continue;
@@ -469,9 +469,9 @@ impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
     fn make_writable<R>(&self, host: Hva, grant: impl FnOnce(Page) -> R) -> Option<R> {
         let number = self.number(host)?;
         let word = &self.words[number as usize];
-        let place = word.claim(|place| matches!(place, Place::Here { .. })).ok()?;
-        let Place::Here { frame, copy } = place else { return None };
-        let _claim = Claim { word, place: Place::Here { frame, copy: None } };
+        let place = word.claim(|place| matches!(place, PageState::Resident { .. })).ok()?;
+        let PageState::Resident { frame, copy } = place else { return None };
+        let _claim = Claim { word, place: PageState::Resident { frame, copy: None } };
         copy.into_iter().for_each(|slot| self.give_slot(slot));
         Some(grant(self.page_of(number, frame, true)))
     }

@@ -13,7 +13,7 @@ pub use reclaim::{ReclaimError, Reclaimed};
 
 use crate::buffer::Buffer;
 use crate::order::{Accessed, Look};
-use crate::page::{Claim, Place};
+use crate::page::{Claim, PageState};
 use crate::paged::{BORN_SHIFT, Paged, PagedBacking};
 use crate::pool::Ram;
 use crate::stats::Counters;
@@ -178,16 +178,17 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         let word = &paged.words[page as usize];
         loop {
             match word.load() {
-                Place::Here { .. } => return Ok(()),
-                Place::Moving => {
+                PageState::Resident { .. } => return Ok(()),
+                PageState::Moving => {
                     self.wait();
                     continue;
                 }
-                Place::Nowhere if paged.config.huge && self.bring_block(page) => return Ok(()),
-                Place::Nowhere | Place::Away { .. } => {}
+                PageState::Empty if paged.config.huge && self.bring_block(page) => return Ok(()),
+                PageState::Empty | PageState::Swapped { .. } => {}
             }
             let frame = self.frame()?;
-            let away = |place: &Place| matches!(place, Place::Nowhere | Place::Away { .. });
+            let away =
+                |place: &PageState| matches!(place, PageState::Empty | PageState::Swapped { .. });
             match word.claim(away) {
                 Ok(place) => return self.fill(page, place, frame, access),
                 // Another thread is bringing it in.
@@ -200,7 +201,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     fn fill(
         &mut self,
         page: u32,
-        place: Place,
+        place: PageState,
         frame: u32,
         access: Access,
     ) -> Result<(), PageError> {
@@ -214,13 +215,13 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         let mut copy = None;
         let mut distance = None;
         let result = match place {
-            Place::Away { slot, since } => {
+            PageState::Swapped { slot, since } => {
                 let begin = self.now();
                 let result = pool.swap.read(slot, self.content.page(bytes));
                 paged.counters.read.add(self.now() - begin);
                 copy = Some(slot);
-                let given_up = paged.given_up.load(Ordering::Relaxed) as u32;
-                distance = Some(given_up.wrapping_sub(since) & (crate::page::NUMBERS - 1) as u32);
+                let evicted = paged.evicted.load(Ordering::Relaxed) as u32;
+                distance = Some(evicted.wrapping_sub(since) & (crate::page::NUMBERS - 1) as u32);
                 result
             }
             _ => {
@@ -238,7 +239,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         if copy.is_some() {
             paged.away.fetch_sub(1, Ordering::Release);
         }
-        word.release(Place::Here { frame, copy: kept });
+        word.release(PageState::Resident { frame, copy: kept });
         if let (Some(slot), None) = (copy, kept) {
             paged.give_slot(slot);
         }
@@ -252,7 +253,10 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             None => Counters::add(&paged.counters.first_touches, 1),
             Some(distance) => {
                 Counters::add(&paged.counters.refaults, 1);
-                Counters::add(&paged.counters.soon, u64::from(distance <= paged.resident()));
+                Counters::add(
+                    &paged.counters.refaults_within_set,
+                    u64::from(distance <= paged.resident()),
+                );
             }
         }
         paged.arrivals.push(page, distance);
@@ -338,11 +342,11 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         };
         let _claim = Claim { word, place };
         let result = match place {
-            Place::Here { frame, .. } => {
+            PageState::Resident { frame, .. } => {
                 pool.ram.read(pool.hpa(frame), to);
                 Ok(())
             }
-            Place::Away { slot, .. } => {
+            PageState::Swapped { slot, .. } => {
                 let page = self.content.page(pool.layout.page.bytes());
                 pool.swap.read(slot, page).map(|()| to.copy_from_slice(page))
             }
@@ -373,15 +377,15 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         let word = &paged.words[page as usize];
         loop {
             self.bring_in(host, if write { Access::Write } else { Access::Read })?;
-            let Ok(place) = word.claim(|place| matches!(place, Place::Here { .. })) else {
+            let Ok(place) = word.claim(|place| matches!(place, PageState::Resident { .. })) else {
                 self.wait();
                 continue;
             };
-            let Place::Here { frame, copy } = place else { continue };
+            let PageState::Resident { frame, copy } = place else { continue };
             let kept = copy.filter(|_| !write);
             // A device sets no accessed bit, so this use is recorded here.
             paged.arrivals.push(page, Some(0));
-            let _claim = Claim { word, place: Place::Here { frame, copy: kept } };
+            let _claim = Claim { word, place: PageState::Resident { frame, copy: kept } };
             if write {
                 copy.into_iter().for_each(|slot| paged.give_slot(slot));
                 // A thread that finds the page in the log and copies it waits for the claim.
@@ -416,9 +420,9 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             let Some(page) = paged.number(Hva(host)) else { continue };
             let word = &paged.words[page as usize];
             let place = loop {
-                match word.claim(|place| *place != Place::Nowhere) {
+                match word.claim(|place| *place != PageState::Empty) {
                     Ok(place) => break place,
-                    Err(Place::Nowhere) => break Place::Nowhere,
+                    Err(PageState::Empty) => break PageState::Empty,
                     // The thread that has claimed the page may wait for a slot.
                     Err(_) => {
                         slots.wipe();
@@ -426,26 +430,26 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
                     }
                 }
             };
-            if place == Place::Nowhere {
+            if place == PageState::Empty {
                 continue;
             }
             let mut claim = Claim { word, place };
             let slot = match place {
                 // A device uses it.
-                Place::Here { .. } if paged.is_pinned(page) => continue,
-                Place::Here { frame, copy } => {
+                PageState::Resident { .. } if paged.is_pinned(page) => continue,
+                PageState::Resident { frame, copy } => {
                     self.break_block(page);
                     self.worker.evict(&[paged.host(page, 1)], |_| {});
                     self.mark_written(page);
-                    claim.place = Place::Nowhere;
+                    claim.place = PageState::Empty;
                     drop(claim);
                     paged.give_frame(frame);
                     copy
                 }
-                Place::Away { slot, .. } => {
+                PageState::Swapped { slot, .. } => {
                     self.mark_written(page);
                     paged.away.fetch_sub(1, Ordering::Release);
-                    claim.place = Place::Nowhere;
+                    claim.place = PageState::Empty;
                     Some(slot)
                 }
                 _ => continue,
@@ -467,20 +471,20 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
 }
 
 /// The guest as the order of its pages sees it: an implementation of [`Accessed`].
-struct Eyes<'e, P> {
+struct GuestView<'e, P> {
     pager: &'e mut P,
     /// The time, in the units of [`Paged::born`].
     now: u64,
 }
 
-impl<'e, 'a, 'w, F: Format, H: Host, B: PagedBacking> Eyes<'e, Pager<'a, 'w, F, H, B>> {
+impl<'e, 'a, 'w, F: Format, H: Host, B: PagedBacking> GuestView<'e, Pager<'a, 'w, F, H, B>> {
     fn new(pager: &'e mut Pager<'a, 'w, F, H, B>) -> Self {
         let now = pager.now() >> BORN_SHIFT;
         Self { pager, now }
     }
 }
 
-impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F, H, B>> {
+impl<F: Format, H: Host, B: PagedBacking> Accessed for GuestView<'_, Pager<'_, '_, F, H, B>> {
     fn pages(&self) -> u32 {
         self.pager.paged.words.len() as u32
     }
@@ -543,7 +547,7 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F,
     fn progress(&self) -> u64 {
         let paged = self.pager.paged;
         let counters = &paged.counters;
-        let came = [&counters.first_touches, &counters.refaults, &paged.given_up];
+        let came = [&counters.first_touches, &counters.refaults, &paged.evicted];
         came.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
     }
 

@@ -97,9 +97,9 @@ stats! {
         /// Pages that came back.
         refaults,
         /// Of those, pages that would have stayed with twice the memory.
-        soon,
+        refaults_within_set,
         /// Pages that were given up.
-        given_up,
+        evicted,
         /// Of those, pages that already had a valid copy in swap.
         clean,
         /// Pages that were next to be given up, but had been used.

@@ -319,7 +319,7 @@ impl Sample {
 
     /// Returns the nanoseconds of reclaim for each page that was given up.
     fn per_page(&self) -> f64 {
-        self.stats.reclaim.ticks as f64 / self.stats.given_up.max(1) as f64
+        self.stats.reclaim.ticks as f64 / self.stats.evicted.max(1) as f64
     }
 
     /// Returns the share of reclaim that `ticks` are, in percent.
@@ -333,8 +333,8 @@ impl Sample {
             ("accesses", self.accesses),
             ("faults", self.faults.count()),
             ("refaults", self.refaults),
-            ("refaults_soon", stats.soon),
-            ("given_up", stats.given_up),
+            ("refaults_soon", stats.refaults_within_set),
+            ("given_up", stats.evicted),
             ("given_up_clean", stats.clean),
             ("kept", stats.kept),
             ("rescued", stats.rescued),

@@ -4,7 +4,7 @@
 //! `cargo test -p slat-reclaim --lib contest -- --nocapture` prints the table.
 
 use super::tests::Memory;
-use super::{Generations, Lists, Looks, Order};
+use super::{Generations, Lists, Order, ScanOptions};
 use crate::arrivals::Arrivals;
 use fastrand::Rng;
 use std::boxed::Box;
@@ -19,7 +19,7 @@ const MEMORY: usize = 2048;
 fn refaults(order: &Order, pages: u32, memory: usize, uses: &[u32]) -> u64 {
     let mut guest = Memory::all_here(pages);
     guest.here.fill(false);
-    let (mut here, mut given_up, mut refaults) = (0, 0u32, 0);
+    let (mut here, mut evicted, mut refaults) = (0, 0u32, 0);
     let mut away: Vec<Option<u32>> = vec![None; pages as usize];
     let arrivals = Arrivals::new(pages);
     for page in (0..pages).chain(uses.iter().copied()) {
@@ -30,11 +30,11 @@ fn refaults(order: &Order, pages: u32, memory: usize, uses: &[u32]) -> u64 {
                     assert!(guest.here[victim as usize], "{victim} was found twice");
                     guest.here[victim as usize] = false;
                     guest.accessed[victim as usize] = false;
-                    away[victim as usize] = Some(given_up);
-                    (here, given_up) = (here - 1, given_up + 1);
+                    away[victim as usize] = Some(evicted);
+                    (here, evicted) = (here - 1, evicted + 1);
                 }
             }
-            let distance = away[index].map(|since| given_up - since);
+            let distance = away[index].map(|since| evicted - since);
             refaults += u64::from(distance.is_some());
             guest.here[index] = true;
             here += 1;
@@ -47,7 +47,11 @@ fn refaults(order: &Order, pages: u32, memory: usize, uses: &[u32]) -> u64 {
 }
 
 fn generations(pages: u32, frequency: bool) -> Order {
-    Order::generations(Generations::new(pages, Looks { window: 64, around: true, frequency }, 0))
+    Order::generations(Generations::new(
+        pages,
+        ScanOptions { window: 64, around: true, frequency },
+        0,
+    ))
 }
 
 /// Uses by Zipf's law, exponent 0.99; each seed has other pages that are used often.

@@ -4,7 +4,7 @@
 //! walk only writes the new generation's number for each page: a page stays in the queue where it
 //! is, and moves to the queue of its generation when its turn comes. The oldest generation is given
 //! up first. The accessed bit of a page about to be given up is tested once more, with its
-//! neighbours if [`Looks::around`] says so; if the page was used, it goes to the youngest
+//! neighbours if [`ScanOptions::around`] says so; if the page was used, it goes to the youngest
 //! generation. While frequency predicts uses better than recency ([`Heat`]), the coldest pages are
 //! given up in place of the oldest generation; all else stays the same.
 //!
@@ -16,7 +16,7 @@
 
 use super::heat::{Coldest, Heat};
 use super::queue::{Links, Queue};
-use super::{Accessed, LOOKS, Look, Looks, STRETCH, Stretches, Victims};
+use super::{Accessed, LOOKS, Look, STRETCH, ScanOptions, Stretches, Victims};
 use crate::work;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -36,7 +36,7 @@ pub(crate) const IDLE: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Generations {
-    looks: Looks,
+    looks: ScanOptions,
     /// For each page, the generation that it belongs to.
     of: Box<[u32]>,
     links: Links,
@@ -57,7 +57,7 @@ pub(crate) struct Generations {
     /// The part of [`Accessed::progress`] that walks of searches have used up.
     spent: u64,
     young: Vec<u64>,
-    /// How often pages were used, if [`Looks::frequency`] is set.
+    /// How often pages were used, if [`ScanOptions::frequency`] is set.
     heat: Option<Box<Heat>>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Census {
 const LAST: u32 = if cfg!(test) { 1 << 6 } else { 1 << 31 };
 
 impl Generations {
-    pub fn new(pages: u32, looks: Looks, now: u64) -> Self {
+    pub fn new(pages: u32, looks: ScanOptions, now: u64) -> Self {
         let fill = |len: u32| vec![0; len as usize].into_boxed_slice();
         Self {
             looks,

@@ -176,28 +176,28 @@ mod tests {
         let (order, mut memory) = (Mutex::new(Lists::new(PAGES)), Memory::all_here(PAGES));
         memory.here.fill(false);
         let mut rng = fastrand::Rng::with_seed(5);
-        let mut given_up: std::vec::Vec<u32> = vec![];
+        let mut evicted: std::vec::Vec<u32> = vec![];
         for _ in 0..10_000 {
             let page = rng.u32(..PAGES);
             let index = page as usize;
             match rng.u8(..16) {
                 0..5 => memory.here[index] = false,
-                5..12 if !given_up.contains(&page) => {
+                5..12 if !evicted.contains(&page) => {
                     memory.here[index] = true;
                     let distance = [None, Some(rng.u32(..PAGES))][rng.usize(..2)];
                     order.lock().arrive(page, distance, PAGES);
                 }
                 12 => memory.uses(index..(index + 20).min(PAGES as usize)),
                 13 => memory.new = rng.u8(..4) == 0,
-                14 => given_up.drain(..).for_each(|page| match rng.bool() {
+                14 => evicted.drain(..).for_each(|page| match rng.bool() {
                     true => order.lock().put_back(page, rng.bool()),
                     false => memory.here[page as usize] = false,
                 }),
-                _ => given_up.extend(victims(&order, rng.usize(1..40), &mut memory).pages),
+                _ => evicted.extend(victims(&order, rng.usize(1..40), &mut memory).pages),
             }
             let order = order.lock();
             let queues = [&order.active, &order.inactive];
-            check_queues(&order.links, queues.into_iter(), &memory, &given_up, false);
+            check_queues(&order.links, queues.into_iter(), &memory, &evicted, false);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::Pager;
 use crate::order::Generations;
-use crate::page::{Place, claim_untouched};
+use crate::page::{PageState, claim_untouched};
 use crate::paged::PagedBacking;
 use crate::pool::Ram;
 use crate::stats::Counters;
@@ -25,7 +25,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let Some(words) = paged.words.get(first as usize..(first + pages) as usize) else {
             return false;
         };
-        if words.iter().any(|word| word.load() != Place::Nowhere) {
+        if words.iter().any(|word| word.load() != PageState::Empty) {
             return false;
         }
         let fits = |here: u32| here.checked_add(pages).filter(|here| *here <= paged.limit());
@@ -40,7 +40,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         if !claim_untouched(words) {
             return false;
         }
-        let release = Undo::new(|| words.iter().for_each(|word| word.release(Place::Nowhere)));
+        let release = Undo::new(|| words.iter().for_each(|word| word.release(PageState::Empty)));
         let zeroes = self.content.page(pool.layout.page.bytes());
         zeroes.fill(0);
         (frame..frame + pages).for_each(|frame| pool.ram.write(pool.hpa(frame), zeroes));
@@ -50,7 +50,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         // Stored before a fault can find a page of the block.
         paged.whole[block].store(1, Ordering::Release);
         for (index, word) in words.iter().enumerate() {
-            word.release(Place::Here { frame: frame + index as u32, copy: None });
+            word.release(PageState::Resident { frame: frame + index as u32, copy: None });
         }
         Counters::add(&paged.counters.huge, 1);
         true
@@ -82,7 +82,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let pages = 1u32 << paged.pool.frames.order();
         let is_hot = |block: &u32| {
             let all = block * pages..(block + 1) * pages;
-            let here = |page: u32| matches!(paged.words[page as usize].load(), Place::Here { .. });
+            let here =
+                |page: u32| matches!(paged.words[page as usize].load(), PageState::Resident { .. });
             !paged.is_whole(block * pages) && all.clone().all(here) && {
                 let generations = generations.lock();
                 all.filter(|&page| generations.is_young(page)).count() as u32 * 4 >= pages * 3
@@ -101,8 +102,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let words = &paged.words[first as usize..(first + pages) as usize];
         let mut old = Vec::with_capacity(words.len());
         for word in words {
-            match word.claim(|place| matches!(place, Place::Here { .. })) {
-                Ok(Place::Here { frame, copy }) => old.push((frame, copy)),
+            match word.claim(|place| matches!(place, PageState::Resident { .. })) {
+                Ok(PageState::Resident { frame, copy }) => old.push((frame, copy)),
                 _ => break,
             }
         }
@@ -118,7 +119,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         };
         let release = Undo::new(|| {
             for (word, &(frame, copy)) in words.iter().zip(&old) {
-                word.release(Place::Here { frame, copy });
+                word.release(PageState::Resident { frame, copy });
             }
         });
         let Some(new) = new else { return false };
@@ -139,7 +140,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         for ((index, word), (frame, copy)) in words.iter().enumerate().zip(old) {
             // One leaf lets the guest write all pages of the block, so the copies in swap are
             // dropped.
-            word.release(Place::Here { frame: new + index as u32, copy: None });
+            word.release(PageState::Resident { frame: new + index as u32, copy: None });
             copy.into_iter().for_each(|slot| paged.give_slot(slot));
             if !in_place {
                 pool.frames.give(frame);

@@ -10,7 +10,7 @@
 //! page is pushed, as `arrivals` requires.
 
 use super::{PageError, Pager};
-use crate::page::{Claim, Place};
+use crate::page::{Claim, PageState};
 use crate::paged::{Paged, PagedBacking};
 use crate::pool::Ram;
 use crate::swap::Swap;
@@ -102,8 +102,8 @@ impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
         let word = &paged.words[page as usize];
         loop {
             self.bring_in(paged.host(page, 1).start, Access::Write)?;
-            let Ok(Place::Here { frame, copy }) =
-                word.claim(|place| matches!(place, Place::Here { .. }))
+            let Ok(PageState::Resident { frame, copy }) =
+                word.claim(|place| matches!(place, PageState::Resident { .. }))
             else {
                 self.wait();
                 continue;
@@ -117,7 +117,7 @@ impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
             // A device may write the page, which makes swap's copy stale.
             drop(Claim {
                 word,
-                place: Place::Here { frame, copy: copy.filter(|_| added.is_err()) },
+                place: PageState::Resident { frame, copy: copy.filter(|_| added.is_err()) },
             });
             added.map_err(|_| PageError::NotPinned(PinError::TooOften))?;
             copy.into_iter().for_each(|slot| paged.give_slot(slot));

@@ -1,8 +1,8 @@
 //! Reclaim: the choice of pages to give up, their unmap, and their write to swap.
 
-use super::{Eyes, Pager, ranges};
+use super::{GuestView, Pager, ranges};
 use crate::order::{Accessed, Generations, LOOKS, Order, Stretches, Victims};
-use crate::page::Place;
+use crate::page::PageState;
 use crate::paged::{BORN_SHIFT, Paged, PagedBacking, Turn};
 use crate::pool::Ram;
 use crate::slots::Taken;
@@ -148,7 +148,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         paged.note(&mut turn);
         let mut result = None;
         if paged.pool.trouble().is_none() {
-            let victims = paged.order.victims(want as usize, &mut Eyes::new(self));
+            let victims = paged.order.victims(want as usize, &mut GuestView::new(self));
             if victims.pages.is_empty() {
                 turn.hold(&victims, paged.resident());
             } else {
@@ -185,11 +185,11 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     fn copied(&mut self, want: usize, turn: &mut Turn) -> Victims {
         let paged = self.paged;
         let (mut found, mut used) = (Victims::default(), Vec::new());
-        let mut eyes = Eyes::new(self);
+        let mut view = GuestView::new(self);
         turn.find_copy(LOOKS + want as u64, paged, |page| {
-            if let Some(until) = eyes.new_until(page) {
+            if let Some(until) = view.new_until(page) {
                 found.hold(until);
-            } else if eyes.was_used(page) {
+            } else if view.was_used(page) {
                 used.push(page);
             } else {
                 found.pages.push(page);
@@ -212,7 +212,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let Some(mut turn) = paged.turn.try_lock() else { return false };
         let Order::Generations(generations) = &paged.order else { return false };
         paged.note(&mut turn);
-        Generations::walk(&mut Stretches::new(generations), &mut Eyes::new(self));
+        Generations::walk(&mut Stretches::new(generations), &mut GuestView::new(self));
         if paged.config.huge {
             let hot = self.hot_blocks(generations);
             drop(turn);
@@ -243,7 +243,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             });
         }
         pages.sort_unstable();
-        let mut given_up = 0;
+        let mut evicted = 0;
         let mut reason = None;
         // Faults on a page wait while it is claimed.
         for pages in pages.chunks(paged.config.batch.max(1) as usize) {
@@ -273,11 +273,11 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                     }
                 }
             }
-            Counters::add(&counters.given_up, leaving.sent.into());
-            given_up += leaving.sent;
+            Counters::add(&counters.evicted, leaving.sent.into());
+            evicted += leaving.sent;
             paged.order.put_back(leaving.stays.drain(..));
         }
-        match (given_up, reason) {
+        match (evicted, reason) {
             (0, reason) => Err(reason.unwrap_or(ReclaimError::InUse)),
             (pages, _) => Ok(Reclaimed { pages, busy: false }),
         }
@@ -295,17 +295,17 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let mut none = paged.pool.trouble().map(ReclaimError::Swap);
         for &page in pages {
             let word = &paged.words[page as usize];
-            if none.is_some() && matches!(word.load(), Place::Here { copy: None, .. }) {
+            if none.is_some() && matches!(word.load(), PageState::Resident { copy: None, .. }) {
                 leaving.stays.push((page, false));
                 continue;
             }
-            let here = |place: &Place| matches!(place, Place::Here { .. });
-            let Ok(Place::Here { frame, copy }) = word.claim(here) else {
+            let here = |place: &PageState| matches!(place, PageState::Resident { .. });
+            let Ok(PageState::Resident { frame, copy }) = word.claim(here) else {
                 // Another thread has claimed it; or it has left, and will arrive anew.
                 leaving.stays.push((page, true));
                 continue;
             };
-            let release = Undo::new(|| word.release(Place::Here { frame, copy }));
+            let release = Undo::new(|| word.release(PageState::Resident { frame, copy }));
             if paged.is_pinned(page) {
                 drop(release);
                 leaving.stays.push((page, true));
@@ -419,8 +419,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         turn.find_copy(LOOKS, paged, |page| {
             let word = &paged.words[page as usize];
             let place = word.load();
-            let Place::Here { frame, copy: Some(slot) } = place else { return None };
-            let taken = word.exchange(place, Place::Here { frame, copy: None });
+            let PageState::Resident { frame, copy: Some(slot) } = place else { return None };
+            let taken = word.exchange(place, PageState::Resident { frame, copy: None });
             taken.then(|| {
                 paged.pool.slots.reuse(slot, paged.owner);
                 slot
@@ -462,13 +462,13 @@ impl Turn {
             };
             self.hand = page + 1;
             match paged.words[page as usize].load() {
-                Place::Here { copy: Some(_), .. } => {
+                PageState::Resident { copy: Some(_), .. } => {
                     let result = take(page);
                     if result.is_some() {
                         return result;
                     }
                 }
-                Place::Moving => {}
+                PageState::Moving => {}
                 // Once it has a copy again, it arrives again.
                 _ => _ = self.copies.remove(page),
             }
@@ -493,7 +493,8 @@ impl<M: Ram, S: Swap> Leaving<'_, '_, M, S> {
         let Some(page) = self.claimed.pop() else { return };
         let paged = self.paged;
         self.stays.push((page.page, page.used));
-        paged.words[page.page as usize].release(Place::Here { frame: page.frame, copy: page.copy });
+        paged.words[page.page as usize]
+            .release(PageState::Resident { frame: page.frame, copy: page.copy });
         if page.copy.is_none() {
             paged.uncharge();
             paged.pool.return_unwritten(page.slot, paged.owner);
@@ -504,8 +505,8 @@ impl<M: Ram, S: Swap> Leaving<'_, '_, M, S> {
     fn send(&mut self) {
         let Some(page) = self.claimed.pop() else { return };
         let paged = self.paged;
-        let since = paged.given_up.fetch_add(1, Ordering::Relaxed) as u32;
-        paged.words[page.page as usize].release(Place::Away { slot: page.slot, since });
+        let since = paged.evicted.fetch_add(1, Ordering::Relaxed) as u32;
+        paged.words[page.page as usize].release(PageState::Swapped { slot: page.slot, since });
         paged.give_frame(page.frame);
         self.sent += 1;
     }
@@ -518,7 +519,7 @@ impl<M: Ram, S: Swap> Drop for Leaving<'_, '_, M, S> {
         // does no harm, as only the thread that has the turn reads the counter.
         paged.away.fetch_add(self.sent, Ordering::Relaxed);
         for page in self.claimed.drain(..) {
-            let here = Place::Here { frame: page.frame, copy: page.copy };
+            let here = PageState::Resident { frame: page.frame, copy: page.copy };
             paged.words[page.page as usize].release(here);
             if page.copy.is_none() {
                 paged.uncharge();

@@ -266,8 +266,9 @@ fn while_a_disk_fails_a_page_with_a_copy_is_found_at_once() {
             let paged = *thread.guest().backing();
             bring(&mut thread, 0..pages, Access::Write);
             send(&mut thread, 16);
-            let is_away =
-                |page: &u32| matches!(paged.words[*page as usize].load(), Place::Away { .. });
+            let is_away = |page: &u32| {
+                matches!(paged.words[*page as usize].load(), PageState::Swapped { .. })
+            };
             let away: Vec<u32> = (0..pages).filter(is_away).collect();
             let back = pages - paged.resident();
             let back = away.into_iter().take(back as usize);

@@ -88,7 +88,7 @@ fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, step
             // Arrivals minus departures are the pages that are there.
             let (stats, places) = (bench.paged.stats(), bench.paged.places());
             let since = stats.since(&before);
-            assert!(since.clean <= since.given_up);
+            assert!(since.clean <= since.evicted);
             let Places { nowhere, here, copied, moving, away } = places;
             assert_eq!(u64::from(nowhere + here + copied + moving + away), pages);
             assert!(bench.swap.holds() as u32 >= copied + away);
@@ -101,7 +101,7 @@ fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, step
         bench.stop.store(false, Relaxed);
         (0..pages).for_each(|page| runner.check(page));
         let stats = bench.paged.stats();
-        assert!(stats.refaults > 50 && stats.clean > 0 && stats.given_up > 50, "{stats:?}");
+        assert!(stats.refaults > 50 && stats.clean > 0 && stats.evicted > 50, "{stats:?}");
         // The order has lost no page: as many leave as swap has room for.
         let mut refused = 0;
         while refused < 10 {

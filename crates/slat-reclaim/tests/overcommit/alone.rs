@@ -30,7 +30,7 @@ fn all_pages_keep_their_content<F: Format, A: Arch>(format: F, arch: A) {
             }
             let stats = bench.paged.stats();
             assert_eq!(stats.first_touches, 512);
-            assert!(stats.refaults >= 512 && stats.given_up >= 512, "{stats:?}");
+            assert!(stats.refaults >= 512 && stats.evicted >= 512, "{stats:?}");
             assert!(bench.paged.resident() <= 256);
         });
     }
@@ -143,7 +143,7 @@ fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch>(format: F, arc
         let more = block / 8;
         (3 * block..3 * block + more).for_each(|page| runner.write(page));
         let stats = bench.paged.stats();
-        assert!(stats.split >= 1 && stats.given_up >= more, "{stats:?}");
+        assert!(stats.split >= 1 && stats.evicted >= more, "{stats:?}");
         assert!(two(&mut worker) < 3);
         // All pages are in use, and fit: they become blocks again.
         Pager::new(&mut worker).discard(bench.hosts(2 * block, 2 * block));
@@ -353,7 +353,7 @@ fn pages_stay_for_the_minimum_residency<F: Format, A: Arch>(format: F, arch: A) 
         (0..256).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
         let thrashing = PageError::NoRoom { reason: ReclaimError::Thrashing };
         assert_eq!(pager.bring_in(bench.host(256), Access::Write), Err(thrashing));
-        assert_eq!(bench.paged.stats().given_up, 0);
+        assert_eq!(bench.paged.stats().evicted, 0);
     });
 }
 on_all_formats!(residency, super::pages_stay_for_the_minimum_residency);

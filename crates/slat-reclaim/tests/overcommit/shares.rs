@@ -229,13 +229,13 @@ fn a_small_guest_within_its_limit_gives_up_one_page_for_each_that_comes() {
         for page in 8..64 {
             fill();
             bring(small, page..page + 1).unwrap();
-            assert_eq!(small.guest().backing().stats().given_up, page - 7);
+            assert_eq!(small.guest().backing().stats().evicted, page - 7);
             assert_eq!((small.guest().backing().resident(), pool.free()), (8, 0));
         }
         // The guest that has most of the memory gives up most of a batch at a time.
         fill();
         bring(hog, 1000..1001).unwrap();
-        assert_eq!(hog.guest().backing().stats().given_up, 64 * 504 / 512);
+        assert_eq!(hog.guest().backing().stats().evicted, 64 * 504 / 512);
     });
 }
 

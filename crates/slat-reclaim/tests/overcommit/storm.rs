@@ -19,7 +19,7 @@ fn vcpu<F: Format, A: Arch>(bench: &Bench<'_, F, A>, id: u16, seed: u64) {
     let vcpus = u64::from(VCPUS);
     while !bench.stop.load(Relaxed) {
         // Some pages are hot, and phases change.
-        let hot = (bench.paged.stats().given_up / 4096 * 97) % PAGES;
+        let hot = (bench.paged.stats().evicted / 4096 * 97) % PAGES;
         let page = match rng.u8(..4) {
             0 => rng.u64(..PAGES),
             _ => (hot + rng.u64(..PAGES / 4)) % PAGES,

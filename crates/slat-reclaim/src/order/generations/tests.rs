@@ -3,7 +3,7 @@ use crate::order::tests::{Memory, check_queues};
 use spin::Mutex;
 
 fn generations(pages: u32, window: u32, around: bool) -> (Locked, Memory) {
-    let looks = Looks { window, around, frequency: true };
+    let looks = ScanOptions { window, around, frequency: true };
     let mut order = Generations::new(pages, looks, 0);
     let memory = Memory::all_here(pages);
     (0..pages).for_each(|page| order.arrive(page, None, pages));
@@ -173,14 +173,14 @@ fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
     for seed in 0..4 {
         let (order, mut memory) = generations(PAGES, 64, seed % 2 == 0);
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut given_up: Vec<u32> = vec![];
+        let mut evicted: Vec<u32> = vec![];
         for _ in 0..2000 {
             let page = rng.u32(..PAGES);
             let index = page as usize;
             match rng.u8(..16) {
                 // A balloon takes the page; the guest may touch it again later.
                 0..5 => memory.here[index] = false,
-                5..11 if !given_up.contains(&page) => {
+                5..11 if !evicted.contains(&page) => {
                     memory.here[index] = true;
                     let distance = [None, Some(rng.u32(..2 * PAGES))][rng.usize(..2)];
                     order.now().arrive(page, distance, PAGES);
@@ -195,21 +195,21 @@ fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
                 13 => memory.new = rng.u8(..4) == 0,
                 roll => {
                     // Before a search, all pages found earlier were given up or put back.
-                    given_up.drain(..).for_each(|page| match rng.bool() {
+                    evicted.drain(..).for_each(|page| match rng.bool() {
                         true => order.now().put_back(page, rng.bool()),
                         false => memory.here[page as usize] = false,
                     });
                     let want = if roll == 14 { 0 } else { rng.usize(1..40) };
                     for page in order.victims(want, &mut memory).pages {
-                        assert!(memory.is_here(page) && !given_up.contains(&page), "{page}");
-                        given_up.push(page);
+                        assert!(memory.is_here(page) && !evicted.contains(&page), "{page}");
+                        evicted.push(page);
                     }
                 }
             }
             let order = order.now();
             let queues = order.queues.iter().map(|it| &it.pages);
             // Cold pages stay where they are until their turn.
-            check_queues(&order.links, queues, &memory, &given_up, true);
+            check_queues(&order.links, queues, &memory, &evicted, true);
         }
     }
     assert!(led > 100, "heat led after {led} walks");
