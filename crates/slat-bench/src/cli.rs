@@ -47,7 +47,7 @@ pub static PROGRAM: Program = Program {
     measures: |words| words.first().is_some_and(|word| Tables::has(word)),
     example: "split --backing 2m",
     renderers: || [&[RATIOS][..], &Tables::renderers()].concat(),
-    is_lack: |_| false,
+    is_missing_feature: |_| false,
 };
 
 const AFTER_HELP: &str = "\

@@ -107,7 +107,7 @@ fn count(m: &Measurement, name: &str) -> Option<f64> {
 /// Renderer of all guests' results: a sentence on their time, and on the page the whole table.
 pub const RENDERER: Renderer = Renderer {
     reads: |m| m.target == "kvm",
-    verdict: |results| Verdict::says(sentence(&explain(results))),
+    verdict: |results| Verdict::of_lines(sentence(&explain(results))),
     long: |results| tables(&explain(results)),
     ..Renderer::NONE
 };

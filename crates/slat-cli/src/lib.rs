@@ -29,5 +29,7 @@ pub static PROGRAM: Program = Program {
     measures: |words| words.first().is_some_and(|word| word == "bench"),
     example: "bench dirty-log --memory 1g",
     renderers: renderers::renderers,
-    is_lack: |error| error.downcast_ref().is_some_and(slat_kvm::Error::is_lack),
+    is_missing_feature: |error| {
+        error.downcast_ref().is_some_and(slat_kvm::Error::is_missing_feature)
+    },
 };

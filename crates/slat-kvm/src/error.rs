@@ -291,7 +291,7 @@ impl Error {
     }
 
     /// Returns whether the host lacks something that another host may have.
-    pub fn is_lack(&self) -> bool {
+    pub fn is_missing_feature(&self) -> bool {
         self.is_kvm_unusable()
             || matches!(
                 self,

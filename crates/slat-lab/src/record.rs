@@ -65,7 +65,7 @@ impl Measurement {
     }
 
     /// Returns whether it was made of other results in the same report.
-    pub fn is_made(&self) -> bool {
+    pub fn is_derived(&self) -> bool {
         self.scenario.ends_with("-asked") || ["replay", "ideas"].contains(&&*self.scenario)
     }
 }

@@ -77,17 +77,17 @@ mod tests {
     fn readers_speak_in_their_order_and_of_their_own_results_alone() {
         const SPLITS: Renderer = Renderer {
             reads: |m| m.scenario == "split",
-            verdict: |results| Verdict::says([format!("{} splits", results.len())]),
+            verdict: |results| Verdict::of_lines([format!("{} splits", results.len())]),
             ..Renderer::NONE
         };
         const NOTHING: Renderer = Renderer {
-            verdict: |results| Verdict::says(results.iter().map(|m| m.variant.clone())),
+            verdict: |results| Verdict::of_lines(results.iter().map(|m| m.variant.clone())),
             ..Renderer::NONE
         };
         let results = fake::report().results;
         let splits = results.iter().filter(|m| m.scenario == "split").count();
         let all = verdict(&results, &[NOTHING, SPLITS]);
-        assert_eq!(all, Verdict::says([format!("{splits} splits")]));
+        assert_eq!(all, Verdict::of_lines([format!("{splits} splits")]));
         assert!(!all.is_empty() && verdict(&[], &[NOTHING]).is_empty());
     }
 }

@@ -129,7 +129,7 @@ fn test_failed(
     let words: Vec<_> =
         std::env::args().skip(1).take_while(|word| !word.starts_with('-')).collect();
     let (what, reason) = (words.join(" "), format!("{error:#}"));
-    match (program.is_lack)(&error) {
+    match (program.is_missing_feature)(&error) {
         true => {
             session.note(&format!("{}: {reason}", program.name));
             session.skip(what, reason);

@@ -172,7 +172,7 @@ pub struct Program {
     /// Returns the renderers of its results, in the order of its reports.
     pub renderers: fn() -> Vec<Renderer>,
     /// Returns whether an error says that the host lacks something, so that no test failed.
-    pub is_lack: fn(&anyhow::Error) -> bool,
+    pub is_missing_feature: fn(&anyhow::Error) -> bool,
 }
 
 impl PartialEq for Program {
@@ -242,6 +242,6 @@ pub(crate) mod fake {
         measures: |words| words.first().is_some_and(|word| word == "bench"),
         example: "bench split --backing 2m",
         renderers: Vec::new,
-        is_lack: |_| false,
+        is_missing_feature: |_| false,
     };
 }

@@ -25,7 +25,7 @@ pub struct Setting {
 
 impl Verdict {
     /// Creates a verdict without settings.
-    pub fn says(says: impl IntoIterator<Item = String>) -> Self {
+    pub fn of_lines(says: impl IntoIterator<Item = String>) -> Self {
         Self { says: says.into_iter().collect(), settings: Vec::new() }
     }
 

@@ -4,14 +4,14 @@ use crate::peers::format_tables::table as beside_each_other;
 use slat_lab::numbers::{seconds, three_digits, with_spread};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
-use slat_lab::report::tables::asked::{self, memory, parameter};
+use slat_lab::report::tables::thresholds::{self, memory, parameter};
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
 /// How the report presents the results.
 pub const RENDERER: Renderer = Renderer {
     reads: |m| ["engine", "engine-asked", "formats"].contains(&&*m.scenario),
-    verdict: asked::said,
+    verdict: thresholds::said,
     tables: |results| {
         let all = [asked(results), times(results), beside_each_other(results)];
         all.into_iter().flatten().collect()
@@ -21,7 +21,7 @@ pub const RENDERER: Renderer = Renderer {
 
 /// Returns a table with one row for each threshold.
 fn asked(results: &[Measurement]) -> Option<Table> {
-    asked::table(
+    thresholds::table(
         results,
         "engine-asked",
         "The engine's operations against their limits",

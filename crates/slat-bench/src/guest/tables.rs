@@ -4,7 +4,7 @@ use crate::published::Rows;
 use slat_lab::numbers::{seconds, thousands, three_digits, with_spread, with_wide_spread};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
-use slat_lab::report::tables::asked::{parameter, said, verdict};
+use slat_lab::report::tables::thresholds::{parameter, said, verdict};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};

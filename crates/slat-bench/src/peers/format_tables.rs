@@ -3,7 +3,7 @@
 
 use slat_lab::numbers::{three_digits, with_spread};
 use slat_lab::record::Measurement;
-use slat_lab::report::tables::asked::parameter;
+use slat_lab::report::tables::thresholds::parameter;
 use slat_lab::size::Size;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};

@@ -5,7 +5,7 @@ use slat_lab::numbers::{thousands, three_digits};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::{Chart, Renderer};
 use slat_lab::report::charts::ratios;
-use slat_lab::report::tables::asked::{self, parameter};
+use slat_lab::report::tables::thresholds::{self, parameter};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::size::Size;
 use slat_lab::stats::Summary;
@@ -14,7 +14,7 @@ use slat_lab::table::{NOTHING, Table};
 /// How the report presents operations of the engine and others.
 pub const RENDERER: Renderer = Renderer {
     reads: |m| m.scenario == "peers" || m.scenario == "peers-asked",
-    verdict: asked::said,
+    verdict: thresholds::said,
     tables: |results| {
         let first = [counts(results), asked(results)];
         first.into_iter().flatten().chain(ratios_of(results)).collect()
@@ -32,7 +32,7 @@ pub const HISTORIES: Renderer = Renderer {
 
 /// Returns a table with one row for each threshold against others.
 fn asked(results: &[Measurement]) -> Option<Table> {
-    asked::table(
+    thresholds::table(
         results,
         "peers-asked",
         "The engine against each of the others",

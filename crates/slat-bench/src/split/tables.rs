@@ -19,7 +19,7 @@ const WALKS: [&str; 3] = [EVERY_ENTRY, BOUNDED, "batched"];
 /// How the report presents splits, and the limits that took turns with them.
 pub const RENDERER: Renderer = Renderer {
     reads: |m| m.scenario == "split" || m.scenario == "limit",
-    verdict: |results| Verdict::says(WALKS[1..].iter().filter_map(|walk| said(results, walk))),
+    verdict: |results| Verdict::of_lines(WALKS[1..].iter().filter_map(|walk| said(results, walk))),
     tables: |results| {
         let all = [times(results), entries(results), limits::table(results)];
         all.into_iter().flatten().collect()

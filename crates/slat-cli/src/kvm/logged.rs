@@ -80,7 +80,7 @@ pub fn verdict(results: &[Measurement]) -> Verdict {
     let least = known().min_by(|a, b| a.logging.total_cmp(&b.logging));
     let most = known().max_by(|a, b| a.logging.total_cmp(&b.logging));
     let Some((least, most)) = least.zip(most) else {
-        return Verdict::says([
+        return Verdict::of_lines([
             "What a logged write costs cannot be told here: nothing is known of \
              this host's stalls."
                 .to_owned(),
@@ -91,7 +91,7 @@ pub fn verdict(results: &[Measurement]) -> Verdict {
         1 => said(least),
         _ => format!("{} to {}", said(least), said(most)),
     };
-    Verdict::says([format!(
+    Verdict::of_lines([format!(
         "A page whose writes are logged costs the vCPU that writes it {cost} more in each round; \
          a write without a log takes {}.",
         seconds(least.plain)

@@ -85,7 +85,7 @@ fn verdict(results: &[Measurement]) -> Verdict {
         sentence(&own, *rate as f64)
     };
     let measured = rates.iter().filter_map(of_rate);
-    Verdict::says(measured.chain(rows.first().and_then(|row| larger(&rows, row))))
+    Verdict::of_lines(measured.chain(rows.first().and_then(|row| larger(&rows, row))))
 }
 
 /// Returns the sentence on what was measured at one dirty rate.

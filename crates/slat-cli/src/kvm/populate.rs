@@ -113,7 +113,10 @@ fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measure
         match case.measure(session, Answer::Time(Phase::Populate), populate::run) {
             Ok(measured) => results.extend(measured.results),
             // A host that lacks one of several backings may have the others.
-            Err(error) if cases.len() > 1 && error.downcast_ref().is_some_and(Error::is_lack) => {
+            Err(error)
+                if cases.len() > 1
+                    && error.downcast_ref().is_some_and(Error::is_missing_feature) =>
+            {
                 session.skip(case.name(), format!("{error:#}"));
             }
             Err(error) => return Err(error),

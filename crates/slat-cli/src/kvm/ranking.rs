@@ -74,7 +74,7 @@ fn verdict(ranked: &[Ranked<'_>]) -> Verdict {
     let Some(first) = ranked.first() else { return Verdict::default() };
     let none = "No setting was shown to be better";
     if ranked.iter().any(|it| it.stalls.len() < LEAST) {
-        return Verdict::says([format!(
+        return Verdict::of_lines([format!(
             "{none}: fewer than {LEAST} runs show no difference between ways of logging; take \
              --runs {LEAST} or more."
         )]);

@@ -96,7 +96,7 @@ fn extremes(
         })
         .collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
-    Verdict::says(match &all[..] {
+    Verdict::of_lines(match &all[..] {
         [] => None,
         [(_, only)] => Some(format!("{said} {only}.")),
         [(_, least), .., (_, most)] => Some(format!("{said} {least} to {most}.")),

@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn the_verdict_and_the_contents_come_before_any_table() {
-        let verdict = Verdict::says(["It costs little.".to_owned()]);
+        let verdict = Verdict::of_lines(["It costs little.".to_owned()]);
         let page = render(&Report { verdict, ..fake::report() }, &[]);
         let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}"));
         assert!(at("A quiet run") < at("It costs little."));

@@ -4,7 +4,7 @@
 //! failed: a part was tried and failed, three quarters of the rounds missed a threshold, or the run
 //! did not end. A time alone never fails.
 
-use super::tables::asked::verdict;
+use super::tables::thresholds::verdict;
 use super::text;
 use crate::numbers::{list_of_seconds, three_digits, with_spread};
 use crate::param::{is_prose, shown};

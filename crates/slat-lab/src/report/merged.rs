@@ -57,7 +57,7 @@ fn hosts_table(hosts: &[Gathered]) -> Table {
 fn named(hosts: &[Gathered]) -> Vec<Measurement> {
     let mut all: Vec<(&Measurement, Vec<Measurement>)> = Vec::new();
     for host in hosts {
-        let whole = |m: &&Measurement| !m.is_made() && !m.params.contains_key("vcpu");
+        let whole = |m: &&Measurement| !m.is_derived() && !m.params.contains_key("vcpu");
         for m in host.report.results.iter().filter(whole) {
             let mut one = m.clone();
             let _ = one.params.insert("host".to_owned(), host.name.clone().into());

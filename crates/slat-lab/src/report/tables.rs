@@ -3,8 +3,8 @@
 //! All of them follow one rule: a parameter that all rows have in common stands once, above the
 //! table; a parameter that differs is a column.
 
-pub mod asked;
 pub mod counts;
+pub mod thresholds;
 
 use crate::param::{heading, rank, shown};
 use crate::record::Measurement;

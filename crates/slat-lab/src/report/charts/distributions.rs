@@ -35,7 +35,7 @@ pub fn all(results: &[Measurement], renderers: &[Renderer]) -> Vec<Scenario> {
         renderers.iter().filter(|renderer| renderer.draws_samples).collect();
     let mut topics: Vec<(Topic, Vec<&Measurement>)> = Vec::new();
     let is_raw =
-        |m: &&Measurement| !m.is_made() && !drawn.iter().any(|renderer| (renderer.reads)(m));
+        |m: &&Measurement| !m.is_derived() && !drawn.iter().any(|renderer| (renderer.reads)(m));
     for m in results.iter().filter(is_raw) {
         let topic = Topic::of(m);
         match topics.iter_mut().find(|(known, _)| *known == topic) {

@@ -68,7 +68,7 @@ pub fn said(results: &[Measurement]) -> Verdict {
         open.push(format!("{more} more ratios are in the tables"));
     }
     let open = (!open.is_empty()).then(|| format!("{}.", open.join("; ")));
-    Verdict::says(judged.into_iter().chain(open))
+    Verdict::of_lines(judged.into_iter().chain(open))
 }
 
 /// Returns a table with a row for each threshold of `scenario`.
