@@ -11,14 +11,16 @@ mod async_fault;
 mod budget;
 #[path = "memory/buffers.rs"]
 mod buffers;
+#[path = "memory/combinations.rs"]
+mod combinations;
 #[path = "memory/contiguous.rs"]
 mod contiguous;
-#[path = "memory/corners.rs"]
-mod corners;
 #[path = "memory/devices.rs"]
 mod devices;
 #[path = "memory/epochs.rs"]
 mod epochs;
+#[path = "memory/eviction.rs"]
+mod eviction;
 #[path = "memory/faults.rs"]
 mod faults;
 #[path = "memory/fixture.rs"]
@@ -61,8 +63,6 @@ mod shared_ring;
 mod spilled_bits;
 #[path = "memory/switches.rs"]
 mod switches;
-#[path = "memory/taken.rs"]
-mod taken;
 #[path = "memory/two_memslots.rs"]
 mod two_memslots;
 #[path = "memory/watched.rs"]

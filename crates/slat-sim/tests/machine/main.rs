@@ -6,6 +6,7 @@
 #[macro_use]
 mod cases;
 
+mod accessed_bits;
 mod ageing;
 mod break_before_make;
 mod caches;
@@ -25,4 +26,3 @@ mod power;
 mod races;
 mod threads;
 mod walks;
-mod young;

@@ -7,7 +7,7 @@ use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{CLEAN, G, K, M, RAM, ept, on_stage, range};
 use crate::common::world::{GuardOf, TablesOf};
 use crate::interleavings::{Call, Hooked, with_cache};
-use crate::young::links;
+use crate::table_accessed_bits::links;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
