@@ -58,7 +58,7 @@ pub struct Config {
     /// Each view of [`CachePolicy::Exact`](crate::CachePolicy::Exact) can come to map all of the
     /// guest's memory in small pages: without a bound a guest can make its host spend 1/512 of the
     /// guest's memory (4K pages) on tables for each vCPU. A guest that has reached its bound is
-    /// refused more ([`Refused::TableLimit`](crate::Refused::TableLimit)); other guests are not.
+    /// refused more ([`Refusal::TableLimit`](crate::Refusal::TableLimit)); other guests are not.
     pub table_pages: Option<u32>,
     /// The number of pages in the aligned run around a fault that the fault maps with its own page,
     /// if the backing has them at hand ([`Backing::try_page`](crate::Backing::try_page)). It is

@@ -11,8 +11,8 @@ use crate::invalidate::Taken;
 use crate::invalidations::InvalidationInProgress;
 use crate::memslots::Memslot;
 use crate::memslots::kinds::Kinds;
-use crate::outcome::{Refused, TableLimit};
-use crate::private::{Denied, MemoryKind, PrivateLeaves, PrivateRange};
+use crate::outcome::{Refusal, TableLimit};
+use crate::private::{Denial, MemoryKind, PrivateLeaves, PrivateRange};
 use crate::ranges::{cut_by, pieces};
 use crate::sync::agreed;
 use crate::unmap::each_even_if_one_panics;
@@ -35,7 +35,7 @@ pub enum ConvertError {
     /// A device has some of the range pinned ([`Worker::pin`]).
     Pinned,
     /// The machine refuses.
-    Denied(Denied),
+    Denied(Denial),
     /// A private block has to be split, and the platform has no table pages.
     OutOfFrames(OutOfFrames),
     /// A private block has to be split, and the guest may have no more table pages.
@@ -237,7 +237,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// Splits the private block that has the page at `gpa`, if there is one, because a fetch may
     /// not execute from it. This takes turns with conversions and changes of memslots.
-    pub(crate) fn split_private_page(&mut self, gpa: Gpa) -> Result<(), Refused> {
+    pub(crate) fn split_private_page(&mut self, gpa: Gpa) -> Result<(), Refusal> {
         let _turn = self.guest.no_change();
         let page = F::size(0).bytes();
         let start = gpa.0 & !(page - 1);
@@ -254,10 +254,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // One of the two is inside the block, whose split is along the path to both pages.
         for at in [start, start + page] {
             self.split_private(Gpa(at)).map_err(|reason| match reason {
-                ConvertError::Denied(denied) => Refused::Private(denied),
-                ConvertError::TableLimit(limit) => Refused::TableLimit(limit),
-                ConvertError::Split(reason) => Refused::Split(reason),
-                _ => Refused::OutOfFrames,
+                ConvertError::Denied(denied) => Refusal::Private(denied),
+                ConvertError::TableLimit(limit) => Refusal::TableLimit(limit),
+                ConvertError::Split(reason) => Refusal::Split(reason),
+                _ => Refusal::OutOfFrames,
             })?;
         }
         Ok(())

@@ -120,19 +120,19 @@ pub use guest::{Guest, GuestError};
 pub use host::Host;
 pub use invalidate::Taken;
 pub use invalidations::InvalidationInProgress;
-pub use log::{Cleared, LogError, PML_ENTRIES, hdbss_addresses, pml_addresses};
+pub use log::{ClearCounts, LogError, PML_ENTRIES, hdbss_addresses, pml_addresses};
 pub use mapped::MappedBytes;
 pub use memslots::progress::{MemslotChange, MemslotWork};
 pub use memslots::spec::{Kvm, MemslotError, MemslotId, MemslotSpec};
-pub use outcome::{Outcome, Refused, Retry, SplitReport, SplitStop, TableLimit};
+pub use outcome::{Outcome, Refusal, Retry, SplitReport, SplitStop, TableLimit};
 pub use pins::Pinned;
 pub use postcopy::{Fetch, PostCopied, PostCopy, PostCopyError};
-pub use prefault::{PrefaultStop, Prefaulted};
+pub use prefault::{PrefaultBytes, PrefaultStop};
 pub use private::{
-    Denied, MemoryKind, NoHooks, PrivateAt, PrivateHooks, PrivateLeaves, PrivatePage, PrivateRange,
+    Denial, MemoryKind, NoHooks, PrivateAt, PrivateHooks, PrivateLeaves, PrivatePage, PrivateRange,
 };
 pub use readers::OwnReaders;
-pub use recovery::Recovered;
+pub use recovery::RecoveryCounts;
 pub use ring::{DirtyGfn, DirtyPage};
 pub use shared::{SharedGuest, SharedVcpu, SharedWorker};
 pub use stalls::Stalls;

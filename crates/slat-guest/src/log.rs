@@ -24,7 +24,7 @@ mod read;
 mod reset;
 
 pub use buffers::{PML_ENTRIES, hdbss_addresses, pml_addresses};
-pub use clear::Cleared;
+pub use clear::ClearCounts;
 
 use crate::backing::Backing;
 use crate::host::Host;

@@ -1,6 +1,6 @@
 //! The outcomes of faults, and of eager splits.
 
-use crate::private::{Denied, MemoryKind};
+use crate::private::{Denial, MemoryKind};
 use crate::waits::AsyncFault;
 use core::fmt;
 use slat::{ChangeError, Gpa, MapError, OutOfFrames, PageSize, SplitError};
@@ -46,7 +46,7 @@ pub enum Outcome {
         to: MemoryKind,
     },
     /// The fault cannot be resolved. Inject a fault into the guest, or end the guest.
-    Refused(Refused),
+    Refused(Refusal),
 }
 
 /// The reason why a fault has to be retried.
@@ -70,11 +70,11 @@ pub enum Retry {
 
 /// The reason why a fault cannot be resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refused {
+pub enum Refusal {
     /// The backing has no page there, or not for this access.
     NoPage,
     /// The machine does not permit the private page to be mapped.
-    Private(Denied),
+    Private(Denial),
     /// The guest may not execute the page.
     NotExecutable,
     /// The platform has no table pages.
@@ -94,7 +94,7 @@ impl From<ChangeError> for Outcome {
     fn from(reason: ChangeError) -> Self {
         match reason {
             ChangeError::Contended => Self::Retry(Retry::Contended),
-            reason => Self::Refused(Refused::Change(reason)),
+            reason => Self::Refused(Refusal::Change(reason)),
         }
     }
 }
@@ -103,7 +103,7 @@ impl From<SplitError> for Outcome {
     fn from(reason: SplitError) -> Self {
         match reason {
             SplitError::Contended => Self::Retry(Retry::Contended),
-            reason => Self::Refused(Refused::Split(reason)),
+            reason => Self::Refused(Refusal::Split(reason)),
         }
     }
 }

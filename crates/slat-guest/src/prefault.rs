@@ -6,7 +6,7 @@ use crate::budget::NoPages;
 use crate::fault::{ATTEMPTS, Fault, Mode, PATH, Step};
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
-use crate::outcome::{Outcome, Refused, Retry, TableLimit};
+use crate::outcome::{Outcome, Refusal, Retry, TableLimit};
 use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use crate::worker::Worker;
@@ -15,7 +15,7 @@ use slat::{Access, Format, Gpa, GpaRange};
 /// The result of [`Worker::prefault`], in bytes. The sum is the size of the range, or less if the
 /// call ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Prefaulted {
+pub struct PrefaultBytes {
     /// Newly mapped, or given the right that was asked for.
     pub mapped: u64,
     /// Already mapped, with that right.
@@ -60,9 +60,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         access: Access,
         mut stop: impl FnMut() -> bool,
-    ) -> Prefaulted {
+    ) -> PrefaultBytes {
         let page = F::size(0).bytes();
-        let mut done = Prefaulted::default();
+        let mut done = PrefaultBytes::default();
         let mut at = range.start().0 & !(page - 1);
         let end = range.end().0.saturating_add(page - 1) & !(page - 1);
         while at < end {
@@ -153,8 +153,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 }
                 Step::SplitsPrivate => match self.split_private_page(gpa) {
                     Ok(()) => continue,
-                    Err(Refused::TableLimit(limit)) => return Err(PrefaultStop::TableLimit(limit)),
-                    Err(Refused::OutOfFrames) => return Err(PrefaultStop::OutOfFrames),
+                    Err(Refusal::TableLimit(limit)) => return Err(PrefaultStop::TableLimit(limit)),
+                    Err(Refusal::OutOfFrames) => return Err(PrefaultStop::OutOfFrames),
                     Err(_) => (page, |done| &mut done.refused),
                 },
                 Step::Dry => match self.top_up(1) {
@@ -170,8 +170,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-/// Returns the sum of a `Prefaulted` to which bytes are added.
-type Count = fn(&mut Prefaulted) -> &mut u64;
+/// Returns the sum of a `PrefaultBytes` to which bytes are added.
+type Count = fn(&mut PrefaultBytes) -> &mut u64;
 
 enum Found {
     Upto(u64, Count),

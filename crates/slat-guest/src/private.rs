@@ -77,15 +77,15 @@ pub struct PrivateLeaves {
 
 /// The machine's refusal, with a code of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Denied(pub u64);
+pub struct Denial(pub u64);
 
-impl fmt::Display for Denied {
+impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the machine refuses the change of private memory, with code {:#x}", self.0)
     }
 }
 
-impl core::error::Error for Denied {}
+impl core::error::Error for Denial {}
 
 /// The hooks of a machine that protects private memory: they follow it, and may refuse it. An
 /// implementation changes AMD's RMP, Intel's secure EPT (of which the guest's tables are then a
@@ -111,8 +111,8 @@ pub trait PrivateHooks {
     /// `range` is about to become `to`. No fault maps any of it meanwhile; its leaves still exist.
     ///
     /// # Errors
-    /// [`Denied`]: the pages keep their kind.
-    fn convert(&self, _range: GpaRange, _to: MemoryKind) -> Result<(), Denied> {
+    /// [`Denial`]: the pages keep their kind.
+    fn convert(&self, _range: GpaRange, _to: MemoryKind) -> Result<(), Denial> {
         Ok(())
     }
 
@@ -120,8 +120,8 @@ pub trait PrivateHooks {
     /// CCA: `RMI_GRANULE_DELEGATE`, `RMI_DATA_CREATE_UNKNOWN`.)
     ///
     /// # Errors
-    /// [`Denied`]: it is not mapped, and the fault is refused.
-    fn map(&self, _leaf: PrivateLeaves) -> Result<(), Denied> {
+    /// [`Denial`]: it is not mapped, and the fault is refused.
+    fn map(&self, _leaf: PrivateLeaves) -> Result<(), Denial> {
         Ok(())
     }
 
@@ -131,8 +131,8 @@ pub trait PrivateHooks {
     /// `TDH.MEM.PAGE.DEMOTE`; CCA: `RMI_RTT_CREATE`.)
     ///
     /// # Errors
-    /// [`Denied`]: the block stays, and the operation that needed the split is refused.
-    fn split(&self, _block: PrivateLeaves) -> Result<(), Denied> {
+    /// [`Denial`]: the block stays, and the operation that needed the split is refused.
+    fn split(&self, _block: PrivateLeaves) -> Result<(), Denial> {
         Ok(())
     }
 

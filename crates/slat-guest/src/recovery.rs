@@ -17,7 +17,7 @@ use slat::{
 
 /// The result of a turn of recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Recovered {
+pub struct RecoveryCounts {
     /// Bytes of new blocks, which do not have the right to execute. Each size of block counts on
     /// its own.
     pub bytes: u64,
@@ -32,10 +32,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// yet, are tried again later; their pages keep their rights.
     ///
     /// The caller calls this once in each period, and chooses its length (Linux: an hour).
-    pub fn recover_huge_pages(&mut self) -> Recovered {
+    pub fn recover_huge_pages(&mut self) -> RecoveryCounts {
         let guest = self.guest;
         let _turn = guest.recovering.take(guest.tables.platform());
-        let mut recovered = Recovered::default();
+        let mut recovered = RecoveryCounts::default();
         let memslots = self.look(|view| {
             let kept = view.iter().filter(|memslot| !memslot.deleting);
             kept.filter_map(|memslot| {

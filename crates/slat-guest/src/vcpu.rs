@@ -17,7 +17,7 @@ use slat::{Format, Frame, GuestRoot, Hpa, TooManyReaders};
 /// # fn load<F: Format>(_root: GuestRoot<F>) {}
 /// # fn enter_guest() -> (Gpa, Access) { (Gpa(0), Access::Read) }
 /// # fn emulate(_gpa: Gpa) {}
-/// fn run<F: Format, H: Host, B: Backing>(vcpu: &mut Vcpu<'_, F, H, B>) -> Refused {
+/// fn run<F: Format, H: Host, B: Backing>(vcpu: &mut Vcpu<'_, F, H, B>) -> Refusal {
 ///     load(vcpu.guest_root()); // into VTTBR_EL2, EPTP, N_CR3, hgatp
 ///     loop {
 ///         let (gpa, access) = enter_guest();

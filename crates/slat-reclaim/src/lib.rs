@@ -1,8 +1,8 @@
 //! Memory overcommit: sends pages that guests do not use to swap, and brings them back on a fault.
 //!
-//! [`Paged`] is the [`Backing`](slat_guest::Backing) of a guest's memslots: a part of its pages is
-//! in memory, the rest in a [`Swap`], for instance a [`SwapFile`]. Guests on one [`Pool`] share its
-//! frames. A fault on a page that is not in memory is answered
+//! [`PagedMemory`] is the [`Backing`](slat_guest::Backing) of a guest's memslots: a part of its
+//! pages is in memory, the rest in a [`Swap`], for instance a [`SwapFile`]. Guests on one [`Pool`]
+//! share its frames. A fault on a page that is not in memory is answered
 //! [`Retry::Absent`](slat_guest::Retry::Absent); the vCPU's thread calls [`Pager::bring_in`], and
 //! runs the guest again. A [`Pager`] also gives up pages, on a separate thread or while it handles
 //! such a fault. It orders pages by generations, for which walks read the accessed bits of the
@@ -43,10 +43,10 @@ mod work;
 #[cfg(feature = "std")]
 pub use file::SwapFile;
 pub use limits::{Load, choose};
-pub use paged::{Config, Paged, PagedBacking, Places, Policy};
+pub use paged::{Config, PagedBacking, PagedMemory, Places, Policy};
 #[cfg(feature = "baselines")]
 pub use pager::Gate;
-pub use pager::{Generation, Idle, PageError, Pager, PagesPinned, ReclaimError, Reclaimed};
+pub use pager::{Generation, Idle, PageError, Pager, PagesPinned, ReclaimCounts, ReclaimError};
 pub use pool::{Layout, Pool, PoolError, Ram};
 pub use stats::{Part, Stats};
 pub use swap::{Swap, SwapError};

@@ -1,6 +1,6 @@
 //! The choice of the guest that gives up pages, among several guests.
 
-use crate::paged::Paged;
+use crate::paged::PagedMemory;
 use crate::pool::Ram;
 use crate::swap::Swap;
 
@@ -29,7 +29,7 @@ pub fn choose(loads: &[Load]) -> Option<usize> {
     spare.max_by_key(|(_, load)| key(load)).map(|(index, _)| index)
 }
 
-impl<M: Ram, S: Swap> Paged<'_, M, S> {
+impl<M: Ram, S: Swap> PagedMemory<'_, M, S> {
     /// Returns the guest's load, for [`choose`].
     pub fn load(&self) -> Load {
         let idle = self.idle().map_or(0, |idle| {

@@ -3,9 +3,9 @@
 //! Both work on numbers of pages, and ask for accessed bits through [`Accessed`]; neither knows of
 //! tables, frames or swap.
 //!
-//! Only the holder of the turn ([`Paged::turn`](crate::paged::Paged)) changes an order. The lock on
-//! it is for threads that read it meanwhile. It is held for short stretches, and never during a
-//! test of accessed bits or an access to a disk.
+//! Only the holder of the turn ([`PagedMemory::turn`](crate::paged::PagedMemory)) changes an order.
+//! The lock on it is for threads that read it meanwhile. It is held for short stretches, and never
+//! during a test of accessed bits or an access to a disk.
 
 #[cfg(test)]
 mod contest;

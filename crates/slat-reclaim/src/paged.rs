@@ -93,10 +93,10 @@ impl Config {
 /// vCPU then calls [`Pager::bring_in`](crate::Pager::bring_in).
 ///
 /// It belongs to one guest only, because a pager unmaps pages from the guest that its worker
-/// belongs to. When the guest ends, [`Paged::release`] gives its memory back to the pool, or
+/// belongs to. When the guest ends, [`PagedMemory::release`] gives its memory back to the pool, or
 /// [`Pager::discard`](crate::Pager::discard) does so page by page.
 #[derive(Debug)]
-pub struct Paged<'h, M, S> {
+pub struct PagedMemory<'h, M, S> {
     pub(crate) pool: &'h Pool<M, S>,
     /// The guest, as the slots of swap know it.
     pub(crate) owner: Owner,
@@ -178,7 +178,7 @@ pub struct Places {
 /// Base-2 logarithm of the unit in which ticks are kept: a millisecond, if ticks are nanoseconds.
 pub(crate) const BORN_SHIFT: u32 = 20;
 
-impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
+impl<'h, M: Ram, S: Swap> PagedMemory<'h, M, S> {
     /// Makes memory of `bytes` bytes on `pool`, which the guest's memslots have at the host's
     /// address `start`. `now` is the time, in ticks of the guest's host.
     ///
@@ -415,7 +415,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     }
 }
 
-impl<M: Ram, S: Swap> Paged<'_, M, S> {
+impl<M: Ram, S: Swap> PagedMemory<'_, M, S> {
     fn page_of(&self, number: u32, frame: u32, write: bool) -> Page {
         let layout = &self.pool.layout;
         Page {
@@ -428,7 +428,8 @@ impl<M: Ram, S: Swap> Paged<'_, M, S> {
     }
 }
 
-/// [`Backing`] of a guest whose memory is [`Paged`]; a [`Pager`](crate::Pager) moves its pages.
+/// [`Backing`] of a guest whose memory is [`PagedMemory`]; a [`Pager`](crate::Pager) moves its
+/// pages.
 pub trait PagedBacking: Backing {
     /// Memory that the frames are in.
     type Ram: Ram;
@@ -436,19 +437,19 @@ pub trait PagedBacking: Backing {
     type Swap: Swap;
 
     /// Returns the guest's memory.
-    fn paged(&self) -> &Paged<'_, Self::Ram, Self::Swap>;
+    fn paged(&self) -> &PagedMemory<'_, Self::Ram, Self::Swap>;
 }
 
-impl<M: Ram, S: Swap> PagedBacking for &Paged<'_, M, S> {
+impl<M: Ram, S: Swap> PagedBacking for &PagedMemory<'_, M, S> {
     type Ram = M;
     type Swap = S;
 
-    fn paged(&self) -> &Paged<'_, M, S> {
+    fn paged(&self) -> &PagedMemory<'_, M, S> {
         self
     }
 }
 
-impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
+impl<M: Ram, S: Swap> Backing for &PagedMemory<'_, M, S> {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         let number = self.number(host).ok_or(NoPage::Never)?;
         let word = &self.words[number as usize];

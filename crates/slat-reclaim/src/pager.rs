@@ -9,12 +9,12 @@ mod tests;
 
 pub use idle::{Generation, Idle};
 pub use pin::PagesPinned;
-pub use reclaim::{ReclaimError, Reclaimed};
+pub use reclaim::{ReclaimCounts, ReclaimError};
 
 use crate::buffer::Buffer;
 use crate::order::{Accessed, Look};
 use crate::page::{Claim, PageState};
-use crate::paged::{BORN_SHIFT, Paged, PagedBacking};
+use crate::paged::{BORN_SHIFT, PagedBacking, PagedMemory};
 use crate::pool::Ram;
 use crate::stats::Counters;
 use crate::swap::{Swap, SwapError};
@@ -37,10 +37,10 @@ pub trait Gate: Sync {
 /// fault waits for a page.
 ///
 /// Any number of threads may bring pages in. Only one at a time gives up pages of a guest; the
-/// others get [`Reclaimed::busy`].
+/// others get [`ReclaimCounts::busy`].
 pub struct Pager<'a, 'w, F: Format, H: Host, B: PagedBacking> {
     worker: &'a mut Worker<'w, F, H, B>,
-    paged: &'w Paged<'w, B::Ram, B::Swap>,
+    paged: &'w PagedMemory<'w, B::Ram, B::Swap>,
     #[cfg(feature = "baselines")]
     gate: Option<&'a dyn Gate>,
     content: Buffer,
@@ -129,7 +129,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     }
 
     /// Returns the guest's memory.
-    pub const fn paged(&self) -> &'w Paged<'w, B::Ram, B::Swap> {
+    pub const fn paged(&self) -> &'w PagedMemory<'w, B::Ram, B::Swap> {
         self.paged
     }
 
@@ -296,7 +296,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             paged.here.fetch_sub(1, Ordering::AcqRel);
             let want = if within { self.share() } else { paged.config.batch };
             match self.reclaim_of(want, 1) {
-                Ok(Reclaimed { busy: true, .. }) => self.wait(),
+                Ok(ReclaimCounts { busy: true, .. }) => self.wait(),
                 Ok(_) => made_room = true,
                 Err(reason @ (ReclaimError::Nothing | ReclaimError::InUse)) => {
                     attempts += 1;
@@ -473,7 +473,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
 /// The guest as the order of its pages sees it: an implementation of [`Accessed`].
 struct GuestView<'e, P> {
     pager: &'e mut P,
-    /// The time, in the units of [`Paged::born`].
+    /// The time, in the units of [`PagedMemory::born`].
     now: u64,
 }
 
@@ -558,7 +558,7 @@ impl<F: Format, H: Host, B: PagedBacking> Accessed for GuestView<'_, Pager<'_, '
 
 /// Returns the pages of a sorted list as ranges.
 fn ranges<M: Ram, S: Swap>(
-    paged: &Paged<'_, M, S>,
+    paged: &PagedMemory<'_, M, S>,
     pages: impl Iterator<Item = u32>,
 ) -> Vec<HvaRange> {
     let mut ranges: Vec<HvaRange> = vec![];

@@ -44,7 +44,8 @@ macro_rules! stats {
             $(pub $count: AtomicU64,)*
         }
 
-        /// Statistics of the reclaim of one guest, since its [`Paged`](crate::Paged) was made.
+        /// Statistics of the reclaim of one guest, since its [`PagedMemory`](crate::PagedMemory)
+        /// was made.
         #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
         #[non_exhaustive]
         pub struct Stats {

@@ -66,7 +66,7 @@ impl Swap for &'static Content {
     }
 }
 
-type ThePaged = Paged<'static, &'static Content, &'static Content>;
+type ThePaged = PagedMemory<'static, &'static Content, &'static Content>;
 type TheGuest = Guest<'static, Tiny, World, &'static ThePaged>;
 type TheVcpu = Vcpu<'static, Tiny, World, &'static ThePaged>;
 type TheWorker = Worker<'static, Tiny, World, &'static ThePaged>;
@@ -87,7 +87,7 @@ fn guest() -> (&'static TheGuest, &'static Content) {
     // Two lists, because walks are not part of these models.
     let config = Config { policy: Policy::TwoLists, batch: 1, ..Config::new(2) };
     let paged: &'static ThePaged =
-        Box::leak(Box::new(Paged::new(pool, Hva(HOST), 2 * PAGE, config, 0).unwrap()));
+        Box::leak(Box::new(PagedMemory::new(pool, Hva(HOST), 2 * PAGE, config, 0).unwrap()));
     let world = World::new(BreakBeforeMake::Never);
     let TwoSlots(arm) = Tiny::default();
     let format = TwoSlots(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm });

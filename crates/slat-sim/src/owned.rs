@@ -12,7 +12,7 @@ use crate::state::State;
 use crate::tlb::Entry;
 use crate::violation::Kind;
 use slat::{Gpa, GpaRange, Hpa, Vmid};
-use slat_guest::{Denied, MemoryKind, PrivateHooks, PrivateLeaves};
+use slat_guest::{Denial, MemoryKind, PrivateHooks, PrivateLeaves};
 use std::collections::HashMap;
 
 const PAGE: u32 = 12;
@@ -52,10 +52,10 @@ impl Owned {
         self.pages.contains_key(&(hpa >> PAGE)).then_some("it is the guest's private memory")
     }
 
-    fn ask(&mut self, call: PrivateCall, leaves: PrivateLeaves) -> Result<(), Denied> {
+    fn ask(&mut self, call: PrivateCall, leaves: PrivateLeaves) -> Result<(), Denial> {
         self.told.push((call, leaves));
         let refused = self.refuses.filter(|&(refused, _)| refused == call);
-        refused.map_or(Ok(()), |(_, code)| Err(Denied(code)))
+        refused.map_or(Ok(()), |(_, code)| Err(Denial(code)))
     }
 }
 
@@ -140,19 +140,19 @@ impl<A: Arch> Machine<A> {
 }
 
 impl<A: Arch> PrivateHooks for Machine<A> {
-    fn convert(&self, range: GpaRange, to: MemoryKind) -> Result<(), Denied> {
+    fn convert(&self, range: GpaRange, to: MemoryKind) -> Result<(), Denial> {
         let leaves = PrivateLeaves { gpa: range.start(), hpa: Hpa(0), bytes: range.size() };
         self.state().owned.ask(PrivateCall::Convert(to), leaves)
     }
 
-    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denied> {
+    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denial> {
         let mut state = self.state();
         state.owned.ask(PrivateCall::Map, leaf)?;
         state.assign(leaf);
         Ok(())
     }
 
-    fn split(&self, block: PrivateLeaves) -> Result<(), Denied> {
+    fn split(&self, block: PrivateLeaves) -> Result<(), Denial> {
         let mut state = self.state();
         let first = state.owned.pages.get(&(block.hpa.0 >> PAGE)).copied();
         if first != Some(block.gpa.0 >> PAGE) {

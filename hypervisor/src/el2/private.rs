@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use serde_json::json;
 use slat::{Gpa, GpaRange, Hpa};
 use slat_guest::{
-    ConvertError, Denied, MemoryKind, PinError, PrivateAt, PrivateHooks, PrivateLeaves,
+    ConvertError, Denial, MemoryKind, PinError, PrivateAt, PrivateHooks, PrivateLeaves,
     PrivateRange, Worker,
 };
 use slat_hypervisor::granules::Granules;
@@ -99,7 +99,7 @@ impl Keeper {
 }
 
 impl PrivateHooks for Keeper {
-    fn convert(&self, range: GpaRange, to: MemoryKind) -> Result<(), Denied> {
+    fn convert(&self, range: GpaRange, to: MemoryKind) -> Result<(), Denial> {
         let firm = GUEST_RAM + DEVICE_TREE..GUEST_RAM + DEVICE_TREE + FIRM;
         let code = if range.start().0 < firm.end && firm.start < range.end().0 {
             answer::FIRM
@@ -110,10 +110,10 @@ impl PrivateHooks for Keeper {
             return Ok(());
         };
         self.refused[code as usize - 1].fetch_add(1, Ordering::Relaxed);
-        Err(Denied(code))
+        Err(Denial(code))
     }
 
-    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denied> {
+    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denial> {
         match self.numbers(&leaf) {
             Some((first, pages)) => self.pages.give(first, pages),
             None => self.pages.is_wrong(),
@@ -121,7 +121,7 @@ impl PrivateHooks for Keeper {
         Ok(())
     }
 
-    fn split(&self, _block: PrivateLeaves) -> Result<(), Denied> {
+    fn split(&self, _block: PrivateLeaves) -> Result<(), Denial> {
         self.splits.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -152,7 +152,7 @@ pub fn asked(worker: &mut Worker<'_, Stage2, El2, Behind>, word: u64) -> u64 {
     };
     match worker.convert(page, to, |_| {}).map_err(|stopped| stopped.reason) {
         Ok(_) => 0,
-        Err(ConvertError::Denied(Denied(code))) => code,
+        Err(ConvertError::Denied(Denial(code))) => code,
         Err(ConvertError::NotPrivate) => answer::NOT_PRIVATE,
         Err(ConvertError::Pinned) => answer::PINNED,
         Err(_) => answer::OTHER,

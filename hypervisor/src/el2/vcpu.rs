@@ -12,7 +12,7 @@ use alloc::string::String;
 use core::sync::atomic::Ordering;
 use slat::format::arm64::fault::{self, Abort, Kind};
 use slat::{Access, Gpa, GuestRoot};
-use slat_guest::{CacheSwitch, Outcome, Refused, Retry, TABLE_PAGES, Vcpu};
+use slat_guest::{CacheSwitch, Outcome, Refusal, Retry, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
 use slat_hypervisor::options::Trap;
 use slat_hypervisor::progress::{Place, Progress};
@@ -237,7 +237,7 @@ impl<'w> Running<'w> {
                 skip();
                 Next::Run
             }
-            Outcome::Mmio | Outcome::Refused(Refused::NoPage | Refused::NotExecutable) => {
+            Outcome::Mmio | Outcome::Refused(Refusal::NoPage | Refusal::NotExecutable) => {
                 inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
                 self.moved_on(far, gpa, access, at)
             }

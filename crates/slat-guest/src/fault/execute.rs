@@ -4,7 +4,7 @@ use super::{Fault, Step};
 use crate::backing::{Backing, MAY_EXECUTE};
 use crate::config::ExecuteHuge;
 use crate::host::Host;
-use crate::outcome::{Outcome, Refused};
+use crate::outcome::{Outcome, Refusal};
 use crate::private::MemoryKind;
 use crate::worker::Inside;
 use slat::{ChangeError, Format, Stopped, Translation};
@@ -18,7 +18,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             };
         }
         if !leaf.attributes.software.contains(MAY_EXECUTE) {
-            return Outcome::Refused(Refused::NotExecutable).into();
+            return Outcome::Refused(Refusal::NotExecutable).into();
         }
         let (page, fetch) = (F::size(0), fault.access);
         let block = leaf.size > page;

@@ -7,7 +7,7 @@ use crate::config::{ExecuteHuge, Logging};
 use crate::device_notifier::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::outcome::{Outcome, Refused, Retry};
+use crate::outcome::{Outcome, Refusal, Retry};
 use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::fitting;
 use crate::worker::Inside;
@@ -23,11 +23,11 @@ impl Fault<'_> {
 
 /// Returns why the page of the backing does not serve the access, if it does not.
 #[inline(always)]
-fn refusal(fault: &Fault<'_>, page: &Page) -> Option<Refused> {
+fn refusal(fault: &Fault<'_>, page: &Page) -> Option<Refusal> {
     if fault.access.is_fetch() && !page.execute {
-        return Some(Refused::NotExecutable);
+        return Some(Refusal::NotExecutable);
     }
-    (fault.access == Access::Write && !fault.may_write(page)).then_some(Refused::NoPage)
+    (fault.access == Access::Write && !fault.may_write(page)).then_some(Refusal::NoPage)
 }
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
@@ -158,7 +158,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             if page.block < F::size(0)
                 && let Err(error) = F::level_of(page.block)
             {
-                return Outcome::Refused(Refused::Page(MapError::LeafSize(error))).into();
+                return Outcome::Refused(Refusal::Page(MapError::LeafSize(error))).into();
             }
             if page.block.bytes() < bytes {
                 if core::mem::take(&mut folds) {
@@ -179,7 +179,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                     let leaf = PrivateLeaves { gpa: range.start(), hpa, bytes };
                     match reservation.commit_told(hpa, attributes, || hooks.map(leaf)) {
                         Ok(committed) => committed,
-                        Err(denied) => return Outcome::Refused(Refused::Private(denied)).into(),
+                        Err(denied) => return Outcome::Refused(Refusal::Private(denied)).into(),
                     }
                 }
                 MemoryKind::Shared => {
@@ -213,7 +213,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                     Outcome::Mapped(PageSize::from_bytes(bytes).unwrap_or(F::size(0))).into()
                 }
                 Ok(None) => Step::Again,
-                Err(reason) => Outcome::Refused(Refused::Page(reason)).into(),
+                Err(reason) => Outcome::Refused(Refusal::Page(reason)).into(),
             };
         }
     }

@@ -6,7 +6,7 @@ use crate::budget::NoPages;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
-use crate::outcome::{Outcome, Refused, Retry};
+use crate::outcome::{Outcome, Refusal, Retry};
 use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use slat::{Access, Format, Gpa, MapError, Memory};
@@ -53,9 +53,9 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                         self.leave_for_room();
                     }
                     Err(NoPages::Limit(limit)) => {
-                        return Outcome::Refused(Refused::TableLimit(limit));
+                        return Outcome::Refused(Refusal::TableLimit(limit));
                     }
-                    Err(NoPages::Frames(_)) => return Outcome::Refused(Refused::OutOfFrames),
+                    Err(NoPages::Frames(_)) => return Outcome::Refused(Refusal::OutOfFrames),
                 },
             }
             if attempts == ATTEMPTS {
@@ -98,7 +98,7 @@ pub(super) fn not_reserved(reason: MapError) -> Step {
         MapError::Occupied { .. } => Step::Again,
         MapError::CacheEmpty => Step::Dry,
         MapError::Contended => Outcome::Retry(Retry::Contended).into(),
-        reason => Outcome::Refused(Refused::Page(reason)).into(),
+        reason => Outcome::Refused(Refusal::Page(reason)).into(),
     }
 }
 
@@ -110,6 +110,6 @@ pub(super) fn no_page(reason: NoPage, fault: &Fault<'_>, at: u64) -> Step {
         // Arrivals are reported by addresses of shared memory only.
         (NoPage::Absent, MemoryKind::Private) => Outcome::Retry(Retry::Absent(None)).into(),
         (NoPage::Absent, MemoryKind::Shared) => Step::Absent(spec.id, spec.host_of(at)),
-        (NoPage::Never, _) => Outcome::Refused(Refused::NoPage).into(),
+        (NoPage::Never, _) => Outcome::Refused(Refusal::NoPage).into(),
     }
 }

@@ -23,7 +23,7 @@ use slat::{
 
 /// The result of a clear.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Cleared {
+pub struct ClearCounts {
     /// Pages that were dirty, and are now clean.
     pub pages: u64,
     /// Bytes of blocks that were split for the clear.
@@ -56,7 +56,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         first: u64,
         count: u64,
         bitmap: &[u64],
-    ) -> Result<Cleared, LogError> {
+    ) -> Result<ClearCounts, LogError> {
         // In Linux's order.
         if !first.is_multiple_of(64) {
             return Err(LogError::Unaligned);
@@ -81,12 +81,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         logging: &Logs,
         from: usize,
         words: &[u64],
-    ) -> Result<Cleared, LogError> {
+    ) -> Result<ClearCounts, LogError> {
         let guest = self.guest;
         let Logs { spec, log, spilled_bits } = logging;
         let spilled_bits =
             spilled_bits.as_deref().filter(|_| guest.config.logging == Logging::Hardware);
-        let mut cleared = Cleared::default();
+        let mut cleared = ClearCounts::default();
         let mut shootdown = None;
         let mut result = Ok(());
         for (at, words) in words.chunks(CHUNK).enumerate() {
@@ -229,7 +229,7 @@ fn common(one: &GpaRange, other: &GpaRange) -> Option<GpaRange> {
 
 /// The state of a clear, over one set of tables or several.
 pub(crate) struct Clear<'c> {
-    pub cleared: &'c mut Cleared,
+    pub cleared: &'c mut ClearCounts,
     /// If hardware logs: the places for the marks of blocks that are cleaned as a whole.
     pub marks: Option<(&'c MemslotSpec, &'c SpilledBits, &'c Bits)>,
     /// The size to which blocks are split; `None` if faults split them.

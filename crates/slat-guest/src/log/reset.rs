@@ -1,7 +1,7 @@
 //! Harvesting and resetting dirty rings.
 
 use super::LogError;
-use super::clear::{Clear, Cleared};
+use super::clear::{Clear, ClearCounts};
 use crate::backing::Backing;
 use crate::host::Host;
 use crate::memslots::spec::MemslotId;
@@ -129,7 +129,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 if !same {
                     return Ok(());
                 }
-                let mut cleared = Cleared::default();
+                let mut cleared = ClearCounts::default();
                 // Rings need `Logging::Protect`, so no dirty mark is cleared.
                 let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
                 let mut clear = Clear { cleared: &mut cleared, marks: None, split };

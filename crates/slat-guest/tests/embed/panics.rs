@@ -107,19 +107,19 @@ impl Host for Panics {
 }
 
 impl PrivateHooks for Panics {
-    fn convert(&self, _: GpaRange, _: MemoryKind) -> Result<(), Denied> {
+    fn convert(&self, _: GpaRange, _: MemoryKind) -> Result<(), Denial> {
         called("convert");
         Ok(())
     }
 
-    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denied> {
+    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denial> {
         called("map");
         let mut private = self.private.borrow_mut();
         pages(leaf.gpa, leaf.bytes).for_each(|page| assert!(private.insert(page)));
         Ok(())
     }
 
-    fn split(&self, _: PrivateLeaves) -> Result<(), Denied> {
+    fn split(&self, _: PrivateLeaves) -> Result<(), Denial> {
         called("split");
         Ok(())
     }

@@ -88,12 +88,12 @@ impl Host for World {
 }
 
 impl PrivateHooks for World {
-    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denied> {
+    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denial> {
         self.assigned.set(self.assigned.get() + leaf.bytes);
         Ok(())
     }
 
-    fn split(&self, _block: PrivateLeaves) -> Result<(), Denied> {
+    fn split(&self, _block: PrivateLeaves) -> Result<(), Denial> {
         self.split.set(self.split.get() + 1);
         Ok(())
     }

@@ -106,7 +106,7 @@ on_all! {
         drop(held);
         assert_eq!(
             done,
-            Prefaulted {
+            PrefaultBytes {
                 // The block that is held is tried page by page, and each page counts as held.
                 mapped: 5 * M2 + (512 - 11) * K4,
                 there: M2,

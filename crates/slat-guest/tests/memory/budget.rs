@@ -101,7 +101,7 @@ on_all! {
                     assert_eq!((found, guest.stats().totals.table_limit), (None, 0));
                 }
                 (_, Some((table, outcome))) => {
-                    assert_eq!(outcome, Outcome::Refused(Refused::TableLimit(limit)));
+                    assert_eq!(outcome, Outcome::Refused(Refusal::TableLimit(limit)));
                     assert!(guest.stats().totals.table_limit > 0);
                     assert!(table + 8 > u64::from(bound), "{table} of {bound}");
                 }

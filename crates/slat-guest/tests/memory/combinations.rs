@@ -228,7 +228,7 @@ fn memory_in_blocks_smaller_than_a_page_is_refused() {
     let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
     vcpu.worker().set_memslot(memslot(M2)).unwrap();
     let outcome = vcpu.fault(Gpa(BASE), Access::Read);
-    assert!(matches!(outcome, Outcome::Refused(Refused::Page(_))), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Refused(Refusal::Page(_))), "{outcome:?}");
 }
 
 #[test]

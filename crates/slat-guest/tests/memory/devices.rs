@@ -140,7 +140,7 @@ fn recovery_leaves_pinned_tables() {
     let pinned = vcpu.worker().pin(range(BASE, K4)).unwrap();
     vcpu.worker().recover_huge_pages();
     let left = vcpu.worker().recover_huge_pages();
-    assert_eq!(left, Recovered { bytes: M2, left: 1 });
+    assert_eq!(left, RecoveryCounts { bytes: M2, left: 1 });
     drop(pinned);
     vcpu.worker().recover_huge_pages();
     assert_eq!(vcpu.worker().recover_huge_pages().bytes, M2);

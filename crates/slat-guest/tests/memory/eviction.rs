@@ -22,7 +22,7 @@ on_all! {
         assert_eq!(taken, expected);
         memory.iter().for_each(|hpa| machine.take_back(*hpa, K4));
         let again = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Read);
-        assert_eq!(again, Err(Outcome::Refused(Refused::NoPage)));
+        assert_eq!(again, Err(Outcome::Refused(Refusal::NoPage)));
         assert!(machine.cpu(0).read(BASE + 3 * K4).is_ok());
         assert!(machine.finish().is_empty());
     }

@@ -65,13 +65,13 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, access).unwrap_err()
         };
         assert!(matches!(fails(0, Access::Read), Outcome::Retry(Retry::Absent(Some(_)))));
-        assert_eq!(fails(1, Access::Read), Outcome::Refused(Refused::NoPage));
-        assert_eq!(fails(2, Access::Execute), Outcome::Refused(Refused::NotExecutable));
+        assert_eq!(fails(1, Access::Read), Outcome::Refused(Refusal::NoPage));
+        assert_eq!(fails(2, Access::Execute), Outcome::Refused(Refusal::NotExecutable));
         ram.change(HOST, |page| page.ready = true);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 2 * K4, Access::Write).unwrap();
         let fetch = attempt::<C>(&machine, &mut vcpu, BASE + 2 * K4, Access::Execute);
-        assert_eq!(fetch.unwrap_err(), Outcome::Refused(Refused::NotExecutable));
+        assert_eq!(fetch.unwrap_err(), Outcome::Refused(Refusal::NotExecutable));
     }
 
     fn a_page_shared_for_reading_is_replaced_by_the_first_write<C: Case>() {
@@ -131,7 +131,7 @@ on_all! {
     fn a_fault_without_table_pages_says_so_and_changes_nothing<C: Case>() {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         machine.limit(machine.frames());
-        let refused = Outcome::Refused(Refused::OutOfFrames);
+        let refused = Outcome::Refused(Refusal::OutOfFrames);
         assert_eq!(vcpu.fault(Gpa(BASE), Access::Write), refused);
         machine.limit(usize::MAX);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
@@ -141,7 +141,7 @@ on_all! {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.change(HOST, |page| page.block = PageSize::from_bytes(K4 / 2).unwrap());
         let outcome = vcpu.fault(Gpa(BASE), Access::Write);
-        let Outcome::Refused(Refused::Page(MapError::LeafSize(_))) = outcome else {
+        let Outcome::Refused(Refusal::Page(MapError::LeafSize(_))) = outcome else {
             panic!("{outcome:?}")
         };
         assert_eq!(vcpu.worker().translate(Gpa(BASE)), Ok(None));

@@ -91,10 +91,10 @@ on_all! {
         for block in 0..2 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Execute).unwrap();
         }
-        assert_eq!(vcpu.worker().recover_huge_pages(), Recovered::default(), "a period first");
+        assert_eq!(vcpu.worker().recover_huge_pages(), RecoveryCounts::default(), "a period first");
         vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
         let logged = vcpu.worker().recover_huge_pages();
-        assert_eq!(logged, Recovered { bytes: 0, left: 2 });
+        assert_eq!(logged, RecoveryCounts { bytes: 0, left: 2 });
         vcpu.worker().set_memslot(memslot(4 * M2)).unwrap();
         let mut recovered = 0;
         for _ in 0..2 {

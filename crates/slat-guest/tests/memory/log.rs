@@ -129,7 +129,7 @@ on_all! {
         with_guest!(C, config(), logged(M2 + K4), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let worker = vcpu.worker();
         let mut bits = [0; 9];
-        let errno = |result: Result<Cleared, LogError>| result.map_err(|error| error.errno());
+        let errno = |result: Result<ClearCounts, LogError>| result.map_err(|error| error.errno());
         assert_eq!(errno(worker.clear_log(MemslotId(1), 0, 64, &bits)), Err("ENOENT"));
         assert_eq!(errno(worker.clear_log(MemslotId(0), 1, 64, &bits)), Err("EINVAL"));
         assert_eq!(errno(worker.clear_log(MemslotId(0), 0, 63, &bits)), Err("EINVAL"));
@@ -158,7 +158,7 @@ on_all! {
             }
             vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
             let cleared = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1]).unwrap();
-            assert_eq!(cleared, Cleared { pages: 1, split: 0, whole: M2 });
+            assert_eq!(cleared, ClearCounts { pages: 1, split: 0, whole: M2 });
             let mut bits = [0; 16];
             let left = vcpu.worker().read_log(MemslotId(0), &mut bits);
             assert_eq!(left, Ok(1023), "the others stay");

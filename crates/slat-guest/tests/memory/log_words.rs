@@ -54,7 +54,7 @@ on_all! {
         write::<C>(&machine, &mut vcpu, &[BASE, BASE + M2]);
         vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
         let cleared = vcpu.worker().clear_log(SLOT, 0, 1024, &[u64::MAX; 16]);
-        assert_eq!(cleared, Ok(Cleared { pages: 1024, split: 2 * M2, whole: 0 }));
+        assert_eq!(cleared, Ok(ClearCounts { pages: 1024, split: 2 * M2, whole: 0 }));
         assert!(machine.finish().is_empty());
     }
 
@@ -84,7 +84,7 @@ on_all! {
         vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..spec }).unwrap();
         // The last page but one of the first table, and the first page of the block behind it.
         let cleared = vcpu.worker().clear_log(SLOT, 192, 128, &[1 << 62, 1]);
-        assert_eq!(cleared, Ok(Cleared { pages: 2, split: 0, whole: M2 }));
+        assert_eq!(cleared, Ok(ClearCounts { pages: 2, split: 0, whole: M2 }));
         let left = [block - 2 * K4, block - K4, block].map(|gpa| writable::<C>(&mut vcpu, gpa));
         assert_eq!(left, [true, true, false], "a clean page's mark is hardware's");
         assert!(machine.finish().is_empty());
@@ -100,7 +100,7 @@ on_all! {
         write::<C>(&machine, &mut vcpu, &[BASE + 448 * K4, BASE + M2]);
         vcpu.worker().set_memslot(logged(2 * M2)).unwrap();
         let cleared = vcpu.worker().clear_log(SLOT, 0, 512, &[0, 0, 0, 0, 0, 0, 0, 1]);
-        assert_eq!(cleared, Ok(Cleared { pages: 1, split: 0, whole: 0 }));
+        assert_eq!(cleared, Ok(ClearCounts { pages: 1, split: 0, whole: 0 }));
         assert!(writable::<C>(&mut vcpu, BASE + M2));
         assert!(machine.finish().is_empty());
     }
@@ -117,7 +117,7 @@ on_all! {
         vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..spec }).unwrap();
         // Page 508 is the block's second.
         let cleared = vcpu.worker().clear_log(SLOT, 0, 512, &[0, 0, 0, 0, 0, 0, 0, 1 << 60]);
-        assert_eq!(cleared, Ok(Cleared { pages: 1, split: 0, whole: M2 }));
+        assert_eq!(cleared, Ok(ClearCounts { pages: 1, split: 0, whole: M2 }));
         let gpas = [BASE + 100 * K4, block - 2 * K4, block];
         assert_eq!(gpas.map(|gpa| writable::<C>(&mut vcpu, gpa)), [true, true, false]);
         assert!(machine.finish().is_empty());
@@ -239,5 +239,5 @@ fn a_clear_waits_for_a_thread_that_breaks_a_block() {
         cleared
     });
     machine.machine.undisturbed();
-    assert_eq!(cleared, Ok(Cleared { pages: 1, split: 0, whole: 0 }));
+    assert_eq!(cleared, Ok(ClearCounts { pages: 1, split: 0, whole: 0 }));
 }

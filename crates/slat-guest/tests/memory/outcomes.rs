@@ -165,7 +165,7 @@ fn a_view_that_has_no_room_for_one_path_is_refused_at_the_bound() {
             => machine, ram, guest, vcpu);
         let limit = TableLimit { pages: u64::from(bound) };
         let refused = attempt::<ArmUncached>(&machine, &mut vcpu, BASE, Access::Write);
-        assert_eq!(refused, Err(Outcome::Refused(Refused::TableLimit(limit))));
+        assert_eq!(refused, Err(Outcome::Refused(Refusal::TableLimit(limit))));
         assert!(machine.finish().is_empty());
     }
 }

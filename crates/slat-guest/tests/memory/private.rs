@@ -156,7 +156,7 @@ on_all! {
         assert_eq!(vcpu.worker().set_execute_huge(ExecuteHuge::Split), Ok(3 * M2));
         machine.private_calls();
         machine.refuse_private(Some((PrivateCall::Split, 7)));
-        let refused = Outcome::Refused(Refused::Private(Denied(7)));
+        let refused = Outcome::Refused(Refusal::Private(Denial(7)));
         let fetch = |vcpu: &mut TheVcpu<'_, C>, gpa| {
             attempt::<C>(&machine, vcpu, gpa, Access::Execute).map(drop)
         };
@@ -273,7 +273,7 @@ on_all! {
         ram.remove_private(HIDDEN + 5 * K4);
         drop(held);
         let never = attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Read);
-        assert_eq!(never.unwrap_err(), Outcome::Refused(Refused::NoPage));
+        assert_eq!(never.unwrap_err(), Outcome::Refused(Refusal::NoPage));
         assert!(machine.cpu(0).write(BASE + 4 * K4).is_ok(), "what is beside it stays");
         // Deleting the memslot unmaps all of it.
         vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..hidden(0) }).unwrap();
@@ -302,22 +302,22 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         machine.refuse_private(Some((PrivateCall::Convert(private), 5)));
         let refused = vcpu.worker().convert(range(BASE, M2), private, |_| {}).unwrap_err();
-        assert_eq!(refused, Stopped { at: Gpa(BASE), reason: ConvertError::Denied(Denied(5)) });
+        assert_eq!(refused, Stopped { at: Gpa(BASE), reason: ConvertError::Denied(Denial(5)) });
         assert!(machine.cpu(0).write(BASE).is_ok());
         machine.refuse_private(Some((PrivateCall::Map, 6)));
         convert::<C>(&machine, vcpu.worker(), BASE, 2 * M2, private);
         let denied = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap_err();
-        assert_eq!(denied, Outcome::Refused(Refused::Private(Denied(6))));
+        assert_eq!(denied, Outcome::Refused(Refusal::Private(Denial(6))));
         machine.refuse_private(Some((PrivateCall::Split, 7)));
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let refused = vcpu.worker().convert(range(BASE + K4, K4), shared, |_| {}).unwrap_err();
-        let denied = ConvertError::Denied(Denied(7));
+        let denied = ConvertError::Denied(Denial(7));
         assert_eq!(refused, Stopped { at: Gpa(BASE + K4), reason: denied });
         assert_eq!(refused.reason.to_string().matches("0x7").count(), 1);
         assert!(machine.cpu(0).write(BASE + K4).is_ok());
         let part = private_range(HIDDEN + K4, K4);
         let refused = vcpu.worker().invalidate_private(part, |_| {}).map(drop).unwrap_err();
-        assert_eq!(refused.reason, ConvertError::Denied(Denied(7)));
+        assert_eq!(refused.reason, ConvertError::Denied(Denial(7)));
         machine.refuse_private(None);
         convert::<C>(&machine, vcpu.worker(), BASE + K4, K4, shared);
         assert!(machine.finish().is_empty());

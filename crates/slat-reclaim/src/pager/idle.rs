@@ -1,7 +1,7 @@
 //! How long pages were idle, for callers that decide how much memory a guest needs.
 
 use crate::order::{Generations, Order, Stretches};
-use crate::paged::Paged;
+use crate::paged::PagedMemory;
 use crate::pool::Ram;
 use crate::swap::Swap;
 use alloc::vec::Vec;
@@ -76,7 +76,7 @@ impl Idle {
     }
 }
 
-impl<M: Ram, S: Swap> Paged<'_, M, S> {
+impl<M: Ram, S: Swap> PagedMemory<'_, M, S> {
     /// Returns how long pages were idle, as of the last walk, and gives up no page. `None` if the
     /// policy has no generations. Waits only for threads that hold the lock on the order, which
     /// they hold for short stretches.

@@ -11,7 +11,7 @@
 
 use super::{PageError, Pager};
 use crate::page::{Claim, PageState};
-use crate::paged::{Paged, PagedBacking};
+use crate::paged::{PagedBacking, PagedMemory};
 use crate::pool::Ram;
 use crate::swap::Swap;
 use alloc::vec::Vec;
@@ -23,7 +23,7 @@ use slat_guest::{Host, HvaRange, PinError, Pinned};
 /// Pinned pages: they stay in memory, in their frames, until this is dropped.
 #[must_use = "dropped, the pages are pinned no more"]
 pub struct PagesPinned<'w, M: Ram, S: Swap> {
-    paged: &'w Paged<'w, M, S>,
+    paged: &'w PagedMemory<'w, M, S>,
     first: u32,
     memory: Vec<Hpa>,
     /// The pins of the tables that map them.
@@ -126,7 +126,7 @@ impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
     }
 }
 
-impl<M: Ram, S: Swap> Paged<'_, M, S> {
+impl<M: Ram, S: Swap> PagedMemory<'_, M, S> {
     /// Returns whether the page is pinned to its frame. While the caller has claimed the page, it
     /// is not pinned anew.
     pub(crate) fn is_pinned(&self, page: u32) -> bool {

@@ -3,7 +3,7 @@
 use super::{GuestView, Pager, ranges};
 use crate::order::{Accessed, Generations, LOOKS, Order, Stretches, Victims};
 use crate::page::PageState;
-use crate::paged::{BORN_SHIFT, Paged, PagedBacking, Turn};
+use crate::paged::{BORN_SHIFT, PagedBacking, PagedMemory, Turn};
 use crate::pool::Ram;
 use crate::slots::Taken;
 use crate::stats::Counters;
@@ -21,7 +21,7 @@ const STALE: u32 = 64;
 
 /// Result of a reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Reclaimed {
+pub struct ReclaimCounts {
     /// Pages that were given up.
     pub pages: u32,
     /// Another thread is giving up pages of this guest: the caller should wait for it.
@@ -110,16 +110,20 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     ///
     /// # Errors
     /// [`ReclaimError`]: none was given up.
-    pub fn reclaim(&mut self, want: u32) -> Result<Reclaimed, ReclaimError> {
+    pub fn reclaim(&mut self, want: u32) -> Result<ReclaimCounts, ReclaimError> {
         self.reclaim_of(want, 0)
     }
 
     /// As [`Pager::reclaim`], but gives up to `least` pages even if the guest has no more than it
     /// keeps, because as many come in.
-    pub(super) fn reclaim_of(&mut self, want: u32, least: u32) -> Result<Reclaimed, ReclaimError> {
+    pub(super) fn reclaim_of(
+        &mut self,
+        want: u32,
+        least: u32,
+    ) -> Result<ReclaimCounts, ReclaimError> {
         let paged = self.paged;
         let Some(mut turn) = paged.turn.try_lock() else {
-            return Ok(Reclaimed { pages: 0, busy: true });
+            return Ok(ReclaimCounts { pages: 0, busy: true });
         };
         let mut want = want.max(1);
         if let pages @ 1.. = paged.protected() {
@@ -205,8 +209,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     }
 
     /// Walks over all memory: the pages used since the last walk form a new generation. It is for
-    /// callers that want to know idle times ([`Paged::idle`]); reclaim walks by itself. Returns
-    /// false if another thread is reclaiming or walking, or if the policy has no walks.
+    /// callers that want to know idle times ([`PagedMemory::idle`]); reclaim walks by itself.
+    /// Returns false if another thread is reclaiming or walking, or if the policy has no walks.
     pub fn walk(&mut self) -> bool {
         let paged = self.paged;
         let Some(mut turn) = paged.turn.try_lock() else { return false };
@@ -231,7 +235,11 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         pool.trouble().map(ReclaimError::Swap).or_else(quota).or_else(full)
     }
 
-    fn give_up(&mut self, victims: Victims, turn: &mut Turn) -> Result<Reclaimed, ReclaimError> {
+    fn give_up(
+        &mut self,
+        victims: Victims,
+        turn: &mut Turn,
+    ) -> Result<ReclaimCounts, ReclaimError> {
         let (paged, counters) = (self.paged, &self.paged.counters);
         Counters::add(&counters.kept, victims.kept);
         Counters::add(&counters.held, victims.held);
@@ -279,7 +287,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         }
         match (evicted, reason) {
             (0, reason) => Err(reason.unwrap_or(ReclaimError::InUse)),
-            (pages, _) => Ok(Reclaimed { pages, busy: false }),
+            (pages, _) => Ok(ReclaimCounts { pages, busy: false }),
         }
     }
 
@@ -446,7 +454,7 @@ impl Turn {
     fn find_copy<M: Ram, S: Swap, R>(
         &mut self,
         looks: u64,
-        paged: &Paged<'_, M, S>,
+        paged: &PagedMemory<'_, M, S>,
         mut take: impl FnMut(u32) -> Option<R>,
     ) -> Option<R> {
         let (begin, mut again) = (self.hand, false);
@@ -479,7 +487,7 @@ impl Turn {
 
 /// A batch of pages that leave. If a callback unwinds, those that are still here stay in memory.
 struct Leaving<'p, 'h, M: Ram, S: Swap> {
-    paged: &'p Paged<'h, M, S>,
+    paged: &'p PagedMemory<'h, M, S>,
     claimed: Vec<Claimed>,
     /// Pages that do not leave, each with whether it was used.
     stays: Vec<(u32, bool)>,

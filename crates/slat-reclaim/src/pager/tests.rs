@@ -54,7 +54,7 @@ impl Swap for Nothing {
     }
 }
 
-type Memory<'h> = Paged<'h, Mem<'h>, &'h Nothing>;
+type Memory<'h> = PagedMemory<'h, Mem<'h>, &'h Nothing>;
 type Thread<'w, 'h> = Worker<'w, Ept1G, FastMachine<Ept>, &'h Memory<'h>>;
 
 fn at(page: u32) -> Hva {
@@ -78,7 +78,8 @@ fn guests(
     let layout = Layout { base: machine.memory_base(), bytes: bytes(frames), page, block };
     let swap = Nothing { slots, broken: AtomicBool::new(false) };
     let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
-    let new = |&(pages, config)| Paged::new(&pool, Hva(HOST), bytes(pages), config, 0).unwrap();
+    let new =
+        |&(pages, config)| PagedMemory::new(&pool, Hva(HOST), bytes(pages), config, 0).unwrap();
     let memory: Vec<_> = guests.iter().map(new).collect();
     let new = |(index, paged)| {
         let config = slat_guest::Config::new(1, block);

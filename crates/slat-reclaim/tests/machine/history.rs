@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 type TheWorld<C> = World<<C as Case>::A>;
-type Memory<'h, C> = Paged<'h, &'h TheWorld<C>, &'h TheWorld<C>>;
+type Memory<'h, C> = PagedMemory<'h, &'h TheWorld<C>, &'h TheWorld<C>>;
 type Worker<'w, 'h, C> = slat_guest::Worker<'w, <C as Case>::F, TheWorld<C>, &'h Memory<'h, C>>;
 type Vcpu<'w, 'h, C> = slat_guest::Vcpu<'w, <C as Case>::F, TheWorld<C>, &'h Memory<'h, C>>;
 
@@ -392,7 +392,7 @@ where
     let world = World::new(machine, THREADS, seed, page, pages, swap);
     let layout = Layout { base: Hpa(base), bytes: frames * page, page: small, block: large };
     let pool = Pool::new(&world, layout, &world).unwrap();
-    let paged = Paged::new(&pool, Hva(HOST), pages * page, reclaim, 0).unwrap();
+    let paged = PagedMemory::new(&pool, Hva(HOST), pages * page, reclaim, 0).unwrap();
     let guest = Guest::new(C::format(), VMID, BITS, &world, &paged, guest).unwrap();
     let copies = Mutex::new(vec![0; pages as usize]);
     let bench = &Bench::<C> {

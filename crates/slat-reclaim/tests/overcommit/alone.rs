@@ -385,7 +385,8 @@ fn a_pool_that_cannot_be_is_refused() {
     assert_eq!(refused(large), PoolError::Swap { page: 4096 });
     let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
     let config = slat_reclaim::Config::new(1);
-    let refused = |start, bytes| Paged::new(&pool, Hva(start), bytes, config, 0).err().unwrap();
+    let refused =
+        |start, bytes| PagedMemory::new(&pool, Hva(start), bytes, config, 0).err().unwrap();
     assert_eq!(refused(4096, 4096), unaligned(PageSize::SIZE_2M));
     assert_eq!(refused(0, 100), unaligned(PageSize::SIZE_4K));
     assert_eq!(refused(0, 1 << 40), PoolError::TooMany { pages });
@@ -403,7 +404,7 @@ fn a_guest_whose_pages_are_not_the_pools_has_none() {
     let layout = Layout { base: machine.memory_base(), bytes: 1 << 20, page, block };
     let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
     let config = slat_reclaim::Config::new(64);
-    let paged = Paged::new(&pool, Hva(HOST), 1 << 20, config, 0).unwrap();
+    let paged = PagedMemory::new(&pool, Hva(HOST), 1 << 20, config, 0).unwrap();
     let config = slat_guest::Config::new(1, PageSize::SIZE_2M);
     let guest = Guest::new(ept(), Vmid(1), 39, &machine, &paged, config).unwrap();
     let mut storage = storage();
@@ -433,7 +434,7 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
     let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
     let paged = [700, 600].map(|limit| {
         let config = slat_reclaim::Config::new(limit);
-        Paged::new(&pool, Hva(HOST), 1024 * K4, config, 0).unwrap()
+        PagedMemory::new(&pool, Hva(HOST), 1024 * K4, config, 0).unwrap()
     });
     let guests = [0, 1].map(|index| {
         let config = slat_guest::Config::new(1, PageSize::SIZE_2M);

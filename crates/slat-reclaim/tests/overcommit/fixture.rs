@@ -124,7 +124,7 @@ impl Swap for Flaky {
     }
 }
 
-pub type ThePaged<'h, A> = Paged<'h, Mem<'h, A>, &'h Flaky>;
+pub type ThePaged<'h, A> = PagedMemory<'h, Mem<'h, A>, &'h Flaky>;
 pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 pub type TheWorker<'w, 'h, F, A> = Worker<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 
@@ -167,7 +167,7 @@ impl Setup {
         let swap = Flaky::new(self.swap, page);
         let layout = Layout { base: machine.memory_base(), bytes: bytes(self.frames), page, block };
         let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
-        let paged = Paged::new(&pool, Hva(HOST), bytes(self.pages), self.reclaim, 0).unwrap();
+        let paged = PagedMemory::new(&pool, Hva(HOST), bytes(self.pages), self.reclaim, 0).unwrap();
         let config = slat_guest::Config { largest: block, ..self.guest };
         let guest = Guest::new(format, VMID, 39, &machine, &paged, config).unwrap();
         let zeroes = || (0..self.pages).map(|_| AtomicU64::new(0)).collect();
@@ -242,7 +242,7 @@ impl<F: Format, A: Arch> Bench<'_, F, A> {
 
 /// Checks, while no thread moves a page of these guests, which share a pool, that every frame and
 /// every slot of swap belongs to one page or is free, and that all accounts agree.
-pub fn check_accounts<M: Ram, S: Swap>(pool: &Pool<M, S>, guests: &[&Paged<'_, M, S>]) {
+pub fn check_accounts<M: Ram, S: Swap>(pool: &Pool<M, S>, guests: &[&PagedMemory<'_, M, S>]) {
     let (mut here, mut slots) = (0, 0);
     for guest in guests {
         let Places { nowhere: _, here: alone, copied, moving, away } = guest.places();

@@ -82,7 +82,7 @@ impl Host for Hooked<'_, &FastMachine<Ept>> {
 }
 
 pub type ThePool<'h> = Pool<Hooked<'h, Mem<'h, Ept>>, &'h Hooked<'h, Flaky>>;
-pub type Memory<'h> = Paged<'h, Hooked<'h, Mem<'h, Ept>>, &'h Hooked<'h, Flaky>>;
+pub type Memory<'h> = PagedMemory<'h, Hooked<'h, Mem<'h, Ept>>, &'h Hooked<'h, Flaky>>;
 pub type Thread<'w, 'h> = Worker<'w, Ept1G, Hooked<'h, &'h FastMachine<Ept>>, &'h Memory<'h>>;
 
 /// Makes guests of these numbers of pages on one pool, and two workers for each, and calls `work`.
@@ -101,7 +101,8 @@ pub fn hooked(
     let swap = Hooked { inner: Flaky::new(slots, page), hook };
     let host = Hooked { inner: &machine, hook };
     let pool = Pool::new(Hooked { inner: Mem(&machine), hook }, layout, &swap).unwrap();
-    let new = |&(pages, config): &(u64, _)| Paged::new(&pool, Hva(HOST), bytes(pages), config, 0);
+    let new =
+        |&(pages, config): &(u64, _)| PagedMemory::new(&pool, Hva(HOST), bytes(pages), config, 0);
     let memory: Vec<_> = guests.iter().map(|guest| new(guest).unwrap()).collect();
     let new = |(index, paged)| {
         let config = slat_guest::Config::new(1, block);

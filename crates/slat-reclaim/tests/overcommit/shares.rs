@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 const K4: u64 = 4096;
 
-pub type Memory<'h, S> = Paged<'h, Mem<'h, Ept>, &'h S>;
+pub type Memory<'h, S> = PagedMemory<'h, Mem<'h, Ept>, &'h S>;
 pub type Thread<'w, 'h, S> = Worker<'w, Ept1G, FastMachine<Ept>, &'h Memory<'h, S>>;
 
 /// Makes guests with these numbers of pages on one pool, and a worker for each, and calls `work`.
@@ -31,7 +31,8 @@ pub fn guests<S: Swap>(
         block: PageSize::SIZE_2M,
     };
     let pool = Pool::new(Mem(&machine), layout, swap).unwrap();
-    let new = |&(pages, config): &(u64, _)| Paged::new(&pool, Hva(HOST), pages * K4, config, 0);
+    let new =
+        |&(pages, config): &(u64, _)| PagedMemory::new(&pool, Hva(HOST), pages * K4, config, 0);
     let memory: Vec<_> = guests.iter().map(|guest| new(guest).unwrap()).collect();
     let new = |(index, paged)| {
         let config = slat_guest::Config::new(1, PageSize::SIZE_2M);
@@ -163,7 +164,7 @@ fn only_pages_that_have_a_slot_are_taken_from_the_guest() {
     guests(&swap, 64, &[(64, config(64, u32::MAX))], |_, mut threads| {
         let thread = &mut threads[0];
         bring(thread, 0..8).unwrap();
-        assert_eq!(Pager::new(thread).reclaim(8), Ok(Reclaimed { pages: 3, busy: false }));
+        assert_eq!(Pager::new(thread).reclaim(8), Ok(ReclaimCounts { pages: 3, busy: false }));
         let stats = thread.guest().backing().stats();
         assert_eq!((stats.unmap.count, stats.write.count), (1, 3));
         assert_eq!(Pager::new(thread).reclaim(8), Err(FULL));
@@ -265,7 +266,7 @@ fn swap_is_not_reported_as_full_while_slots_are_wiped() {
                 std::thread::yield_now();
                 last = pager.reclaim(8);
             }
-            assert_eq!(last, Ok(Reclaimed { pages: 8, busy: false }));
+            assert_eq!(last, Ok(ReclaimCounts { pages: 8, busy: false }));
         });
     });
 }

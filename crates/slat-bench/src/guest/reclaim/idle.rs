@@ -25,7 +25,7 @@ use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
-use slat_reclaim::{Config, Idle, Pager, Reclaimed};
+use slat_reclaim::{Config, Idle, Pager, ReclaimCounts};
 use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
 use std::path::PathBuf;
@@ -296,7 +296,7 @@ impl Query<'_> {
         while u64::from(paged.resident()) > limit {
             let excess = u64::from(paged.resident()) - limit;
             let batch = excess.min(case.batch.into()) as u32;
-            let Reclaimed { pages, .. } = Pager::new(runner.worker()).reclaim(batch)?;
+            let ReclaimCounts { pages, .. } = Pager::new(runner.worker()).reclaim(batch)?;
             ensure!(pages > 0, "nothing could be taken");
         }
         let mut returned = Vec::new();

@@ -15,7 +15,7 @@ use slat_guest::{
     Guest, Host, Hva, MemslotId, MemslotSpec, Outcome, Retry, TableStorage, Vcpu, Worker,
 };
 use slat_reclaim::{
-    Config, Gate, Layout, PageError, Paged, Pager, Policy, Pool, Ram, ReclaimError, Stats,
+    Config, Gate, Layout, PageError, PagedMemory, Pager, Policy, Pool, Ram, ReclaimError, Stats,
 };
 use slat_sim::arch::Arch;
 use slat_sim::fast::{AccessError, FastCpu, FastMachine};
@@ -81,7 +81,7 @@ pub struct Sample {
 }
 
 /// Memory of a guest.
-pub type ThePaged<'h, A> = Paged<'h, MachineRam<'h, A>, LabSwap>;
+pub type ThePaged<'h, A> = PagedMemory<'h, MachineRam<'h, A>, LabSwap>;
 /// A guest on the memory of one machine, with swap.
 pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 
@@ -119,7 +119,7 @@ pub fn with_guest<F: Format, A: Arch, R>(
     };
     let pool = Pool::new(MachineRam(machine), layout, swap)?;
     let bytes = u64::from(case.pages) * case.page;
-    let paged = Paged::new(&pool, Hva(HOST_BASE), bytes, config, machine.now())?;
+    let paged = PagedMemory::new(&pool, Hva(HOST_BASE), bytes, config, machine.now())?;
     let largest = F::size(config.huge.into());
     let config = slat_guest::Config::new(case.vcpus, largest);
     let bits = machine.arch().address_bits();
