@@ -16,7 +16,7 @@ use crate::replay::Replay;
 use clap::{CommandFactory, Parser, Subcommand};
 use slat_lab::cli::Common;
 use slat_lab::run;
-use slat_lab::scenario::{Chosen, Entry, Program, Scenarios};
+use slat_lab::scenario::{Choice, Entry, Program, Scenarios};
 use std::process::ExitCode;
 
 /// The scenarios of this program.
@@ -89,7 +89,7 @@ pub struct Cli {
 pub enum Command {
     /// Measure.
     #[command(flatten)]
-    Measure(Chosen<Tables>),
+    Measure(Choice<Tables>),
     /// Commands that all programs have.
     #[command(flatten)]
     Common(Common),

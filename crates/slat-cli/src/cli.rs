@@ -20,7 +20,7 @@ pub use watch::WatchArgs;
 use crate::kvm::{Guests, Tunes};
 use clap::{Args, Parser, Subcommand};
 use slat_lab::cli::{Common, PrintArgs};
-use slat_lab::scenario::Chosen;
+use slat_lab::scenario::Choice;
 use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
@@ -100,7 +100,7 @@ pub enum Command {
     Bench {
         /// The scenario to measure.
         #[command(subcommand)]
-        scenario: Chosen<Guests>,
+        scenario: Choice<Guests>,
     },
     /// Say what this host can measure, what not and why, and the commands that would change it
     Doctor(DoctorArgs),
@@ -114,7 +114,7 @@ pub enum Command {
     Tune {
         /// The scenario whose settings to try.
         #[command(subcommand)]
-        what: Chosen<Tunes>,
+        what: Choice<Tunes>,
     },
     /// Draw second-stage tables: leaf sizes, rights, what was used and written
     Show(ShowArgs),

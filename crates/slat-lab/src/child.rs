@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// A child that has ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct ChildExit {
     /// Exit status of the child.
     pub status: ExitStatus,
     /// Whether the time limit ended the child.
@@ -37,7 +37,7 @@ pub struct Ended {
     pub took: Duration,
 }
 
-impl Ended {
+impl ChildExit {
     /// Returns why it counts as failed, in one line, if it does.
     pub fn failure(&self, limit: Option<Duration>) -> Option<String> {
         if let (true, Some(limit)) = (self.out_of_time, limit) {
@@ -129,13 +129,13 @@ impl Started {
     }
 
     /// Takes the output of the child, which was waited for.
-    fn ended(self, waited: std::io::Result<(ExitStatus, bool)>) -> anyhow::Result<Ended> {
+    fn ended(self, waited: std::io::Result<(ExitStatus, bool)>) -> anyhow::Result<ChildExit> {
         drop(self.running);
         let (status, out_of_time) = waited.context("cannot wait for this program")?;
         let stdout = self.stdout.join().unwrap_or_default();
         let stderr = self.stderr.join().unwrap_or_default();
         let stderr = String::from_utf8_lossy(&stderr).into_owned();
-        Ok(Ended { status, out_of_time, stdout, stderr, took: self.began.elapsed() })
+        Ok(ChildExit { status, out_of_time, stdout, stderr, took: self.began.elapsed() })
     }
 }
 
@@ -144,7 +144,11 @@ impl Started {
 ///
 /// # Errors
 /// The program cannot be started, or waited for.
-pub fn run(words: &[String], limit: Option<Duration>, session: &Session) -> anyhow::Result<Ended> {
+pub fn run(
+    words: &[String],
+    limit: Option<Duration>,
+    session: &Session,
+) -> anyhow::Result<ChildExit> {
     let mut started = Started::new(words)?;
     let waited = wait(&mut started.child, started.began, limit, session);
     started.ended(waited)

@@ -49,7 +49,7 @@ pub fn writable(directory: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// The file cannot be written, belongs to another user, or is reached through another user's link.
 pub fn write_whole(path: &Path, text: &[u8]) -> anyhow::Result<()> {
-    let write = || Staged::new(path, text)?.publish();
+    let write = || StagedFile::new(path, text)?.publish();
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -62,14 +62,14 @@ pub fn check(path: &Path) -> io::Result<()> {
 }
 
 /// A text that is on disk under a temporary name, or that is written where nothing can be replaced.
-pub struct Staged(Stage);
+pub struct StagedFile(Stage);
 
 enum Stage {
     File(Temporary),
     Open(File, Vec<u8>),
 }
 
-impl Staged {
+impl StagedFile {
     /// Writes the text beside the file that it will replace.
     ///
     /// # Errors
@@ -472,14 +472,14 @@ mod tests {
         for there in [None, Some("old")] {
             let _ = fs::remove_file(&path);
             there.into_iter().for_each(|text| fs::write(&path, text).unwrap());
-            let staged = Staged::new(&path, b"report").unwrap();
+            let staged = StagedFile::new(&path, b"report").unwrap();
             fs::write(folder.path().join("new"), "new").unwrap();
             fs::rename(folder.path().join("new"), &path).unwrap();
             assert!(staged.publish().is_err());
             assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         }
         // One that went meanwhile is made.
-        let staged = Staged::new(&path, b"report").unwrap();
+        let staged = StagedFile::new(&path, b"report").unwrap();
         fs::remove_file(&path).unwrap();
         staged.publish().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "report");

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 /// The merged reports of one host.
 #[derive(Clone, Debug)]
-pub struct Gathered {
+pub struct HostReport {
     /// A name that no other host has here.
     pub name: String,
     /// The files of its results.
@@ -30,7 +30,11 @@ pub struct Gathered {
 }
 
 /// Joins reports. With `any_name`, hosts that differ in nothing but their name are one.
-pub fn merge(reports: Vec<(PathBuf, Report)>, any_name: bool, command: &[String]) -> Vec<Gathered> {
+pub fn merge(
+    reports: Vec<(PathBuf, Report)>,
+    any_name: bool,
+    command: &[String],
+) -> Vec<HostReport> {
     let mut hosts: Vec<(Value, Vec<(PathBuf, Report)>)> = Vec::new();
     for (file, report) in reports {
         let print = fingerprint(&report, any_name);
@@ -39,7 +43,7 @@ pub fn merge(reports: Vec<(PathBuf, Report)>, any_name: bool, command: &[String]
             None => hosts.push((print, vec![(file, report)])),
         }
     }
-    let mut all: Vec<Gathered> = Vec::new();
+    let mut all: Vec<HostReport> = Vec::new();
     let mut prints: Vec<(String, &Value)> = Vec::new();
     for (print, reports) in &hosts {
         let own = slug(reports[0].1.host.name.0.as_deref());
@@ -58,7 +62,7 @@ pub fn merge(reports: Vec<(PathBuf, Report)>, any_name: bool, command: &[String]
         prints.push((own, print));
         let files = reports.iter().map(|(file, _)| file.clone()).collect();
         let reports = reports.iter().map(|(_, report)| report);
-        all.push(Gathered { name, files, differs, report: joined(reports, command) });
+        all.push(HostReport { name, files, differs, report: joined(reports, command) });
     }
     all
 }
@@ -257,7 +261,7 @@ mod tests {
 
     const SPLIT: &str = "slat bench split";
 
-    fn merged(reports: Vec<(PathBuf, Report)>) -> Vec<Gathered> {
+    fn merged(reports: Vec<(PathBuf, Report)>) -> Vec<HostReport> {
         merge(reports, false, &["slat".to_owned(), "merge".to_owned()])
     }
 

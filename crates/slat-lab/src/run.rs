@@ -15,7 +15,7 @@ use crate::record::{Measurement, Report, SCHEMA};
 use crate::renderer::Renderer;
 use crate::report::comparison::{self, Rows};
 use crate::report::{csv, json, ktap, markdown, text};
-use crate::scenario::{Chosen, Program};
+use crate::scenario::{Choice, Program};
 use crate::session::Session;
 use crate::stats;
 use crate::trust::Begin;
@@ -76,7 +76,7 @@ pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<Exi
 ///
 /// # Errors
 /// The errors of the scenario.
-pub fn chosen<L>(program: &Program, chosen: &Chosen<L>) -> anyhow::Result<ExitCode> {
+pub fn chosen<L>(program: &Program, chosen: &Choice<L>) -> anyhow::Result<ExitCode> {
     bench(program, &chosen.out, |session| chosen.run(session))
 }
 

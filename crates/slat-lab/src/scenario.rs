@@ -104,7 +104,7 @@ pub trait Scenarios: 'static {
 }
 
 /// A scenario that the command line chose from a list.
-pub struct Chosen<L> {
+pub struct Choice<L> {
     /// Options for the output of its results.
     pub out: OutputArgs,
     entry: &'static Entry,
@@ -112,7 +112,7 @@ pub struct Chosen<L> {
     list: PhantomData<L>,
 }
 
-impl<L> Chosen<L> {
+impl<L> Choice<L> {
     /// Runs the scenario.
     ///
     /// # Errors
@@ -122,13 +122,13 @@ impl<L> Chosen<L> {
     }
 }
 
-impl<L> fmt::Debug for Chosen<L> {
+impl<L> fmt::Debug for Choice<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.entry.name)
     }
 }
 
-impl<L: Scenarios> FromArgMatches for Chosen<L> {
+impl<L: Scenarios> FromArgMatches for Choice<L> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let missing = || clap::Error::new(ErrorKind::MissingSubcommand);
         let (name, matches) = matches.subcommand().ok_or_else(missing)?;
@@ -143,7 +143,7 @@ impl<L: Scenarios> FromArgMatches for Chosen<L> {
     }
 }
 
-impl<L: Scenarios> Subcommand for Chosen<L> {
+impl<L: Scenarios> Subcommand for Choice<L> {
     fn augment_subcommands(command: Command) -> Command {
         command.subcommands(L::ALL.iter().map(|entry| (entry.command)()))
     }

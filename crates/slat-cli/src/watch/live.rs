@@ -3,7 +3,7 @@
 use super::{coverage, mapped, rate, share, size};
 use slat_lab::report::text;
 use slat_lab::table::{NOTHING, Table};
-use slat_watch::{GuestTotal, Metric, Sample, Values, Watched};
+use slat_watch::{GuestTotal, Metric, Sample, Values, WatchedGuest};
 use std::fmt::Write;
 
 /// Moves the cursor so that the next text replaces the last one.
@@ -15,7 +15,7 @@ const REST_OF_LINE: &str = "\x1b[K";
 const REST: &str = "\x1b[J";
 
 /// Returns the table of the last samples, for a terminal of `columns` columns and `lines` lines.
-pub fn screen(guests: &[Watched], seconds: f64, columns: u16, lines: u16) -> String {
+pub fn screen(guests: &[WatchedGuest], seconds: f64, columns: u16, lines: u16) -> String {
     let there: Vec<_> = guests.iter().filter(|guest| guest.is_there()).collect();
     let mut rows = Vec::new();
     for guest in &there {

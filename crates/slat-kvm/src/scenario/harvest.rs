@@ -95,7 +95,7 @@ pub(crate) struct Harvester<'a> {
 
 /// The result of checking the logs against the model of the work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Verified {
+pub struct Verification {
     /// Number of rounds that were checked: all, except in very long runs, whose later logs are not
     /// kept.
     pub rounds: u64,
@@ -178,8 +178,8 @@ impl<'a> Harvester<'a> {
     /// # Errors
     /// [`Error::PagesMissing`] if a page was written and is missing in the logs that must have it;
     /// [`Error::Stopped`].
-    pub fn verify(&self, work: &Work, stop: &AtomicBool) -> Result<Verified, Error> {
-        let mut verified = Verified::default();
+    pub fn verify(&self, work: &Work, stop: &AtomicBool) -> Result<Verification, Error> {
+        let mut verified = Verification::default();
         let mut vcpus = Writes::of(self.guest, work, &self.given);
         let mut may = DirtyBitmap::new(self.guest.pages());
         // Writes that may have been in progress during a fetch. Each is in that log or in a later

@@ -7,7 +7,7 @@
 //! | baseline | the vCPUs run at their pace, logging off: how long an access usually takes |
 //! | run | the vCPUs run with logging on, and the log is fetched at intervals |
 //!
-//! Each log is checked against the model of the vCPUs' writes, step by step ([`Verified`]).
+//! Each log is checked against the model of the vCPUs' writes, step by step ([`Verification`]).
 
 use super::harvest::{Harvester, LOGS, check_chunk};
 use crate::guest::{Guest, Shape};
@@ -18,7 +18,7 @@ use crate::{Error, HostKvm};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-pub use super::harvest::Verified;
+pub use super::harvest::Verification;
 
 /// Time between two samples of the vCPUs' positions and stalls.
 const SAMPLE: Duration = Duration::from_millis(100);
@@ -118,7 +118,7 @@ pub struct Report {
     /// Calls that cleared the log.
     pub clear: CallTimes,
     /// The result of checking the logs.
-    pub verified: Verified,
+    pub verified: Verification,
     /// Number of times that a vCPU stopped because its ring was full.
     pub full_rings: u64,
 }

@@ -7,7 +7,7 @@
 
 use super::harvest::{Harvester, check_chunk};
 use super::live::{
-    CallTimes, Sample, Verified, baseline, check_reads, keep_emptying, sampled, wait,
+    CallTimes, Sample, Verification, baseline, check_reads, keep_emptying, sampled, wait,
 };
 use crate::bitmap::DirtyBitmap;
 use crate::guest::{Guest, Shape};
@@ -115,7 +115,7 @@ pub struct Report {
     /// Calls that cleared the log.
     pub clear: CallTimes,
     /// The result of checking the logs.
-    pub verified: Verified,
+    pub verified: Verification,
     /// Number of pages that were compared with their copy, which is all of them.
     pub compared: u64,
     /// Number of times that a vCPU stopped because its ring was full.

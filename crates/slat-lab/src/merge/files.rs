@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// A file that was found and not merged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Left {
+pub struct UnmergedFile {
     /// The file.
     pub file: PathBuf,
     /// The reason.
@@ -26,9 +26,9 @@ pub struct Found {
     /// Reports in the order of the arguments; those of a directory in the order of their names.
     pub reports: Vec<(PathBuf, Report)>,
     /// Files that are no reports.
-    pub bad: Vec<Left>,
+    pub bad: Vec<UnmergedFile>,
     /// Cells that failed.
-    pub failed: Vec<Left>,
+    pub failed: Vec<UnmergedFile>,
 }
 
 /// Reads the files that `paths` name, and from directories those that `slat` writes, except below
@@ -71,7 +71,7 @@ pub fn read(paths: &[PathBuf], output: &Path, skip_bad: bool) -> anyhow::Result<
         };
         match report {
             Ok(report) => found.reports.push((file, report)),
-            Err(reason) if skip_bad => found.bad.push(Left { file, reason }),
+            Err(reason) if skip_bad => found.bad.push(UnmergedFile { file, reason }),
             Err(reason) => {
                 return Err(bad_input(format!(
                     "{}: {reason}; leave it out, or go on without such files by --skip-bad",
@@ -104,7 +104,7 @@ fn below(
     directory: &Path,
     output: &Path,
     files: &mut Vec<PathBuf>,
-    failed: &mut Vec<Left>,
+    failed: &mut Vec<UnmergedFile>,
 ) -> io::Result<()> {
     let mut entries: Vec<PathBuf> =
         fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
@@ -122,7 +122,7 @@ fn below(
             files.push(path);
         } else if name.ends_with(cell::FAILED) {
             let reason = failure(&path);
-            failed.push(Left { file: path, reason });
+            failed.push(UnmergedFile { file: path, reason });
         }
     }
     Ok(())

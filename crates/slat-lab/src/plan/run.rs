@@ -5,7 +5,7 @@
 
 use super::Plan;
 use super::cell::Cell;
-use crate::child::{self, Ended};
+use crate::child::{self, ChildExit};
 use crate::compare;
 use crate::failure::bad_input;
 use crate::files;
@@ -163,7 +163,7 @@ fn one(
 }
 
 /// Returns the record of a failed cell, with its partial report if it printed one.
-fn record(cell: &Cell, ended: &Ended, reason: &str, report: Option<Value>) -> Value {
+fn record(cell: &Cell, ended: &ChildExit, reason: &str, report: Option<Value>) -> Value {
     use std::os::unix::process::ExitStatusExt;
     json!({
         "cell": cell.number,

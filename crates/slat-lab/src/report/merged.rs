@@ -1,8 +1,8 @@
 //! The measurements of many hosts in one table: a row for each setting on each host.
 
 use super::tables;
-use crate::merge::Gathered;
-use crate::merge::files::Left;
+use crate::merge::HostReport;
+use crate::merge::files::UnmergedFile;
 use crate::record::Measurement;
 use crate::stats::Summary;
 use crate::table::Table;
@@ -12,7 +12,7 @@ const MANY_HOSTS: &str =
     "table.json has how many samples. Times of different hosts are those of different machines.";
 
 /// Returns tables of the hosts, of their measurements, and of what is missing.
-pub fn tables(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Vec<Table> {
+pub fn tables(hosts: &[HostReport], bad: &[UnmergedFile], failed: &[UnmergedFile]) -> Vec<Table> {
     let mut all = vec![hosts_table(hosts)];
     all.extend(tables::plain(&named(hosts)).into_iter().map(|mut table| {
         table.notes.push(MANY_HOSTS.to_owned());
@@ -23,8 +23,8 @@ pub fn tables(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Vec<Table> {
     all
 }
 
-fn hosts_table(hosts: &[Gathered]) -> Table {
-    let row = |host: &Gathered| {
+fn hosts_table(hosts: &[HostReport]) -> Table {
+    let row = |host: &HostReport| {
         let report = &host.report;
         vec![
             host.name.clone(),
@@ -54,7 +54,7 @@ fn hosts_table(hosts: &[Gathered]) -> Table {
 /// Returns all measurements, with the host as a parameter, and those of one thing next to each
 /// other. Measurements that were made of others, and those of single vCPUs, stay in each host's
 /// report.
-fn named(hosts: &[Gathered]) -> Vec<Measurement> {
+fn named(hosts: &[HostReport]) -> Vec<Measurement> {
     let mut all: Vec<(&Measurement, Vec<Measurement>)> = Vec::new();
     for host in hosts {
         let whole = |m: &&Measurement| !m.is_derived() && !m.params.contains_key("vcpu");
@@ -74,8 +74,8 @@ fn named(hosts: &[Gathered]) -> Vec<Measurement> {
     all.into_iter().flat_map(|(_, list)| list).collect()
 }
 
-fn left(title: &str, files: &[Left]) -> Option<Table> {
-    let row = |left: &Left| vec![left.file.display().to_string(), left.reason.clone()];
+fn left(title: &str, files: &[UnmergedFile]) -> Option<Table> {
+    let row = |left: &UnmergedFile| vec![left.file.display().to_string(), left.reason.clone()];
     (!files.is_empty()).then(|| Table {
         title: title.to_owned(),
         common: String::new(),
@@ -87,7 +87,7 @@ fn left(title: &str, files: &[Left]) -> Option<Table> {
 }
 
 /// Returns the same for programs.
-pub fn value_of(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Value {
+pub fn value_of(hosts: &[HostReport], bad: &[UnmergedFile], failed: &[UnmergedFile]) -> Value {
     let rows = named(hosts).into_iter().filter_map(|mut m| {
         let summary = Summary::of(&m.samples)?;
         Some(json!({
@@ -98,7 +98,7 @@ pub fn value_of(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Value {
             "upper_quartile": summary.upper_quartile, "max": summary.max, "counts": m.counts,
         }))
     });
-    let host = |host: &Gathered| {
+    let host = |host: &HostReport| {
         json!({
             "name": host.name, "differs": host.differs, "files": host.files,
             "slat": host.report.tool, "cpu": host.report.host.cpu.model,
@@ -134,7 +134,8 @@ mod tests {
             (std::path::PathBuf::from(host), report)
         };
         let hosts = crate::merge::merge(vec![report("one", 1.0), report("two", 2.0)], false, &[]);
-        let failed = [Left { file: "cell-007.failed.json".into(), reason: "no memory".to_owned() }];
+        let failed =
+            [UnmergedFile { file: "cell-007.failed.json".into(), reason: "no memory".to_owned() }];
         let mut shown = String::new();
         for table in tables(&hosts, &[], &failed) {
             text::grid(&mut shown, &table, 140);

@@ -1,7 +1,7 @@
 //! Output of results: stdout, and two files in a directory.
 
 use crate::failure::bad_input;
-use crate::files::{PAGE, RESULTS, Staged, writable};
+use crate::files::{PAGE, RESULTS, StagedFile, writable};
 use crate::record::Report;
 use crate::renderer::Renderer;
 use crate::report::{html, json};
@@ -40,7 +40,8 @@ impl Output {
     /// Writes both files, each completely or not at all, and returns their directory.
     pub fn write(self, report: &Report, renderers: &[Renderer]) -> anyhow::Result<PathBuf> {
         let directory = self.directory;
-        let stage = |name: &str, text: &str| Staged::new(&directory.join(name), text.as_bytes());
+        let stage =
+            |name: &str, text: &str| StagedFile::new(&directory.join(name), text.as_bytes());
         let name = directory.display().to_string();
         let failed = || format!("cannot write {RESULTS} and {PAGE} to {name}");
         let results = stage(RESULTS, &json::render(report)?).with_context(failed)?;

@@ -214,7 +214,7 @@ fn a_metric_that_lost_events_in_the_middle_is_unknown_for_that_guest_alone() {
     let mut watch = Watch::begin(host.files(), no_debugfs, |_| events, Which::All).unwrap();
     let of = |watch: &Watch<'_>, pid| {
         let guests = watch.guests().iter();
-        guests.map(Watched::total).find(|it| it.pid == pid).unwrap().clone()
+        guests.map(WatchedGuest::total).find(|it| it.pid == pid).unwrap().clone()
     };
     watch.step();
     assert_eq!(of(&watch, PID).total.get(&Metric::FaultNs), Some(&0));
