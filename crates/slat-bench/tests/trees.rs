@@ -138,7 +138,8 @@ fn a_split_in_a_loop_writes_the_descriptors_that_the_walk_writes() {
                         let chunk = chunk.max(1 << (2 * page_shift - 3));
                         let split = Op::Split { start: GIB, size: GIB, chunk };
                         let answer = helper.call(split).unwrap();
-                        let of = |(name, count): &(String, u64)| (name == "visits").then_some(*count);
+                        let of =
+                            |(name, count): &(String, u64)| (name == "visits").then_some(*count);
                         let leaves = helper.leaves(GIB, GIB).unwrap();
                         assert_eq!(leaves[0].count, GIB >> page_shift, "{leaves:x?}");
                         (leaves, answer.counts.iter().find_map(of).unwrap())
