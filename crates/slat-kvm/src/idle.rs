@@ -40,7 +40,7 @@ impl Tracking {
         Self::below(Path::new("/"))
     }
 
-    fn below(root: &Path) -> Result<Self, Error> {
+    pub(crate) fn below(root: &Path) -> Result<Self, Error> {
         let writable = |path| OpenOptions::new().write(true).open(root.join(path));
         match (writable(BITMAP), writable(LRU_GEN)) {
             (Ok(_), _) => Ok(Self::IdlePages),
@@ -97,7 +97,8 @@ impl Marker {
                         "groups as this namespace of control groups does",
                     ));
                 }
-                let own = files.group("memory");
+                let untold = || Error::untold("proc/self/cgroup".into());
+                let own = files.group("memory").ok_or_else(untold)?;
                 let group = group(&text, &own).ok_or_else(unlisted)?;
                 Ok(Self::Generations { path, group })
             }

@@ -26,6 +26,8 @@ mod error;
 pub mod figure;
 mod gate;
 pub mod guest;
+#[cfg(test)]
+mod hosts;
 pub mod hugetlb;
 pub mod idle;
 pub mod ioctl;

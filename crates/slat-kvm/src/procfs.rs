@@ -13,7 +13,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A limit that no machine's number of CPUs or nodes exceeds.
 const MOST: usize = 1 << 16;
@@ -108,13 +108,28 @@ impl Files<'_> {
         rest.split_once(']').map(|(word, _)| word.to_owned())
     }
 
-    /// Returns the names in a directory, in sorted order.
+    /// Returns the names in a directory, in sorted order; none of one that cannot be listed.
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
-        let entries = fs::read_dir(self.0.join(path)).into_iter().flatten().flatten();
-        let mut names: Vec<_> =
-            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        self.told_names(path).ok().flatten().unwrap_or_default()
+    }
+
+    /// Returns the names in a directory, in sorted order, or nothing if there is no such directory.
+    ///
+    /// # Errors
+    /// The directory, if it cannot be listed.
+    pub fn told_names(&self, path: impl AsRef<Path>) -> Told<Vec<String>> {
+        let path = path.as_ref();
+        let untold = |_| path.to_owned();
+        let entries = match fs::read_dir(self.0.join(path)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            entries => entries.map_err(untold)?,
+        };
+        let names: Result<Vec<_>, _> =
+            entries.map(|entry| entry.map(|entry| entry.file_name())).collect();
+        let names = names.map_err(untold)?.into_iter();
+        let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
         names.sort();
-        names
+        Ok(Some(names))
     }
 
     /// Returns the current frequency of each CPU in MHz, from its driver
@@ -154,10 +169,22 @@ impl Files<'_> {
         mask.is_some_and(|mask| mask >> capability & 1 != 0)
     }
 
-    /// Returns whether a file system of type `kind` is mounted.
+    /// Returns whether a file system of type `kind` is mounted, wherever.
     pub fn is_mounted(&self, kind: &str) -> bool {
+        self.mounts(|_, of| of == kind)
+    }
+
+    /// Returns whether a file system of type `kind` is mounted at a directory.
+    pub fn is_mounted_at(&self, kind: &str, directory: &str) -> bool {
+        self.mounts(|at, of| of == kind && at == directory)
+    }
+
+    fn mounts(&self, is_it: impl Fn(&str, &str) -> bool) -> bool {
         let mounts = self.text("proc/mounts").unwrap_or_default();
-        mounts.lines().any(|line| line.split_whitespace().nth(2) == Some(kind))
+        mounts.lines().any(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            words.next().zip(words.next()).is_some_and(|(at, kind)| is_it(at, kind))
+        })
     }
 
     /// Returns the load average of the last minute.
@@ -211,17 +238,20 @@ impl Files<'_> {
     }
 
     /// Returns the path of this process's cgroup for a controller, in version 1 or else in version
-    /// 2.
-    pub fn group(&self, controller: &str) -> String {
-        let text = self.text("proc/self/cgroup").unwrap_or_default();
+    /// 2, if the kernel tells it.
+    pub fn group(&self, controller: &str) -> Option<String> {
+        let text = self.text("proc/self/cgroup")?;
         let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
         let own = lines().find(|(names, _)| names.split(',').any(|name| name == controller));
         let group = own.or_else(|| lines().find(|(names, _)| names.is_empty()));
-        group.map_or("/", |(_, path)| path).to_owned()
+        group.map(|(_, path)| path.to_owned())
     }
 
     /// Returns the pools of huge pages, sorted by page size.
-    pub fn huge_pools(&self) -> Vec<HugePool> {
+    ///
+    /// # Errors
+    /// Their directory, if it cannot be listed.
+    pub fn huge_pools(&self) -> Result<Vec<HugePool>, PathBuf> {
         let folder = Path::new("sys/kernel/mm/hugepages");
         let pool = |name: String| {
             let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?;
@@ -233,13 +263,15 @@ impl Files<'_> {
                 reserved: read("resv_hugepages"),
             })
         };
-        let mut pools: Vec<_> = self.names(folder).into_iter().filter_map(pool).collect();
+        let names = self.told_names(folder)?.unwrap_or_default();
+        let mut pools: Vec<_> = names.into_iter().filter_map(pool).collect();
         pools.sort_by_key(|pool| pool.page_size);
-        pools
+        Ok(pools)
     }
 
     /// Returns the bytes that this process has in transparent huge pages, in mappings that lie
-    /// within a range.
+    /// within a range. The kernel tells nothing of a part of a mapping: one that lies across an end
+    /// of the range may have all of its pages on either side.
     pub fn anon_huge_pages(&self, range: Range<u64>) -> Option<u64> {
         let smaps = self.text("proc/self/smaps")?;
         let (mut inside, mut sum) = (false, 0);
@@ -247,6 +279,9 @@ impl Files<'_> {
             let first = line.split(' ').next().and_then(|range| range.split_once('-'));
             if let Some((Ok(from), Ok(to))) = first.map(|(from, to)| (address(from), address(to))) {
                 inside = from >= range.start && to <= range.end;
+                if !inside && from < range.end && range.start < to {
+                    return None;
+                }
             } else if inside {
                 sum += bytes(line, "AnonHugePages").unwrap_or(0);
             }
@@ -269,11 +304,9 @@ impl Files<'_> {
             let Some(size) = size else { continue };
             let page = size.parse::<u64>().ok()?.checked_mul(1024)?;
             for word in words.filter_map(|word| word.strip_prefix('N')) {
-                if let Some((node, pages)) = word.split_once('=')
-                    && let (Ok(node), Ok(pages)) = (node.parse(), pages.parse::<u64>())
-                {
-                    *found.entry(node).or_default() += pages * page;
-                }
+                let (node, pages) = word.split_once('=')?;
+                let bytes = pages.parse::<u64>().ok()?.checked_mul(page)?;
+                *found.entry(node.parse().ok()?).or_default() += bytes;
             }
         }
         Some(found)
@@ -365,10 +398,10 @@ mod tests {
                 (files.meminfo("MemTotal"), files.ticks(), files.waits()),
                 (None, None, None)
             );
-            assert_eq!((files.swap(), files.group("memory")), (Some(0), "/".to_owned()));
+            assert_eq!((files.swap(), files.group("memory")), (Some(0), None));
             assert_eq!(files.control_groups("cpu", "cpu.cfs_quota_us"), None);
             assert!(!files.is_capable(0) && !files.is_mounted("proc") && files.load().is_none());
-            assert!(files.huge_pools().is_empty() && files.numa_maps(0..1).is_none());
+            assert_eq!((files.huge_pools(), files.numa_maps(0..1)), (Ok(Vec::new()), None));
         });
     }
 
@@ -433,8 +466,9 @@ mod tests {
     #[test]
     fn a_controllers_group_is_that_of_version_1_or_the_only_one() {
         let group = |text| with("proc/self/cgroup", text, |files| files.group("memory"));
-        assert_eq!(group("0::/user.slice/x\n"), "/user.slice/x");
-        assert_eq!(group("5:cpu,cpuacct:/c\n3:memory:/m\n0::/u\n"), "/m");
+        assert_eq!(group("0::/user.slice/x\n").unwrap(), "/user.slice/x");
+        assert_eq!(group("5:cpu,cpuacct:/c\n3:memory:/m\n0::/u\n").unwrap(), "/m");
+        assert_eq!(group("5:cpu,cpuacct:/c\n"), None, "no group is not the root");
     }
 
     #[test]
@@ -449,6 +483,19 @@ mod tests {
     fn a_file_system_counts_as_mounted_by_its_kind_and_not_by_its_name() {
         with("proc/mounts", "debugfs /mnt tmpfs rw 0 0\n", |files| {
             assert!(files.is_mounted("tmpfs") && !files.is_mounted("debugfs"));
+            assert!(files.is_mounted_at("tmpfs", "/mnt") && !files.is_mounted_at("tmpfs", "/"));
+        });
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_listed_is_not_an_empty_one() {
+        // A file in its place, as root may list any folder.
+        let folder = "sys/kernel/mm/hugepages";
+        with(folder, "", |files| {
+            assert_eq!(files.told_names(folder), Err(folder.into()));
+            assert_eq!(files.huge_pools(), Err(folder.into()));
+            assert_eq!(files.told_names("sys/none"), Ok(None));
+            assert_eq!(files.told_names("sys/kernel"), Ok(Some(vec!["mm".to_owned()])));
         });
     }
 
@@ -460,6 +507,9 @@ mod tests {
         with("proc/self/smaps", smaps, |files| {
             assert_eq!(files.anon_huge_pages(0x1000..0x5000), Some(6144 * 1024));
             assert_eq!(files.anon_huge_pages(0x3000..0x5000), Some(4096 * 1024));
+            assert_eq!(files.anon_huge_pages(0x2000..0x5000), None, "a part of a mapping");
+            assert_eq!(files.anon_huge_pages(0..0x4000), None);
+            assert_eq!(files.anon_huge_pages(0..0x1000), Some(0));
         });
     }
 
@@ -473,6 +523,9 @@ mod tests {
             assert_eq!(files.numa_maps(0x7000..0x8000), Some(small));
             assert_eq!(files.numa_maps(0x7f000..0x80000), Some(BTreeMap::from([(1, 2 << 20)])));
             assert_eq!(files.numa_maps(0..0), Some(BTreeMap::new()));
+        });
+        with("proc/self/numa_maps", "7000 default N0=1 N1=x kernelpagesize_kB=4\n", |files| {
+            assert_eq!(files.numa_maps(0x7000..0x8000), None, "a part would be told as all");
         });
     }
 }

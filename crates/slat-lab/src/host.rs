@@ -307,7 +307,7 @@ fn huge_pools(files: Files<'_>) -> Vec<HugePool> {
         total: Known(pool.total),
         free: Known(pool.free),
     };
-    files.huge_pools().into_iter().map(pool).collect()
+    files.huge_pools().unwrap_or_default().into_iter().map(pool).collect()
 }
 
 fn kvm_device(path: &Path) -> String {

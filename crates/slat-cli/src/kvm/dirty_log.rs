@@ -158,10 +158,11 @@ fn shortfall(args: &DirtyLogArgs, report: &Report) -> Option<String> {
     let found = report.transparent_huge_bytes?;
     (report.config.shape.backing == Backing::Thp && found < asked).then(|| {
         format!(
-            "dirty-log on {}: the kernel found huge pages for {} of {} only, the rest is on 4k",
+            "dirty-log on {}: the kernel found huge pages for {} of {} only, the rest is on {}",
             args.guest.backing,
             Size(found),
-            Size(asked)
+            Size(asked),
+            Backing::Small
         )
     })
 }

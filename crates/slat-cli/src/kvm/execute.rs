@@ -50,7 +50,7 @@ impl Scenario for Execute {
         let mut guest = args.guest.clone();
         guest.shrink();
         // At least a page for each vCPU.
-        let least = guest.backing.in_kvm().page_size() * u64::from(guest.vcpus);
+        let least = guest.backing.0.page_size() * u64::from(guest.vcpus);
         guest.memory = guest.memory.max(Size(least));
         let guests = Runs::new(Execute::NAME, &asked(&guest, false))?;
         session.start(&guests.name(), guests.steps(6));

@@ -32,7 +32,7 @@ impl Asked<'_> {
     /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if the vCPUs do not get whole
     /// pages.
     pub fn shape(&self) -> anyhow::Result<Shape> {
-        let backing = self.guest.backing.in_kvm();
+        let backing = self.guest.backing.0;
         let shares = if self.overlap { 1 } else { u64::from(self.guest.vcpus) };
         let share = Size(backing.page_size().saturating_mul(shares));
         if !self.guest.memory.bytes().is_multiple_of(share.bytes()) {

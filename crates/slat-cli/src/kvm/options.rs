@@ -71,7 +71,9 @@ pub struct GuestArgs {
     #[arg(long, short = 'v', value_name = "N", default_value = "2", value_parser = count::vcpus())]
     pub vcpus: u32,
 
-    /// What backs the guest's memory
+    /// What backs the guest's memory: 4k, 2m (transparent huge pages), hugetlb-SIZE (of the host's
+    /// pool of that size: hugetlb-2m), shmem, memfd (mapped shared, as VMMs do that give the memory
+    /// to other processes) or memfd-hugetlb-SIZE
     #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
     pub backing: KvmBacking,
 

@@ -39,7 +39,9 @@ pub struct PopulateArgs {
     #[arg(value_parser = count::vcpus())]
     pub vcpus: Vec<u32>,
 
-    /// What backs the guest's memory
+    /// What backs the guest's memory: 4k, 2m (transparent huge pages), hugetlb-SIZE (of the host's
+    /// pool of that size: hugetlb-2m), shmem, memfd (mapped shared, as VMMs do that give the memory
+    /// to other processes) or memfd-hugetlb-SIZE
     #[arg(long, short = 's', value_name = "BACKING,...", value_delimiter = ',')]
     #[arg(default_value = "4k,2m")]
     pub backing: Vec<KvmBacking>,

@@ -51,6 +51,9 @@ pub struct Available {
     pub group: Option<PathBuf>,
 }
 
+/// Without a limit, the number of version 1 is the largest multiple of a page, which is above this.
+const NO_LIMIT: u64 = 1 << 62;
+
 /// Where the hierarchies are by convention, if mountinfo does not tell.
 const ROOT: &str = "sys/fs/cgroup";
 
@@ -152,9 +155,13 @@ impl Files<'_> {
     }
 
     /// Returns the number in a file, unless there is no such file or it says `max`.
-    fn told_number(&self, path: PathBuf) -> Told {
-        let text = self.told(&path)?;
-        let number = |text: &str| text.trim().parse().map_err(|_| path.clone());
+    ///
+    /// # Errors
+    /// The file, if it cannot be read or has something else.
+    pub fn told_number(&self, path: impl AsRef<Path>) -> Told {
+        let path = path.as_ref();
+        let text = self.told(path)?;
+        let number = |text: &str| text.trim().parse().map_err(|_| path.to_owned());
         text.as_deref().filter(|text| text.trim() != "max").map(number).transpose()
     }
 
@@ -169,8 +176,7 @@ impl Files<'_> {
             let used = number(used)?.unwrap_or(0).saturating_sub(cache);
             Ok(Some(limit.saturating_sub(used)))
         };
-        // Without a limit, the number of version 1 is the largest multiple of a page.
-        let limit = |name: &str| number(name).map(|it| it.filter(|bytes| *bytes < 1 << 62));
+        let limit = |name: &str| number(name).map(|it| it.filter(|bytes| *bytes < NO_LIMIT));
         let (memory, swap) = match version {
             Version::Two => {
                 let cache = ["inactive_file", "active_file", "slab_reclaimable"].map(stat);
@@ -215,6 +221,50 @@ impl Files<'_> {
             }
         }
         least.ok_or_else(|| HOST.into())
+    }
+
+    /// Returns what this process's control groups leave of huge pages of a size, if they limit
+    /// them. A page beyond such a limit ends the process, as the pool may have it all the same.
+    ///
+    /// # Errors
+    /// The file that does not tell.
+    pub fn huge_page_bound(&self, page_size: u64) -> Result<Option<Available>, PathBuf> {
+        self.told("proc/self/cgroup")?;
+        // As the kernel names the size (mm/hugetlb_cgroup.c).
+        let size = match page_size {
+            1_073_741_824.. => format!("{}GB", page_size >> 30),
+            1_048_576.. => format!("{}MB", page_size >> 20),
+            _ => format!("{}KB", page_size >> 10),
+        };
+        let first = format!("hugetlb.{size}.limit_in_bytes");
+        let Some(groups) = self.control_groups("hugetlb", &first) else { return Ok(None) };
+        let [most, used] = match groups.version {
+            Version::One => ["limit_in_bytes", "usage_in_bytes"],
+            Version::Two => ["max", "current"],
+        };
+        let mut least: Option<Available> = None;
+        // Pages that are used, and those that are reserved for mappings, have a limit each.
+        for (group, kind) in groups.folders.iter().flat_map(|it| [(it, ""), (it, "rsvd.")]) {
+            let number =
+                |what| self.told_number(group.join(format!("hugetlb.{size}.{kind}{what}")));
+            let Some(limit) = number(most)?.filter(|it| *it < NO_LIMIT) else { continue };
+            let bytes = limit.saturating_sub(number(used)?.unwrap_or(0));
+            if least.as_ref().is_none_or(|least| bytes < least.bytes) {
+                least = Some(Available { bytes, group: Some(group.clone()) });
+            }
+        }
+        Ok(least)
+    }
+
+    /// Returns whether control groups count huge pages of pools as memory, too (a mount option of
+    /// version 2, `memory_hugetlb_accounting`).
+    pub fn memory_has_huge_pages(&self) -> bool {
+        let text = self.names_of_any_bytes("proc/self/mountinfo");
+        let mut kinds = text.lines().filter_map(|line| Some(line.split_once(" - cgroup2 ")?.1));
+        kinds.any(|kind| {
+            let options = kind.split([' ', ',']);
+            options.into_iter().any(|option| option == "memory_hugetlb_accounting")
+        })
     }
 
     /// Returns the CPU time that this process's control groups allow it, in CPUs, if they limit it.
@@ -335,6 +385,38 @@ mod tests {
         ]);
         let group = Some("sys/fs/cgroup/outer".into());
         assert_eq!(available, Some(Available { bytes: 1_000_000, group }));
+    }
+
+    #[test]
+    fn a_limit_of_huge_pages_bounds_those_of_its_size_in_both_versions() {
+        let two = host(&[
+            ("proc/self/cgroup", "0::/a/b\n"),
+            (
+                "proc/self/mountinfo",
+                "31 30 0:28 / /sys/fs/cgroup rw - cgroup2 none \
+             rw,memory_hugetlb_accounting\n",
+            ),
+            ("sys/fs/cgroup/a/hugetlb.2MB.max", "8388608\n"),
+            ("sys/fs/cgroup/a/hugetlb.2MB.current", "2097152\n"),
+            ("sys/fs/cgroup/a/b/hugetlb.2MB.max", "max\n"),
+            ("sys/fs/cgroup/a/b/hugetlb.2MB.rsvd.max", "4194304\n"),
+            ("sys/fs/cgroup/a/b/hugetlb.1GB.max/x", ""),
+        ]);
+        let files = Files(two.path());
+        let left = |size| files.huge_page_bound(size).map(|it| it.map(|it| it.bytes));
+        assert_eq!((left(2 * MIB), left(32 * MIB)), (Ok(Some(4 * MIB)), Ok(None)));
+        assert_eq!(left(1024 * MIB), Err("sys/fs/cgroup/a/b/hugetlb.1GB.max".into()));
+        assert!(files.memory_has_huge_pages());
+        let one = host(&[
+            ("proc/self/cgroup", "7:hugetlb:/a\n0::/\n"),
+            ("sys/fs/cgroup/hugetlb/hugetlb.64KB.limit_in_bytes", "131072\n"),
+            ("sys/fs/cgroup/hugetlb/hugetlb.64KB.usage_in_bytes", "65536\n"),
+            ("sys/fs/cgroup/hugetlb/a/hugetlb.64KB.limit_in_bytes", "9223372036854710272\n"),
+        ]);
+        let files = Files(one.path());
+        let group = Some("sys/fs/cgroup/hugetlb".into());
+        assert_eq!(files.huge_page_bound(65536), Ok(Some(Available { bytes: 65536, group })));
+        assert!(!files.memory_has_huge_pages());
     }
 
     #[test]

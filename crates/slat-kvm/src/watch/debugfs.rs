@@ -78,8 +78,12 @@ impl Debugfs {
 
     /// Returns the folders of a process's VMs. KVM names each by the thread that made it, which may
     /// be any thread of the process, and by the descriptor.
-    pub(crate) fn of(&self, files: &Files<'_>, pid: i32) -> Vec<VmFolder> {
-        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+    ///
+    /// # Errors
+    /// Why they cannot be listed, in words.
+    pub(crate) fn of(&self, files: &Files<'_>, pid: i32) -> Result<Vec<VmFolder>, String> {
+        let entries = fs::read_dir(&self.folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let entries = entries.map_err(|error| format!("debugfs: {error}"))?;
         let of = |entry: fs::DirEntry| {
             let name = entry.file_name();
             let (maker, fd) = name.to_str()?.split_once('-')?;
@@ -87,9 +91,9 @@ impl Debugfs {
             let folder = VmFolder { number: entry.metadata().ok()?.ino(), path: entry.path() };
             folder.is_of(files, pid, maker, fd).then_some(folder)
         };
-        let mut folders: Vec<VmFolder> = entries.filter_map(of).collect();
+        let mut folders: Vec<VmFolder> = entries.into_iter().filter_map(of).collect();
         folders.sort();
-        folders
+        Ok(folders)
     }
 }
 
@@ -151,10 +155,14 @@ pub(crate) fn sum(folders: &[VmFolder], counters: &[&str]) -> Result<u64, String
     if folders.is_empty() {
         return Err("debugfs has no folder of this process's".to_owned());
     }
+    folders.iter().try_fold(0u64, |sum, folder| Ok(sum.saturating_add(of_one(folder, counters)?)))
+}
+
+/// Returns the sum of the counters that the kernel has in one folder.
+fn of_one(folder: &VmFolder, counters: &[&str]) -> Result<u64, String> {
     let mut sum = None;
-    let of = |folder: &VmFolder| counters.iter().map(|name| folder.path.join(name)).collect();
-    for path in folders.iter().flat_map::<Vec<PathBuf>, _>(of) {
-        match fs::read_to_string(&path) {
+    for name in counters {
+        match fs::read_to_string(folder.path.join(name)) {
             Ok(text) => {
                 let value: u64 = text.trim().parse().map_err(|_| "debugfs has no number there")?;
                 sum = Some(sum.unwrap_or(0u64).saturating_add(value));
@@ -171,7 +179,7 @@ pub(crate) fn sum(folders: &[VmFolder], counters: &[&str]) -> Result<u64, String
         }
     }
     // Also the last file of a guest that ended is not found.
-    sum.ok_or_else(|| match folders.iter().any(|folder| folder.path.exists()) {
+    sum.ok_or_else(|| match folder.path.exists() {
         true => format!("this kernel's KVM has no {}", counters.join(" or ")),
         false => "the guest's folder in debugfs is gone: the guest ended".to_owned(),
     })
@@ -219,16 +227,21 @@ mod tests {
         write("proc/98/comm", "b");
         write("proc/99/comm", "b");
         write("7-3/pf_taken", "1000\n");
-        let folders = Debugfs::made(root.path()).of(&Files(root.path()), 7);
+        let folders = Debugfs::made(root.path()).of(&Files(root.path()), 7).unwrap();
         let paths: Vec<_> = folders.iter().map(|folder| folder.path.clone()).collect();
         assert_eq!(paths, ["7-4", "7-9", "8-5", "81-6"].map(|name| root.path().join(name)));
-        assert_eq!(sum(&folders, &["pf_taken"]), Ok(15));
+        assert_eq!(sum(&folders[..3], &["pf_taken"]), Ok(15));
+        let part = sum(&folders, &["pf_taken"]).unwrap_err();
+        assert!(part.contains("no pf_taken"), "a part of the VMs is not all: {part}");
+        let unlisted = Debugfs::made(&root.path().join("pf_taken")).of(&Files(root.path()), 7);
+        assert!(unlisted.unwrap_err().contains("Not a directory"));
         assert!(sum(&folders, &["exits"]).unwrap_err().contains("no exits"));
         assert!(sum(&folders, &["odd"]).unwrap_err().contains("no number"));
         assert!(sum(&[], &["pf_taken"]).unwrap_err().contains("no folder"));
         let mut gone = folders[..1].to_vec();
         fs::remove_dir_all(&gone[0].path).unwrap();
         assert!(!gone[0].is_there() && folders[1].is_there());
+        assert!(sum(&folders[..3], &["pf_taken"]).unwrap_err().contains("the guest ended"));
         gone[0].path = root.path().join("8-4");
         assert!(sum(&gone, &["exits"]).unwrap_err().contains("the guest ended"));
         assert_eq!((thread(&folders[1], 1), thread(&folders[1], 0)), (Some(79), None));

@@ -10,6 +10,7 @@ pub(crate) mod times;
 pub(crate) mod tracepoint;
 mod transition;
 
+use crate::procfs::Files;
 use crate::watch::bpf::sys::{Called, Event, Kind, Map, Program};
 use crate::watch::metric::Source;
 pub(crate) use crate::watch::tracepoints::*;
@@ -25,9 +26,6 @@ use transition::Outside;
 
 /// Events that perf counts if the kernel refuses programs.
 const COUNTED: [&str; 2] = [USER_EXIT, PUSH];
-
-/// The initial pid namespace: programs identify threads by their numbers there.
-const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
 /// The means by which KVM's tracepoints are received.
 #[derive(Debug)]
@@ -282,8 +280,17 @@ impl Events {
         let How::Counts { numbers, threads } = &mut self.how else { return };
         for tid in tids {
             threads.entry((pid, tid)).or_insert_with(|| {
-                // perf opens no event for a thread that has ended.
-                numbers.iter().filter_map(|(_, number)| Event::count(*number, tid).ok()).collect()
+                let each = numbers.iter().map(|(_, number)| Event::count(*number, tid));
+                let all: Result<Vec<_>, Errno> = each.collect();
+                all.unwrap_or_else(|error| {
+                    // Without those of one thread, the sum of the others is not the guest's. A
+                    // thread that has ended has none.
+                    if error != Errno::SRCH {
+                        let why = format!("a thread's events are not counted: {}", perf(error));
+                        self.roomless.insert(pid, why);
+                    }
+                    Vec::new()
+                })
             });
         }
     }
@@ -350,8 +357,8 @@ impl Programs {
     fn load(
         tracefs: Result<Tracefs, String>,
     ) -> Result<(Self, BTreeMap<&'static str, String>), String> {
-        let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-        if namespace.as_os_str() != FIRST_NAMESPACE {
+        // Programs identify threads by their numbers there.
+        if !Files::here().in_first_namespace("pid") {
             return Err("in a container threads have other numbers than programs see".to_owned());
         }
         let map = |kind, words, most| Map::new(kind, words, most).map_err(refusal);

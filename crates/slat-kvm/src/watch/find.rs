@@ -9,7 +9,7 @@ use crate::watch::held::is_same_file;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 
 /// A kernel's own thread in a process (`PF_USER_WORKER`, `PF_IO_WORKER` of `/proc/PID/stat`): it
 /// shows the registers of the thread that started it, and runs no vCPU.
@@ -123,15 +123,21 @@ pub fn descriptors(files: &Files<'_>, pid: i32) -> Result<Descriptors, NotFound>
     let folder = files.0.join(format!("proc/{pid}/fd"));
     // A process that ends while it is read is ESRCH. All else, such as no free descriptor here,
     // does not say that the process ended.
-    let entries = fs::read_dir(&folder).map_err(|error| match error.kind() {
+    let unread = |error: io::Error| match error.kind() {
         ErrorKind::NotFound => NotFound::NoProcess,
         _ if error.raw_os_error() == Some(libc::ESRCH) => NotFound::NoProcess,
         _ => NotFound::Denied,
-    })?;
+    };
     let mut has = Descriptors::default();
-    for entry in entries.flatten() {
+    for entry in fs::read_dir(&folder).map_err(unread)? {
+        let entry = entry.map_err(unread)?;
         let fd = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
-        let name = fs::read_link(entry.path()).ok();
+        // A user may be allowed to list descriptors and not to see what they are.
+        let name = match fs::read_link(entry.path()).map_err(unread) {
+            Err(NotFound::Denied) => return Err(NotFound::Denied),
+            // The process closed it.
+            name => name.ok(),
+        };
         let name = name.as_ref().and_then(|name| name.to_str());
         let private = ["anon_inode:[kvm-gmem]", "/[kvm-gmem] (deleted)", "/secretmem (deleted)"];
         has.private_memory |= name.is_some_and(|name| private.contains(&name));
@@ -354,6 +360,16 @@ pub(crate) mod tests {
         assert_eq!((&*has.vcpus, &*has.vcpu_stats), (&[(0, 2), (1, 4)][..], &[(0, 3), (1, 5)][..]));
         assert_eq!(guest(&host.files(), 9), Err(NotFound::NoVm));
         assert_eq!(guest(&host.files(), 77), Err(NotFound::NoProcess));
+    }
+
+    #[test]
+    fn descriptors_that_are_listed_and_not_shown_are_hidden() {
+        let host = Made::new();
+        // No link, as root may read any.
+        host.process(10, "qemu", &QEMU).process(11, "hidden", &[]).write("proc/11/fd/3", "");
+        let search = guests(&host.files());
+        assert_eq!((search.found.len(), search.hidden), (1, 1));
+        assert_eq!(guest(&host.files(), 11), Err(NotFound::Denied));
     }
 
     #[test]

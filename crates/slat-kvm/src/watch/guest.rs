@@ -99,8 +99,7 @@ impl Guest {
     /// Attaches to a guest: takes the statistics that it may take, and finds the vCPUs' threads.
     pub fn attach(files: &Files<'_>, debugfs: &Result<Debugfs, String>, found: Found) -> Self {
         let process = Process::open(found.pid).map_err(|error| format!("pidfd_open: {error}"));
-        let folders =
-            debugfs.as_ref().map(|debugfs| debugfs.of(files, found.pid)).map_err(Clone::clone);
+        let folders = debugfs.as_ref().map_err(Clone::clone).and_then(|it| it.of(files, found.pid));
         let has = &found.has;
         let (mut vm, mut why_no_vm) = (Vec::new(), String::new());
         // Several descriptors of statistics may belong to one VM.
@@ -221,6 +220,8 @@ impl Guest {
         }
         match find::descriptors(files, self.found.pid) {
             Err(NotFound::NoProcess) => State::ProcessEnded,
+            // What the process has open cannot be seen any more, which does not close it.
+            Err(NotFound::Denied) => State::Runs,
             _ => State::VmClosed,
         }
     }
@@ -249,8 +250,9 @@ impl Guest {
         // Which VM a folder is of may be known only once a vCPU has run.
         if let (Ok(debugfs), Ok(folders)) = (debugfs, &mut self.folders)
             && folders.len() < self.vms
+            && let Ok(now) = debugfs.of(files, self.found.pid)
         {
-            *folders = debugfs.of(files, self.found.pid);
+            *folders = now;
         }
         self.found.has.clone_from(has);
         let mut known: Vec<u32> = self.vcpus.iter().map(|vcpu| vcpu.index).collect();
@@ -362,7 +364,7 @@ impl Guest {
         }
         if Instant::now() >= self.huge_again {
             let began = Instant::now();
-            self.huge = task::huge(files, pid).or(self.huge);
+            self.huge = task::huge(files, pid);
             self.huge_again = Instant::now() + began.elapsed() * SPARE * share * share.min(4);
         }
         let private = self.found.has.private_memory.then_some(PRIVATE);

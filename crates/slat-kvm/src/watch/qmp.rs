@@ -15,22 +15,9 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// Most bytes of a message.
 const MOST: usize = 1 << 20;
 
-/// States of a migration that has begun and not ended (`MigrationStatus` in QEMU's
-/// qapi/migration.json).
-const UNDER_WAY: [&str; 12] = [
-    "setup",
-    "cancelling",
-    "active",
-    "postcopy-device",
-    "postcopy-active",
-    "postcopy-paused",
-    "postcopy-recover-setup",
-    "postcopy-recover",
-    "colo",
-    "pre-switchover",
-    "device",
-    "wait-unplug",
-];
+/// States of a migration that has ended or never begun (`MigrationStatus` in QEMU's
+/// qapi/migration.json). In any other, also one that is not known here, it runs.
+const OVER: [&str; 4] = ["none", "completed", "failed", "cancelled"];
 
 /// A connection to QEMU's monitor.
 #[derive(Debug)]
@@ -165,9 +152,13 @@ impl Qmp {
     /// The error that QEMU reports.
     pub fn memory(&mut self) -> Result<u64, String> {
         let answer = self.ask("query-memory-size-summary", json!({}))?;
-        let plugged = answer["plugged-memory"].as_u64().unwrap_or(0);
-        let base = answer["base-memory"].as_u64();
-        base.map(|base| base + plugged).ok_or_else(|| "QEMU tells no size of memory".to_owned())
+        let base = number(&answer, "base-memory")?;
+        // A machine to which no memory can be plugged leaves this out.
+        let plugged = match answer.get("plugged-memory") {
+            None => 0,
+            Some(_) => number(&answer, "plugged-memory")?,
+        };
+        Ok(base.saturating_add(plugged))
     }
 
     /// Begins to measure the dirty rate over `seconds` seconds, clamped to 1 to 60.
@@ -179,18 +170,28 @@ impl Qmp {
         self.ask("calc-dirty-rate", arguments).map(drop)
     }
 
-    /// Returns the dirty rate, or `None` until it has been measured.
+    /// Returns the dirty rate, or `None` while it is measured.
     ///
     /// # Errors
-    /// The error that QEMU reports.
+    /// The error that QEMU reports, or that it measures nothing.
     pub fn dirty_rate(&mut self) -> Result<Option<DirtyRate>, String> {
         let answer = self.ask("query-dirty-rate", json!({}))?;
-        let rate = answer["dirty-rate"].as_f64();
-        let measured = answer["status"] == "measured";
-        Ok(rate.filter(|rate| measured && *rate >= 0.0).map(|rate| DirtyRate {
+        match answer["status"].as_str() {
+            Some("measuring") => return Ok(None),
+            Some("measured") => {}
+            _ => return Err("query-dirty-rate: QEMU measures nothing".to_owned()),
+        }
+        // It is -1 if QEMU could sample no page.
+        let rate = answer["dirty-rate"].as_f64().filter(|rate| *rate >= 0.0);
+        let rate = rate.ok_or("query-dirty-rate: QEMU measured no rate")?;
+        Ok(Some(DirtyRate {
             bytes_per_second: rate * f64::from(1 << 20),
-            seconds: answer["calc-time"].as_f64().unwrap_or(0.0),
-            pages_per_gib: answer["sample-pages"].as_u64().unwrap_or(512),
+            seconds: number(&answer, "calc-time")? as f64,
+            // QEMU tells them since 6.1, and took so many before.
+            pages_per_gib: match answer.get("sample-pages") {
+                None => 512,
+                Some(_) => number(&answer, "sample-pages")?,
+            },
         }))
     }
 
@@ -200,15 +201,24 @@ impl Qmp {
     /// The error that QEMU reports.
     pub fn migration(&mut self) -> Result<Migration, String> {
         let answer = self.ask("query-migrate", json!({}))?;
-        let ram = &answer["ram"];
-        let pages = ram["dirty-pages-rate"].as_f64().unwrap_or(0.0);
+        let runs = answer["status"].as_str().is_some_and(|status| !OVER.contains(&status));
+        let Some(ram) = answer.get("ram") else {
+            return Ok(Migration { runs, ..Migration::default() });
+        };
+        // It has all of them; a size of pages that is guessed would make the rate a guess.
         Ok(Migration {
-            runs: answer["status"].as_str().is_some_and(|status| UNDER_WAY.contains(&status)),
-            rounds: ram["dirty-sync-count"].as_u64().unwrap_or(0),
-            bytes_per_second: pages * ram["page-size"].as_f64().unwrap_or(4096.0),
-            remaining: ram["remaining"].as_u64().unwrap_or(0),
+            runs,
+            rounds: number(ram, "dirty-sync-count")?,
+            bytes_per_second: number(ram, "dirty-pages-rate")? as f64
+                * number(ram, "page-size")? as f64,
+            remaining: number(ram, "remaining")?,
         })
     }
+}
+
+/// Returns a number of an answer.
+fn number(answer: &Value, name: &str) -> Result<u64, String> {
+    answer[name].as_u64().ok_or_else(|| format!("QEMU tells no {name}"))
 }
 
 #[cfg(test)]
@@ -286,6 +296,37 @@ mod tests {
             ["qmp_capabilities", "query-memory-size-summary", "calc-dirty-rate"]
         );
         assert_eq!(asked[2]["arguments"]["calc-time"], 1);
+    }
+
+    #[test]
+    fn what_qemu_does_not_tell_is_no_zero_and_no_guess() {
+        let returns = |answer: &str| format!("{{\"return\": {answer}}}\n").leak() as &str;
+        let (folder, _asked) = monitor(
+            GREETING,
+            vec![
+                AGREED,
+                returns("{\"base-memory\": 4096}"),
+                returns("{\"base-memory\": 4096, \"plugged-memory\": \"none\"}"),
+                returns("{\"plugged-memory\": 4096}"),
+                returns("{\"status\": \"measured\", \"calc-time\": 1, \"dirty-rate\": -1}"),
+                returns("{\"status\": \"measured\", \"dirty-rate\": 3}"),
+                returns("{\"status\": \"unstarted\", \"calc-time\": 1}"),
+                returns(
+                    "{\"status\": \"active\", \"ram\": {\"dirty-pages-rate\": 100, \
+                     \"dirty-sync-count\": 3, \"remaining\": 77}}",
+                ),
+                returns("{\"status\": \"of a later QEMU\"}"),
+            ],
+        );
+        let mut qmp = Qmp::connect(&folder.path().join("qmp")).unwrap();
+        assert_eq!(qmp.memory(), Ok(4096));
+        assert!(qmp.memory().unwrap_err().contains("no plugged-memory"));
+        assert!(qmp.memory().unwrap_err().contains("no base-memory"));
+        assert!(qmp.dirty_rate().unwrap_err().contains("measured no rate"));
+        assert!(qmp.dirty_rate().unwrap_err().contains("no calc-time"));
+        assert!(qmp.dirty_rate().unwrap_err().contains("measures nothing"));
+        assert!(qmp.migration().unwrap_err().contains("no page-size"));
+        assert!(qmp.migration().unwrap().runs);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Reads a VMM's process and its vCPUs' threads from procfs.
 
-use crate::procfs::{Files, bytes};
+use crate::procfs::{Files, Told, bytes};
 use crate::watch::metric::{Metric, Sink, Source};
 use rustix::process::{Resource, getrlimit};
 use std::fs::File;
@@ -113,8 +113,8 @@ pub(crate) fn process(
     sink.put(Metric::HostMinorFaults, Source::Stat, field(&stat, 10).ok_or_else(ended));
     sink.put(Metric::HostMajorFaults, Source::Stat, field(&stat, 12).ok_or_else(ended));
     let pressure = pressure(files, pid, &at("cgroup").unwrap_or_default());
-    let why = "no memory.pressure of its control group: the kernel counts no pressure (psi=1), or \
-               the group is of version 1";
+    let why = "no memory.pressure of its control group can be read: the kernel counts no pressure \
+               (psi=1), the group is of version 1 or is not seen from here, or it takes root";
     for (metric, line) in [(Metric::PressureSomeNs, "some"), (Metric::PressureFullNs, "full")] {
         let total = pressure.as_deref().and_then(|text| total(text, line));
         sink.put(metric, Source::Pressure, total.ok_or(why));
@@ -132,13 +132,16 @@ pub(crate) fn huge(files: &Files<'_>, pid: i32) -> Option<u64> {
 }
 
 /// Returns the mapped address ranges of a process whose access (such as `rw-p`) is `wanted`; `None`
-/// if they cannot be read.
+/// if there is no such process.
+///
+/// # Errors
+/// The file, if it cannot be read.
 pub(crate) fn mappings(
     files: &Files<'_>,
     pid: i32,
     wanted: fn(&str) -> bool,
-) -> Option<Vec<Range<u64>>> {
-    let text = files.text(format!("proc/{pid}/maps"))?;
+) -> Told<Vec<Range<u64>>> {
+    let Some(text) = files.told(format!("proc/{pid}/maps"))? else { return Ok(None) };
     let range = |line: &str| {
         let (begin, rest) = line.split_once('-')?;
         let mut words = rest.split_whitespace();
@@ -147,7 +150,7 @@ pub(crate) fn mappings(
         let [begin, end] = [begin, end].map(|hex| u64::from_str_radix(hex, 16).ok());
         Some(begin?..end?)
     };
-    Some(text.lines().filter_map(range).collect())
+    Ok(Some(text.lines().filter_map(range).collect()))
 }
 
 fn known(value: u64) -> Result<u64, &'static str> {

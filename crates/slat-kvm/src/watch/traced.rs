@@ -255,10 +255,14 @@ impl Traced {
         let began = Instant::now();
         let find = || find::guests(files).found.iter().map(|found| found.pid).collect();
         let pids: Vec<i32> = guests.unwrap_or_else(find);
-        let mappings: Vec<(i32, Vec<Range<u64>>)> = pids
-            .iter()
-            .map(|pid| (*pid, task::mappings(files, *pid, |_| true).unwrap_or_default()))
-            .collect();
+        let mut unread = false;
+        let read = |pid: &i32| {
+            let read = task::mappings(files, *pid, |_| true);
+            // A process that ended has no memory.
+            unread |= read.is_err() && files.0.join(format!("proc/{pid}")).exists();
+            (*pid, read.ok().flatten().unwrap_or_default())
+        };
+        let mappings: Vec<(i32, Vec<Range<u64>>)> = pids.iter().map(read).collect();
         if self.owners.len() > PLACES {
             self.owners.clear();
         }
@@ -275,6 +279,11 @@ impl Traced {
                 let has = mappings.iter().filter(|(_, all)| all.iter().any(overlaps));
                 let mut has = has.map(|(pid, _)| *pid);
                 match (has.next(), has.next()) {
+                    (_, None) if unread => {
+                        let what = "at places that may be of a guest whose maps cannot be read";
+                        self.miss(what, [notices.unmaps > 0, notices.ages > 0]);
+                        continue;
+                    }
                     (None, _) => continue,
                     (one, None) => one,
                     _ => None,

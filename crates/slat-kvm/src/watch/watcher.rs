@@ -42,7 +42,7 @@ pub struct Step {
 
 /// A guest that is watched, or was watched until it ended.
 #[derive(Debug)]
-pub struct Watched {
+pub struct WatchedGuest {
     /// `None` after the guest's end, so that the watch holds no descriptor of it.
     guest: Option<Guest>,
     began: Duration,
@@ -52,7 +52,7 @@ pub struct Watched {
     total: GuestTotal,
 }
 
-impl Watched {
+impl WatchedGuest {
     /// Returns the totals up to the last sample.
     pub fn total(&self) -> &GuestTotal {
         &self.total
@@ -77,7 +77,7 @@ pub struct Watch<'f> {
     look_again: Instant,
     /// VMs in KVM's folder in debugfs.
     listed: BTreeSet<OsString>,
-    guests: Vec<Watched>,
+    guests: Vec<WatchedGuest>,
     hidden: usize,
     working_sets: Option<WorkingSets>,
 }
@@ -131,7 +131,7 @@ impl<'f> Watch<'f> {
     }
 
     /// Returns the guests, in the order in which they were found. A guest keeps its index.
-    pub fn guests(&self) -> &[Watched] {
+    pub fn guests(&self) -> &[WatchedGuest] {
         &self.guests
     }
 
@@ -358,7 +358,7 @@ impl<'f> Watch<'f> {
     }
 
     /// Takes the first reading of a guest, from which it is watched.
-    fn watched(&self, mut guest: Guest, share: u32) -> Watched {
+    fn watched(&self, mut guest: Guest, share: u32) -> WatchedGuest {
         let (first, knowledge) = guest.read(&self.files, &self.traced, share);
         let began = self.began.elapsed();
         let vcpus = guest.vcpus().map(|(index, thread)| VcpuTotal::new(index, thread));
@@ -378,11 +378,11 @@ impl<'f> Watch<'f> {
             samples: Vec::new(),
         };
         let last = first.clone();
-        Watched { guest: Some(guest), began, read_at: began, first, last, total }
+        WatchedGuest { guest: Some(guest), began, read_at: began, first, last, total }
     }
 }
 
-impl Watched {
+impl WatchedGuest {
     /// Forgets what is known of metrics that lost events: what was counted is not all of it.
     fn lose<'w>(&mut self, metrics: impl Iterator<Item = (Metric, &'w str)>, vcpus: bool) {
         for (metric, why) in metrics {
@@ -404,10 +404,12 @@ impl Watched {
 
     /// Takes a reading.
     fn take(&mut self, at: Duration, mut now: Reading, knowledge: Knowledge) {
+        let mut known = None;
         if !(now.knows_what(&self.last) && now.knows_what(&self.first)) {
+            known = Some(now.clone());
             self.align(&mut now);
         }
-        self.put(at, now, knowledge);
+        self.put(at, now, known, knowledge);
     }
 
     /// Makes the readings of now, of the first sample and of the last sample have the same metrics.
@@ -459,12 +461,20 @@ impl Watched {
         }
     }
 
-    fn put(&mut self, at: Duration, now: Reading, knowledge: Knowledge) {
+    /// Puts a sample. `known` is what was read, if `now` has more: what is not known any more did
+    /// not stand still.
+    fn put(&mut self, at: Duration, now: Reading, known: Option<Reading>, knowledge: Knowledge) {
         let between = |from: &Reading| {
             let vcpus = from.vcpus.iter().zip(&now.vcpus).map(|(from, now)| since(from, now));
             (since(&from.guest, &now.guest), vcpus.collect::<Vec<_>>())
         };
-        let (guest, each) = between(&self.last);
+        let (mut guest, mut each) = between(&self.last);
+        if let Some(known) = known {
+            guest.retain(|metric, _| known.guest.contains_key(metric));
+            for (vcpu, known) in each.iter_mut().zip(&known.vcpus) {
+                vcpu.retain(|metric, _| known.contains_key(metric));
+            }
+        }
         let seconds = at.saturating_sub(self.read_at).as_secs_f64();
         let sample = Sample { at: at.as_secs_f64(), seconds, guest, vcpus: each };
         self.total.samples.push(sample);

@@ -77,7 +77,7 @@ impl Mark {
     fn make(&mut self, files: &Files<'_>) -> Result<(), String> {
         match self {
             Self::Idle(it) => it.make(files),
-            Self::Generations(it) => it.make(),
+            Self::Generations(it) => it.make(files),
             Self::Referenced(it) => it.make(files),
         }
     }
@@ -85,7 +85,7 @@ impl Mark {
     fn look(&mut self, files: &Files<'_>) -> Result<Seen, String> {
         match self {
             Self::Idle(it) => it.look(files),
-            Self::Generations(it) => it.look(),
+            Self::Generations(it) => it.look(files),
             Self::Referenced(it) => it.look(files),
         }
     }

@@ -84,19 +84,20 @@ fn a_guest_that_is_forgotten_is_not_heard_and_begins_with_nothing() {
 #[test]
 fn accounts_of_threads_that_ended_are_given_back_and_still_count() {
     let Some(mut events) = events() else { return };
-    let own = std::process::id().cast_signed();
-    events.begin(own, 1);
+    // A process that lives and runs no guest; other tests run some in this one.
+    let first = 1;
+    events.begin(first, 1);
     let mut heard = Heard::default();
     let mut most = 0;
     // A thread's numbers are below 2^22.
     for round in 0..100 {
         let How::Programs(programs) = &events.how else { return };
-        let room = programs.rooms.room(own);
+        let room = programs.rooms.room(first);
         most = room.most();
         for tid in 0..most as i32 / 2 {
-            room.set(key(own, (1 << 23) + round * 1000 + tid), &words(1)).unwrap();
+            room.set(key(first, (1 << 23) + round * 1000 + tid), &words(1)).unwrap();
         }
-        room.set(key(own, rustix::thread::gettid().as_raw_pid()), &words(9)).unwrap();
+        room.set(key(first, first), &words(9)).unwrap();
         events.hear(&mut heard);
     }
     let all: u64 = heard.threads.values().map(|it| it.counts[USER_EXIT]).sum();
@@ -221,7 +222,9 @@ fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
     let all: u128 = felt.iter().map(Duration::as_nanos).sum();
     let asked: u128 = times.iter().map(|ns| *ns as u128).sum();
     assert!((asked..=all).contains(&slept.total_ns.into()), "{asked} {slept:?} {all}");
-    assert!((40_000_000..=felt[3].as_nanos()).contains(&slept.longest_ns.into()), "{slept:?}");
+    // On a busy machine any of them may be the longest.
+    let longest = felt.iter().map(Duration::as_nanos).max().unwrap();
+    assert!((40_000_000..=longest).contains(&slept.longest_ns.into()), "{slept:?}");
 }
 
 #[test]
@@ -345,4 +348,16 @@ fn nothing_stays_of_a_listener_that_is_killed() {
     while numbers.iter().any(|number| there(&number)) {
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn a_thread_whose_events_are_refused_makes_no_sum_of_the_others() {
+    // No tracepoint has this number; an event that perf does open is not put in its place.
+    let numbers = vec![(USER_EXIT, u64::MAX), (PUSH, u64::MAX)];
+    let mut events = Events::of(How::Counts { numbers, threads: BTreeMap::new() }, BTreeMap::new());
+    events.follow(10, [rustix::thread::gettid().as_raw_pid()].into_iter());
+    assert!(events.roomless(10).is_some_and(|why| why.contains("not counted")));
+    // A thread that ended has no events.
+    events.forget(10);
+    assert_eq!(events.roomless(10), None);
 }

@@ -130,6 +130,23 @@ fn a_vm_in_place_of_another_is_another_guest_without_statistics_too() {
 }
 
 #[test]
+fn descriptors_that_are_hidden_from_now_on_close_no_vm() {
+    let host = Made::new();
+    let pid = i32::MAX - 1;
+    host.process(pid, "vmm", &["anon_inode:kvm-vm"]);
+    let files = host.files();
+    let none = Err("no debugfs".to_owned());
+    let guest = Guest::attach(&files, &none, find::guest(&files, pid).unwrap());
+    let folder = files.0.join(format!("proc/{pid}/fd"));
+    std::fs::rename(&folder, files.0.join("gone")).unwrap();
+    // A file in the folder's place, as root may list any folder.
+    std::fs::write(&folder, "").unwrap();
+    assert_eq!(guest.state(&files), State::Runs);
+    std::fs::remove_file(&folder).unwrap();
+    assert_eq!(guest.state(&files), State::ProcessEnded);
+}
+
+#[test]
 fn the_counts_of_one_of_two_vms_are_not_those_of_the_guest() {
     // Two VMs, as each has a vCPU 0; the thread that made the second is not known.
     let two = ["anon_inode:kvm-vm", "anon_inode:kvm-vm"];

@@ -78,8 +78,8 @@ impl Vcpu {
                 self.leave();
             }
         }
-        let why = "which thread runs the vCPU cannot be told: it sleeps in no KVM_RUN, and has no \
-                   name of a vCPU's";
+        let why = "which thread runs the vCPU cannot be told: none is seen to sleep in its KVM_RUN \
+                   (to see it may take root), and none has the name of a vCPU's";
         for metric in Metric::of(Scope::Thread) {
             if let Some(value) = now.values.get(&metric) {
                 let base = self.base.get(&metric).copied().unwrap_or(0);
@@ -87,12 +87,14 @@ impl Vcpu {
             }
             let told = self.told.iter().filter_map(|told| told.get(&metric));
             let sum = told.copied().reduce(|before, last| before + last);
+            // What a thread did that is there and cannot be read is not what it did until then.
+            let is_read = self.thread.is_none() || now.values.contains_key(&metric);
             let by = match metric {
                 Metric::GuestNs => Source::Stat,
                 _ => Source::Schedstat,
             };
             let why = now.unknown.get(&metric).map_or(why, |why| why);
-            sink.put(metric, by, sum.ok_or(why));
+            sink.put(metric, by, sum.filter(|_| is_read).ok_or(why));
         }
     }
 }

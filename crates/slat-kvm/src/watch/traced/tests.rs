@@ -52,6 +52,33 @@ fn a_notice_is_of_the_guest_that_gave_it_or_of_the_only_one_with_memory_there() 
 }
 
 #[test]
+fn a_guest_whose_maps_cannot_be_read_gives_no_place_to_another() {
+    let host = Made::new();
+    for pid in [10, 11] {
+        host.process(pid, "vmm", &["anon_inode:kvm-vm"]);
+    }
+    host.process(2, "ksmd", &[]);
+    host.write("proc/10/maps", &format!("{HERE:x}-{:x} rw-p 0 00:00 0\n", HERE + (1 << 30)));
+    // A folder in the file's place, as root may read any file.
+    host.write("proc/11/maps/x", "");
+    let mut traced = watching(&[10, 11]);
+    traced.heard = heard(&[(2, HERE, 7)]);
+    traced.place(&host.files(), None);
+    for pid in [10, 11] {
+        let mut sink = Sink::default();
+        traced.guest(pid, &mut sink);
+        assert!(sink.values.is_empty(), "{sink:?}");
+        assert!(sink.unknown[&Metric::Invalidations].contains("maps cannot be read"), "{sink:?}");
+    }
+    // One that ended has no memory there.
+    std::fs::remove_dir_all(host.files().0.join("proc/11")).unwrap();
+    let mut traced = watching(&[10]);
+    traced.heard = heard(&[(2, HERE, 7)]);
+    traced.place(&host.files(), Some(vec![10, 11]));
+    assert_eq!(of(&traced, 10)[0], 7);
+}
+
+#[test]
 fn a_place_of_a_guest_that_ended_belongs_to_the_guest_that_has_memory_there_next() {
     let host = Made::new();
     let maps = |pid: i32| {

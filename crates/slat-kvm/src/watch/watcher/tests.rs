@@ -33,6 +33,24 @@ fn a_sample_has_what_came_since_the_one_before_and_the_total_all() {
     assert_eq!(total.samples[1].vcpus[0][&Metric::RunningNs], 40);
 }
 
+#[test]
+fn a_value_that_is_not_known_for_a_while_did_not_stand_still() {
+    let host = Made::new();
+    host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+    ran(&host, 100);
+    let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+    for text in ["130 6 7\n", "", "170 6 7\n"] {
+        host.write(format!("proc/{PID}/task/20/schedstat"), text);
+        watch.step();
+    }
+    let total = watch.guests()[0].total();
+    let of = |values: &Values| values.get(&Metric::RunningNs).copied();
+    let guest: Vec<_> = total.samples.iter().map(|it| of(&it.guest)).collect();
+    let vcpu: Vec<_> = total.samples.iter().map(|it| of(&it.vcpus[0])).collect();
+    assert_eq!((guest, vcpu), (vec![Some(30), None, Some(40)], vec![Some(30), None, Some(40)]));
+    assert_eq!(total.total[&Metric::RunningNs], 70);
+}
+
 /// Accounts of tracepoints, in which the thread 20 of `PID` has had `exits`, and unmapped memory as
 /// often.
 fn heard(exits: u64) -> Heard {
@@ -214,7 +232,7 @@ fn a_metric_that_lost_events_in_the_middle_is_unknown_for_that_guest_alone() {
     let mut watch = Watch::begin(host.files(), no_debugfs, |_| events, Which::All).unwrap();
     let of = |watch: &Watch<'_>, pid| {
         let guests = watch.guests().iter();
-        guests.map(Watched::total).find(|it| it.pid == pid).unwrap().clone()
+        guests.map(WatchedGuest::total).find(|it| it.pid == pid).unwrap().clone()
     };
     watch.step();
     assert_eq!(of(&watch, PID).total.get(&Metric::FaultNs), Some(&0));

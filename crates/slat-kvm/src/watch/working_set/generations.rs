@@ -6,7 +6,8 @@ use super::{Seen, page};
 use crate::procfs::Files;
 use crate::watch::debugfs;
 use rustix::mount::MountAttrFlags;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,7 @@ pub(super) const CHANGES: &str = "ages the control group's memory by a generatio
 
 #[derive(Debug)]
 pub(super) struct Generations {
+    pid: i32,
     file: PathBuf,
     /// Keeps this process's own mount.
     _mount: Option<OwnedFd>,
@@ -42,6 +44,7 @@ struct Row {
 
 /// Returns whether this kernel's walks of page tables ask KVM as well.
 pub(super) fn sees_guests(files: &Files<'_>) -> bool {
+    // Of a kernel that does not tell, the bound stays a lower one.
     let release = files.text("proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map(|it| it.parse().unwrap_or(0));
@@ -67,39 +70,44 @@ impl Generations {
             );
         }
         let (file, mount) = file(files)?;
-        let text = text(&file)?;
-        let groups = files.text(format!("proc/{pid}/cgroup")).unwrap_or_default();
-        let group = group(&text, &groups).ok_or(
-            "MGLRU ages whole control groups, and the process is in none of its own that counts \
-             memory",
-        )?;
-        Ok(Self { file, _mount: mount, group, since: Vec::new() })
+        let group = of_process(files, pid, &text(&file)?)?;
+        Ok(Self { pid, file, _mount: mount, group, since: Vec::new() })
     }
 
-    fn rows(&self) -> Result<Vec<Row>, String> {
-        Ok(rows(&text(&self.file)?, self.group.number))
+    /// Returns the rows of the process's control group.
+    fn rows(&self, files: &Files<'_>) -> Result<Vec<Row>, String> {
+        let text = text(&self.file)?;
+        if of_process(files, self.pid, &text)? != self.group {
+            return Err("the process is in another control group since the mark".to_owned());
+        }
+        match rows(&text, self.group.number) {
+            Some(rows) if !rows.is_empty() => Ok(rows),
+            _ => Err("lru_gen tells no generations of the control group".to_owned()),
+        }
     }
 
     /// Makes a new generation on each node, from the pages that were used since the last one.
-    fn age(&self) -> Result<(), String> {
-        for (node, newest) in newest(&self.rows()?) {
+    fn age(&self, files: &Files<'_>) -> Result<(), String> {
+        for (node, newest) in newest(&self.rows(files)?) {
             // Includes pages that could be swapped out (`can_swap`), and scans every page
             // (`force_scan`).
             let command = format!("+ {} {node} {newest} 1 1", self.group.number);
-            fs::write(&self.file, command).map_err(|error| format!("lru_gen: {error}"))?;
+            let file = OpenOptions::new().write(true).open(&self.file);
+            file.and_then(|mut file| file.write_all(command.as_bytes()))
+                .map_err(|error| format!("lru_gen: {error}"))?;
         }
         Ok(())
     }
 
-    pub fn make(&mut self) -> Result<(), String> {
-        self.age()?;
-        self.since = newest(&self.rows()?);
+    pub fn make(&mut self, files: &Files<'_>) -> Result<(), String> {
+        self.age(files)?;
+        self.since = newest(&self.rows(files)?);
         Ok(())
     }
 
-    pub fn look(&mut self) -> Result<Seen, String> {
-        self.age()?;
-        Ok(seen(&self.rows()?, &self.since))
+    pub fn look(&mut self, files: &Files<'_>) -> Result<Seen, String> {
+        self.age(files)?;
+        Ok(seen(&self.rows(files)?, &self.since))
     }
 
     pub fn error(&self, files: &Files<'_>) -> String {
@@ -132,6 +140,16 @@ fn file(files: &Files<'_>) -> Result<(PathBuf, Option<OwnedFd>), String> {
     Ok((file, Some(mount)))
 }
 
+/// Returns the control group of a process, in the text of `lru_gen`.
+fn of_process(files: &Files<'_>, pid: i32, text: &str) -> Result<Group, String> {
+    let groups = files.told(format!("proc/{pid}/cgroup"));
+    let groups = groups.map_err(|file| format!("{} cannot be read", file.display()))?;
+    group(text, &groups.ok_or("the process ended")?).ok_or_else(|| {
+        "MGLRU ages whole control groups, and the process is in none of its own that counts memory"
+            .to_owned()
+    })
+}
+
 /// Returns the control group of a process that counts memory: its own, or the next one above it.
 /// The root does not count, because it has all processes of the host.
 fn group(text: &str, groups: &str) -> Option<Group> {
@@ -152,25 +170,26 @@ fn head(line: &str) -> Option<Group> {
     Some(Group { number: number.parse().ok()?, path: path.trim().to_owned() })
 }
 
-fn rows(text: &str, group: u64) -> Vec<Row> {
+/// Returns the rows of a control group; `None` of a text in another form, as what follows an odd
+/// line could count for another node.
+fn rows(text: &str, group: u64) -> Option<Vec<Row>> {
     let (mut inside, mut node, mut rows) = (false, 0, Vec::new());
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |word: usize| words.get(word).and_then(|word| word.parse::<u64>().ok());
         match words.first() {
             Some(&"memcg") => inside = number(1) == Some(group),
-            Some(&"node") => node = number(1).unwrap_or(0),
-            _ if inside => {
+            Some(&"node") if inside => node = number(1)?,
+            Some(_) if inside => {
                 // Generation, age in ms, anonymous pages, pages of files. "-0" is a negative number
                 // of pages.
-                if let (Some(generation), Some(_)) = (number(0), number(1)) {
-                    rows.push(Row { node, generation, pages: number(2).unwrap_or(0) });
-                }
+                let pages = if words.get(2) == Some(&"-0") { 0 } else { number(2)? };
+                rows.push(Row { node, generation: number(0)?, pages });
             }
             _ => {}
         }
     }
-    rows
+    Some(rows)
 }
 
 fn newest(rows: &[Row]) -> Vec<(u64, u64)> {
@@ -211,12 +230,42 @@ memcg    42 /vms/a
 
     #[test]
     fn what_was_used_is_in_the_generations_since_the_mark_on_each_node() {
-        let rows = rows(TEXT, 42);
+        let rows = rows(TEXT, 42).unwrap();
         assert_eq!(newest(&rows), [(0, 10), (1, 4)]);
         let pages = |seen: Seen| (seen.used / page(), seen.all / page());
         assert_eq!(pages(seen(&rows, &[(0, 9), (1, 4)])), (410, 470));
         assert_eq!(pages(seen(&rows, &[(0, 11)])), (0, 470));
-        assert!(super::rows(TEXT, 43).is_empty());
+        assert_eq!(super::rows(TEXT, 43), Some(Vec::new()));
+        assert_eq!(super::rows(TEXT, 1).unwrap()[1].pages, 5);
+        for (known, odd) in [(" node     1", " node     x"), ("         30", "          ?")] {
+            assert_eq!(super::rows(&TEXT.replace(known, odd), 42), None, "{odd}");
+            assert!(super::rows(&TEXT.replace(known, odd), 1).is_some());
+        }
+    }
+
+    #[test]
+    fn a_group_that_is_gone_or_was_left_has_no_working_set() {
+        let host = Made::new();
+        host.write("sys/kernel/mm/lru_gen/enabled", "0x0007\n")
+            .write("proc/7/cgroup", "0::/vms/a\n");
+        host.write(FILE, TEXT);
+        let files = host.files();
+        let mut it = Generations::open(&files, 7).unwrap();
+        it.since = vec![(0, 9)];
+        // An attempt to age writes to the file.
+        assert!(it.rows(&files).is_ok());
+        for (groups, text, why) in [
+            ("0::/\n", TEXT, "none of its own"),
+            ("0::/vms/a\n", "memcg    42 /vms/a\n", "no generations"),
+            ("0::/vms/b\n", "memcg    43 /vms/b\n node 0\n 1 2 3 4\n", "another control group"),
+        ] {
+            host.write("proc/7/cgroup", groups).write(FILE, text);
+            let told = it.look(&files).unwrap_err();
+            assert!(told.contains(why), "{told}");
+            assert_eq!(std::fs::read_to_string(files.0.join(FILE)).unwrap(), text, "it was aged");
+        }
+        std::fs::remove_file(files.0.join("proc/7/cgroup")).unwrap();
+        assert_eq!(it.look(&files), Err("the process ended".to_owned()));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::{Seen, page};
 use crate::procfs::Files;
 use crate::watch::task;
 use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 
 const BITMAP: &str = "sys/kernel/mm/page_idle/bitmap";
@@ -63,6 +64,7 @@ impl Idle {
     ) -> Result<(), String> {
         let mut entries = vec![0; 8 * MOST as usize];
         let mappings = task::mappings(files, self.pid, |access| access.contains('w'));
+        let mappings = mappings.ok().flatten().filter(|all| !all.is_empty());
         for range in mappings.ok_or("the process's maps cannot be read, or it has none")? {
             let end = range.end / page();
             let mut at = range.start / page();
@@ -93,10 +95,11 @@ impl Idle {
             run.iter()
                 .for_each(|frame| words[(frame / 64 - first / 64) as usize] |= 1 << (frame % 64));
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            // The kernel refuses the last word if memory ends within it. A page without a mark
-            // counts as used.
-            let _ = self.bitmap.write_all_at(&bytes, first / 64 * 8);
-            Ok(())
+            match self.bitmap.write_all_at(&bytes, first / 64 * 8) {
+                // A page without a mark counts as used.
+                Err(error) if !is_end(&error) => Err(format!("page_idle: {error}")),
+                _ => Ok(()),
+            }
         })
     }
 
@@ -151,17 +154,22 @@ impl Idle {
     fn read(&self, file: &File, first: u64, count: u64, name: &str) -> Result<Vec<u64>, String> {
         let mut bytes = vec![0; 8 * count as usize];
         let mut at = 0;
-        // If memory ends within the last word, the word cannot be read: it has no mark.
         while at < bytes.len() {
             match file.read_at(&mut bytes[at..], 8 * first + at as u64) {
                 Ok(0) => break,
                 Ok(read) => at += read,
-                Err(_) if at > 0 || count == 1 => break,
+                Err(error) if is_end(&error) => break,
                 Err(error) => return Err(format!("{name}: {error}")),
             }
         }
         Ok(numbers(&bytes).collect())
     }
+}
+
+/// Returns whether the error says that memory ends there, or within the last word: such a word can
+/// be neither read nor written, and has no mark.
+fn is_end(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::WriteZero || error.raw_os_error() == Some(libc::ENXIO)
 }
 
 fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
@@ -231,6 +239,23 @@ mod tests {
         assert_eq!(idle.first_of(1400), Ok((LRU, true)));
         idle.bitmap.write_all_at(&0u64.to_ne_bytes(), 1024 / 64 * 8).unwrap();
         assert_eq!(pages(idle.look(&host.files()).unwrap()), (512, 512));
+    }
+
+    #[test]
+    fn marks_and_flags_that_are_refused_are_no_use_of_all_pages() {
+        let host = host(&[70, 5], &BTreeMap::new());
+        let mut idle = Idle::open(&host.files(), 7).unwrap();
+        let file = |path: &str| File::open(host.files().0.join(path)).unwrap();
+        idle.bitmap = file(BITMAP);
+        let refused = idle.make(&host.files()).unwrap_err();
+        assert!(refused.starts_with("page_idle: "), "not opened for writes: {refused}");
+        // A folder, as root may read any file.
+        idle.flags = file("proc/7");
+        let refused = idle.look(&host.files()).unwrap_err();
+        assert!(refused.starts_with("kpageflags: "), "{refused}");
+        for (error, end) in [(libc::ENXIO, true), (libc::EPERM, false), (libc::EIO, false)] {
+            assert_eq!(is_end(&io::Error::from_raw_os_error(error)), end);
+        }
     }
 
     #[test]

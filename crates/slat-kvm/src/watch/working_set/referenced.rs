@@ -33,8 +33,14 @@ impl Referenced {
     }
 
     pub fn look(&self, files: &Files<'_>) -> Result<Seen, String> {
-        let text = files.text(format!("proc/{}/smaps_rollup", self.pid)).unwrap_or_default();
-        let of = |name| bytes(&text, name).ok_or("smaps_rollup: the process ended");
-        Ok(Seen { used: of("Referenced")?, all: of("Rss")? })
+        let folder = format!("proc/{}", self.pid);
+        let text = files.told(format!("{folder}/smaps_rollup")).ok().flatten();
+        let of = |name| text.as_deref().and_then(|text| bytes(text, name));
+        let both = of("Referenced").zip(of("Rss"));
+        let (used, all) = both.ok_or_else(|| match files.0.join(folder).exists() {
+            true => "smaps_rollup cannot be read any more",
+            false => "smaps_rollup: the process ended",
+        })?;
+        Ok(Seen { used, all })
     }
 }
