@@ -1,6 +1,5 @@
 //! Checks whether a copy of the guest's memory has the state of one moment, by the stamps that the
-//! guest's program wrote there. `crew.rs` of that program, in `hypervisor/work`, defines their
-//! order.
+//! guest's program, in `tests/programs/src/work`, wrote there. Its `crew.rs` defines their order.
 
 use core::fmt;
 

@@ -5,7 +5,7 @@ use crate::format::TableFormat;
 use crate::settings::engine::Part;
 use crate::thresholds::at_most;
 use serde_json::{Map, Value, json};
-use slat_lab::record::Measurement;
+use slat_lab::record::{ASKED, Measurement};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 use slat_lab::turns::order;
@@ -32,9 +32,11 @@ impl Sample {
 type Turn<'a> = Box<dyn FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + 'a>;
 
 /// Target of variants that are the engine's work.
-pub const ENGINE: &str = "engine";
+pub const ENGINE: &str = slat_lab::record::ENGINE;
 /// Target of variants that are a plain loop.
-pub const MACHINE: &str = "machine";
+pub const MACHINE: &str = slat_lab::record::MACHINE;
+/// Name of the comparison of formats in results.
+pub const FORMATS: &str = "formats";
 
 struct Entrant<'a> {
     variant: String,
@@ -229,16 +231,14 @@ impl<'a> Contest<'a> {
         params.insert("variants".to_owned(), json!(ratio.of.join(" * ")));
         let at_most = at_most(self.scenario, &ratio.what, &params);
         params.insert("asked".to_owned(), json!(at_most));
-        Measurement {
-            scenario: format!("{}-asked", self.scenario),
-            target: ENGINE.to_owned(),
-            variant: ratio.what.clone(),
+        Measurement::new(
+            format!("{}{ASKED}", self.scenario),
+            ENGINE,
+            ratio.what.clone(),
             params,
-            unit: ratio.unit.into(),
-            samples: (0..rounds).map(each).collect(),
-            groups: Vec::new(),
-            counts: BTreeMap::new(),
-        }
+            ratio.unit,
+            (0..rounds).map(each).collect(),
+        )
     }
 }
 

@@ -45,66 +45,59 @@ impl Scenario for Engine {
     type Settings = EngineArgs;
 
     fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures the parts that `args` asks for.
-///
-/// # Errors
-/// Sizes that cannot be right, too little memory, or an operation whose result is wrong.
-pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    args.linux.check()?;
-    if args.linux.target == TablesTarget::LinuxSource {
-        return peers::engine(args, session);
-    }
-    if args.granule != Granule::Size4k {
-        return Err(bad_input(format!(
-            "--granule {0}: the limits are those of 4k tables; take --format arm64-{0}, or \
-             --target linux-source",
-            args.granule
-        )));
-    }
-    if !args.format.is_empty() {
-        return peers::formats::run(args, session);
-    }
-    let memory = whole_blocks(args.memory())?;
-    let sizes = Sizes::of(memory);
-    let bytes = table_bytes(memory);
-    let available = session.memory_available();
-    if bytes > available / 10 * 9 {
-        return Err(bad_input(format!(
-            "the tables of {memory} take {} MiB, and this machine has {} MiB free; take a smaller \
-             --memory",
-            bytes >> 20,
-            available >> 20
-        )));
-    }
-    let mut arena = Arena::new(bytes as usize, 4096, BreakBeforeMake::Always)?;
-    let cpus = cpus()?;
-    let contests = contests(args, &sizes, &cpus, session)?;
-    let _pin = Pin::to(cpus[0])?;
-    // An explicit number of rounds takes precedence over the contest's limits.
-    let rounds = |contest: &Contest| args.rounds.unwrap_or_else(|| contest.rounds(args.rounds()));
-    session.start("engine", contests.iter().map(|c| u64::from(rounds(c)) + 1).sum());
-    let mut results = Vec::new();
-    for mut contest in contests {
-        session.say(contest.title());
-        let rounds = rounds(&contest);
-        match contest.hold(&mut arena, session, rounds)? {
-            Some(measured) => results.extend(measured),
-            None => break,
+        args.linux.check()?;
+        if args.linux.target == TablesTarget::LinuxSource {
+            return peers::engine(args, session);
         }
+        if args.granule != Granule::Size4k {
+            return Err(bad_input(format!(
+                "--granule {0}: the limits are those of 4k tables; take --format arm64-{0}, or \
+             --target linux-source",
+                args.granule
+            )));
+        }
+        if !args.format.is_empty() {
+            return peers::formats::run(args, session);
+        }
+        let memory = whole_blocks(args.memory())?;
+        let sizes = Sizes::of(memory);
+        let bytes = table_bytes(memory);
+        let available = session.memory_available();
+        if bytes > available / 10 * 9 {
+            return Err(bad_input(format!(
+                "the tables of {memory} take {} MiB, and this machine has {} MiB free; take a smaller \
+             --memory",
+                bytes >> 20,
+                available >> 20
+            )));
+        }
+        let mut arena = Arena::new(bytes as usize, 4096, BreakBeforeMake::Always)?;
+        let cpus = cpus()?;
+        let contests = contests(args, &sizes, &cpus, session)?;
+        let _pin = Pin::to(cpus[0])?;
+        // An explicit number of rounds takes precedence over the contest's limits.
+        let rounds =
+            |contest: &Contest| args.rounds.unwrap_or_else(|| contest.rounds(args.rounds()));
+        session.start("engine", contests.iter().map(|c| u64::from(rounds(c)) + 1).sum());
+        let mut results = Vec::new();
+        for mut contest in contests {
+            session.say(contest.title());
+            let rounds = rounds(&contest);
+            match contest.hold(&mut arena, session, rounds)? {
+                Some(measured) => results.extend(measured),
+                None => break,
+            }
+        }
+        session.finish();
+        drop(arena);
+        // These parts are measured by the comparison with others, here for the engine alone.
+        let parts = [Part::Unmap, Part::Clear, Part::Relax, Part::Flush];
+        let wanted: Vec<Part> = parts.into_iter().filter(|part| args.wants(*part)).collect();
+        if !wanted.is_empty() && !session.interrupted() {
+            results.extend(peers::alone(args, &wanted, session)?);
+        }
+        Ok(results)
     }
-    session.finish();
-    drop(arena);
-    // These parts are measured by the comparison with others, here for the engine alone.
-    let parts = [Part::Unmap, Part::Clear, Part::Relax, Part::Flush];
-    let wanted: Vec<Part> = parts.into_iter().filter(|part| args.wants(*part)).collect();
-    if !wanted.is_empty() && !session.interrupted() {
-        results.extend(peers::alone(args, &wanted, session)?);
-    }
-    Ok(results)
 }
 
 /// The sizes of guest memory that are measured.
@@ -210,7 +203,7 @@ mod tests {
 
     fn run_only(only: &[Part]) -> Vec<Measurement> {
         let mut session = Session::quiet();
-        let results = run(&args(only), &mut session).unwrap();
+        let results = Engine::run(&args(only), &mut session).unwrap();
         let left_out: Vec<_> = session.skipped().iter().map(|skipped| &skipped.what).collect();
         assert!(!results.is_empty() || !left_out.is_empty(), "{only:?}");
         results
@@ -279,6 +272,6 @@ mod tests {
     fn a_session_that_is_stopped_returns_what_it_has() {
         let mut session = Session::quiet();
         session.stop();
-        assert!(run(&args(&[Part::Protect]), &mut session).unwrap().is_empty());
+        assert!(Engine::run(&args(&[Part::Protect]), &mut session).unwrap().is_empty());
     }
 }

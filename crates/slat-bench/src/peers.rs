@@ -46,7 +46,6 @@ use work::{Op, SPARSE, Setting, Work};
 
 /// Target of results of Linux's code.
 pub const LINUX: &str = "linux-source";
-#[cfg(feature = "peers")]
 const CRATE: &str = "crate";
 
 /// Variant of the engine that fills tables with streaming stores.

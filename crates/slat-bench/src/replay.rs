@@ -21,7 +21,6 @@ use slat_lab::renderer::Renderer;
 use slat_lab::scenario::{self, Scenario};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -84,33 +83,25 @@ impl Scenario for Replay {
     type Settings = ReplayArgs;
 
     fn run(args: &ReplayArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Replays the claims that `args` asks for.
-///
-/// # Errors
-/// Errors of the scenarios.
-pub fn run(args: &ReplayArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let mut replay = Rows { args, quick: args.quick, rows: Vec::new(), results: Vec::new() };
-    let wanted = |claim| args.only.is_empty() || args.only.contains(&claim);
-    type Step<'a> = fn(&mut Rows<'a>, &mut Session) -> anyhow::Result<()>;
-    let steps: [(Claim, Step<'_>); 5] = [
-        (Claim::SkipLevels, Rows::skip_levels),
-        (Claim::SkipLevelsHardware, Rows::skip_levels_hardware),
-        (Claim::Execute, Rows::execute),
-        (Claim::Ageing, Rows::ageing),
-        (Claim::FlushOnce, Rows::flush_once),
-    ];
-    for (_, step) in steps.into_iter().filter(|(claim, _)| wanted(*claim)) {
-        step(&mut replay, session)?;
-        if session.interrupted() {
-            break;
+        let mut replay = Rows { args, quick: args.quick, rows: Vec::new(), results: Vec::new() };
+        let wanted = |claim| args.only.is_empty() || args.only.contains(&claim);
+        type Step<'a> = fn(&mut Rows<'a>, &mut Session) -> anyhow::Result<()>;
+        let steps: [(Claim, Step<'_>); 5] = [
+            (Claim::SkipLevels, Rows::skip_levels),
+            (Claim::SkipLevelsHardware, Rows::skip_levels_hardware),
+            (Claim::Execute, Rows::execute),
+            (Claim::Ageing, Rows::ageing),
+            (Claim::FlushOnce, Rows::flush_once),
+        ];
+        for (_, step) in steps.into_iter().filter(|(claim, _)| wanted(*claim)) {
+            step(&mut replay, session)?;
+            if session.interrupted() {
+                break;
+            }
         }
+        replay.rows.append(&mut replay.results);
+        Ok(replay.rows)
     }
-    replay.rows.append(&mut replay.results);
-    Ok(replay.rows)
 }
 
 struct Rows<'a> {
@@ -162,16 +153,7 @@ impl Rows<'_> {
         params.insert("published".to_owned(), json!(published));
         params.insert("command".to_owned(), json!(told.command));
         params.insert("why".to_owned(), json!(told.why));
-        self.rows.push(Measurement {
-            scenario: "replay".to_owned(),
-            target: "engine".to_owned(),
-            variant: what.into(),
-            params,
-            unit: unit.into(),
-            samples,
-            groups: Vec::new(),
-            counts: BTreeMap::new(),
-        });
+        self.rows.push(Measurement::new(Replay::NAME, "engine", what, params, unit, samples));
     }
 
     /// Runs a scenario by the command line that is printed with its claim.
@@ -297,7 +279,7 @@ impl Rows<'_> {
             why: "there a whole reclaimer under memory pressure, here its scan alone, beside one \
                 vCPU that faults: what the lock costs both.",
         };
-        for m in results.iter().filter(|m| m.scenario == "guest-asked") {
+        for m in results.iter().filter(|m| m.is_asked()) {
             let text =
                 |name: &str| m.params.get(name).and_then(|value| value.as_str()).unwrap_or("");
             let what = format!("{}: {} by {}", m.variant, text("variants"), text("against"));
@@ -422,8 +404,8 @@ mod tests {
             edits: None,
             quick: true,
         };
-        let results = run(&args, &mut Session::quiet()).unwrap();
-        let rows: Vec<_> = results.iter().filter(|m| m.scenario == "replay").collect();
+        let results = Replay::run(&args, &mut Session::quiet()).unwrap();
+        let rows: Vec<_> = results.iter().filter(|m| m.scenario == Replay::NAME).collect();
         assert_eq!(rows.len(), 4 + 4 + 4);
         let published = |row: &&Measurement| row.params["published"].as_str().unwrap().to_owned();
         assert_eq!(published(&rows[0]), "−97.33 %");

@@ -20,7 +20,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use slat::{BreakBeforeMake, Format, OpCounts, PageSize};
 use slat_lab::failure::bad_input;
-use slat_lab::record::Measurement;
+use slat_lab::record::{MACHINE, Measurement};
 use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -69,12 +69,8 @@ pub struct SplitArgs {
     pub what: Vec<What>,
 
     /// Ways to walk the tables
-    #[arg(
-        long,
-        value_name = "WALK,...",
-        value_delimiter = ',',
-        default_value = "every-entry,bounded,batched"
-    )]
+    #[arg(long, value_name = "WALK,...", value_delimiter = ',')]
+    #[arg(default_value = "every-entry,bounded,batched")]
     pub walk: Vec<Walk>,
 
     /// Format of the tables [default: arm64-4k]
@@ -93,12 +89,8 @@ pub struct SplitArgs {
     pub bbm: Option<u8>,
 
     /// Samples of each variant, taken in turns
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 11,
-        value_parser = clap::value_parser!(u32).range(10..=1000)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 11)]
+    #[arg(value_parser = clap::value_parser!(u32).range(10..=1000))]
     pub samples: u32,
 
     /// 1 GiB at most, ten samples: a trial run, gives no figures to quote
@@ -398,7 +390,7 @@ fn measurement(
 ) -> anyhow::Result<Measurement> {
     let (scenario, of, variant) = match entrant {
         Entrant::Walk(walk) => ("split", "engine", walk.to_string()),
-        Entrant::Limit(limit) => ("limit", "machine", limit.name().to_owned()),
+        Entrant::Limit(limit) => (limits::SCENARIO, MACHINE, limit.name().to_owned()),
     };
     let cost = samples[0].cost;
     if let Some(other) = samples.iter().find(|sample| sample.cost != cost) {
@@ -447,6 +439,7 @@ fn measurement(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slat_lab::record::ENGINE;
 
     fn args() -> SplitArgs {
         SplitArgs {
@@ -533,7 +526,7 @@ mod tests {
             ..args()
         };
         for result in run(&args, &mut Session::quiet()).unwrap() {
-            if result.target == "engine" {
+            if result.target == ENGINE {
                 assert_eq!(result.counts["tables_built"], 4, "{result:?}");
             }
         }

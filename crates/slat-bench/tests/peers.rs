@@ -204,7 +204,8 @@ fn histories_agree_and_show_a_bug_that_an_edit_brings() {
     let histories = ["check", "--histories", &more];
     for granule in ["4k", "16k", "64k"] {
         let mut check = beside(&tree, &histories);
-        check.args(["--granule", granule, "--with", "bounded-walks"]).assert().success();
+        check.args(["--granule", granule, "--with", "bounded-walks", "--with", "split-in-a-loop"]);
+        check.assert().success();
     }
     // The first line of each file describes its bug.
     let bugs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../linux/bugs");

@@ -118,6 +118,43 @@ fn every_granule_and_both_kinds_of_walks_leave_the_same_leaves() {
 }
 
 #[test]
+fn a_split_in_a_loop_writes_the_descriptors_that_the_walk_writes() {
+    let mut workshop = Workshop::new().unwrap();
+    let edits = Edits::read(None).unwrap();
+    let prots = [(true, true, true), (true, false, true), (true, true, false)];
+    let prots = prots.map(|(read, write, execute)| Prot { read, write, execute });
+    for tree in trees() {
+        let edited = tree.with(&edits, &["split-in-a-loop".to_owned()]).unwrap();
+        for (page_shift, block) in [(12, 2 * MIB), (12, GIB), (14, 32 * MIB), (16, 512 * MIB)] {
+            for fwb in [true, false] {
+                let how = Build { page_shift, fwb, ..COUNTING };
+                let mut helpers = [&tree, &edited].map(|tree| start(&mut workshop, tree, how));
+                for (prot, chunk) in prots.into_iter().zip([block, 2 * MIB, block]) {
+                    let [walked, filled] = helpers.each_mut().map(|helper| {
+                        helper.call(Op::Reset).unwrap();
+                        let host = (1 << 40) - GIB;
+                        let all = Op::Build { start: GIB, size: GIB, host, leaf: block, prot };
+                        helper.call(all).unwrap();
+                        let chunk = chunk.max(1 << (2 * page_shift - 3));
+                        let split = Op::Split { start: GIB, size: GIB, chunk };
+                        let answer = helper.call(split).unwrap();
+                        let of =
+                            |(name, count): &(String, u64)| (name == "visits").then_some(*count);
+                        let leaves = helper.leaves(GIB, GIB).unwrap();
+                        assert_eq!(leaves[0].count, GIB >> page_shift, "{leaves:x?}");
+                        (leaves, answer.counts.iter().find_map(of).unwrap())
+                    });
+                    assert_eq!(walked.0, filled.0, "{how:?}");
+                    // The walk visits each page when it fills its entry, and again below.
+                    let pages = GIB >> page_shift;
+                    assert!(filled.1 < walked.1 && walked.1 - filled.1 >= pages, "{how:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn an_edit_that_does_not_fit_says_so() {
     let edits = Edits::read(None).unwrap();
     assert!(edits.series().iter().any(|series| series.name == "bounded-walks"));

@@ -23,6 +23,7 @@ pub use verdict::{Verdict, verdicts};
 use crate::kvm::Guests;
 use serde::Serialize;
 use slat_lab::scenario::Scenarios;
+use std::path::Path;
 
 /// Name under which the doctor judges `slat emulate`.
 pub const EMULATE: &str = "emulate";
@@ -219,6 +220,12 @@ impl Subject {
     fn missing(self, found: impl Into<String>, change: Change) -> Finding {
         self.finding(Status::Missing, found.into(), Some(change))
     }
+
+    /// Returns the finding on a file that is there and cannot be read, or has something else.
+    fn untold(self, file: impl AsRef<Path>) -> Finding {
+        let change = Change::by_hand("let this user read the file");
+        self.limited(format!("/{} does not tell", file.as_ref().display()), change)
+    }
 }
 
 /// Examines the host, and returns the findings in the order of the groups.
@@ -250,15 +257,32 @@ mod tests {
 
     #[test]
     fn the_hosts_of_the_readers_are_found_as_they_are() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../slat-procfs/hosts");
+        let folder =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../slat-kvm/tests/procfs");
         for (host, name, status, found) in [
             ("x86-v2", "memory available", "limited", "768 MiB"),
             ("x86-v2", "cgroup CPU quota", "limited", "0.50 CPUs"),
             ("arm-16k-hybrid", "cgroup memory", "limited", "version 1"),
             ("arm-16k-hybrid", "memory available", "limited", "256 MiB"),
-            ("arm-64k-v1", "hugetlb 2m", "missing", "has no such pool, but of 512 MiB"),
+            ("x86-v2", "hugetlb", "missing", "2 MiB: 0 pages free of 8; 1 GiB: 0 pages free of 0"),
+            ("arm-64k-v1", "hugetlb", "ok", "512 MiB: 2 pages free of 2"),
+            ("arm-64k-v1", "perf", "limited", "perf_event_paranoid does not tell"),
+            ("arm-16k-hybrid", "hugetlb", "limited", "32 MiB: 1 pages free of 1"),
+            ("arm-16k-hybrid", "counters of guests", "limited", "ptrace_scope does not tell"),
+            ("locked-down", "hugetlb", "missing", "no such pools"),
+            ("locked-down", "KVM's tracepoints", "limited", "locked down (confidentiality)"),
+            ("locked-down", "KVM's debugfs", "missing", "locked down (confidentiality)"),
+            ("locked-down", "eBPF", "limited", "counts alone"),
+            ("odd-bytes", "NUMA", "limited", "node/online does not tell"),
+            ("odd-bytes", "hugetlb", "limited", "/sys/kernel/mm/hugepages does not tell"),
+            ("odd-bytes", "transparent huge pages", "limited", "enabled does not tell"),
+            ("odd-bytes", "pressure of guests", "limited", "proc/pressure/memory does not tell"),
+            ("odd-bytes", "MGLRU", "limited", "lru_gen/enabled does not tell"),
             ("locked-down", "debugfs", "limited", "locked down (confidentiality)"),
             ("odd-bytes", "KVM's debugfs", "ok", "mounted"),
+            ("container", "memory available", "limited", "384 MiB"),
+            ("container", "KVM's tracepoints", "missing", "no tracefs"),
+            ("container", "debugfs", "missing", "not mounted"),
         ] {
             let kvm = Err(slat_kvm::Error::NoKvm);
             let evidence = Evidence::below(folder.join(host), kvm, Vec::new());

@@ -13,8 +13,9 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use slat_kvm::phase::Phase;
 use slat_lab::numbers::{seconds, thousands};
-use slat_lab::record::Measurement;
+use slat_lab::record::{KVM, Measurement};
 use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::{Labels, Row};
 use slat_lab::table::{NOTHING, Table};
@@ -57,8 +58,7 @@ pub struct Explained {
 
 /// Explains every phase that has the counts for it.
 pub fn explain(results: &[Measurement]) -> Vec<Explained> {
-    let of_guests =
-        || results.iter().filter(|m| m.target == "kvm" && !m.params.contains_key("vcpu"));
+    let of_guests = || results.iter().filter(|m| m.target == KVM && !m.is_vcpu());
     // Counters that are 0 are left out of a phase, so all phases are searched for one that shows
     // whether this kernel counts faults.
     let counts_faults =
@@ -106,20 +106,22 @@ fn count(m: &Measurement, name: &str) -> Option<f64> {
 
 /// Renderer of all guests' results: a sentence on their time, and on the page the whole table.
 pub const RENDERER: Renderer = Renderer {
-    reads: |m| m.target == "kvm",
+    reads: |m| m.target == KVM,
     verdict: |results| Verdict::of_lines(sentence(&explain(results))),
     long: |results| tables(&explain(results)),
     ..Renderer::NONE
 };
 
 /// Phases that the sentence is about.
-const ASKED: [&str; 3] = ["dirty", "run", "execute"];
+const ASKED: [Phase; 3] = [Phase::Dirty, Phase::Run, Phase::Execute];
 
 /// Returns the sentence on where the vCPUs' time went, in all guests together.
 fn sentence(explained: &[Explained]) -> Option<String> {
     // A guest with a dirty rate pauses, and no counter has the time of the pauses.
     let paced = |it: &Explained| it.params.contains_key("dirty_rate");
-    let asked = |it: &&Explained| ASKED.contains(&&*it.what[1]) && it.fault > 0.0 && !paced(it);
+    let asked = |it: &&Explained| {
+        ASKED.iter().any(|phase| *phase == *it.what[1]) && it.fault > 0.0 && !paced(it)
+    };
     let asked = || explained.iter().filter(asked);
     let sum = |of: fn(&Explained) -> f64| asked().map(of).sum::<f64>();
     let total = Some(sum(|it| it.total)).filter(|total| *total > 0.0)?;
@@ -231,14 +233,8 @@ mod tests {
 
     fn phase(variant: &str, counts: &[(&str, u64)]) -> Measurement {
         Measurement {
-            scenario: "dirty-log".to_owned(),
-            target: "kvm".to_owned(),
-            variant: variant.to_owned(),
-            params: Map::new(),
-            unit: Unit::SECONDS,
-            samples: vec![1.0],
-            groups: Vec::new(),
             counts: counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
+            ..Measurement::new("dirty-log", "kvm", variant, Map::new(), Unit::SECONDS, vec![1.0])
         }
     }
 

@@ -144,16 +144,14 @@ impl Ideas {
             ("command", &ran.command),
         ];
         let params = params.map(|(name, value)| (name.to_owned(), json!(value)));
-        self.rows.push(Measurement {
-            scenario: SCENARIO.to_owned(),
-            target: "engine".to_owned(),
-            variant: variant.to_owned(),
-            params: params.into_iter().collect(),
-            unit: Unit::RATIO,
+        self.rows.push(Measurement::new(
+            SCENARIO,
+            "engine",
+            variant,
+            params.into_iter().collect(),
+            Unit::RATIO,
             samples,
-            groups: Vec::new(),
-            counts: Default::default(),
-        });
+        ));
     }
 
     /// Measures splits with bounded walks, as proposed for Linux, and as Slat splits by default: a

@@ -27,6 +27,7 @@ pub fn renderers() -> Vec<Renderer> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slat_kvm::phase::Phase;
     use slat_lab::fake;
     use slat_lab::record::Measurement;
     use slat_lab::report::{html, tables, text};
@@ -63,8 +64,7 @@ mod tests {
             assert!(page.contains(&table.title), "{}", table.title);
         }
         let splits = report.results.iter().filter(|m| m.scenario == "split");
-        let whole_rounds =
-            |m: &&Measurement| m.variant == "dirty" && !m.params.contains_key("vcpu");
+        let whole_rounds = |m: &&Measurement| Phase::Dirty == *m.variant && !m.is_vcpu();
         let rounds = report.results.iter().filter(whole_rounds);
         let legend = rounds.clone().count();
         let dots: usize = splits.chain(rounds).map(|m| m.samples.len()).sum();

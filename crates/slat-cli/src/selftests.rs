@@ -26,7 +26,7 @@ const X86: Option<Architecture> = Some(Architecture::X86_64);
 
 /// The tests of the code that the edits touch, with sizes that take seconds in an emulator. On Arm,
 /// tests of [`TAKE_MODE`] also get `-m`; without it, each of them runs up to twelve guest modes.
-const KNOWN: [Known; 20] = [
+const KNOWN: [Known; 21] = [
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
     ("dirty_log_test", "-i 3 -I 20 -M clear-log", None),
@@ -39,6 +39,7 @@ const KNOWN: [Known; 20] = [
     ("memslot_modification_stress_test", "-v 1 -b 4M -i 20", None),
     ("memslot_perf_test", "-l 1 -s 32 -f 3 -e 4", None),
     ("page_fault_test", "", ARM),
+    ("eager_split_test", "", ARM),
     ("flush_once_test", "", ARM),
     ("ageing_race_test", "", ARM),
     ("nx_huge_pages_test", "-t 887563923 -p 100 -r", X86),

@@ -6,8 +6,8 @@ pub mod page;
 pub mod report;
 mod stalls;
 
+use slat_kvm::watch::{Metric, Values};
 use slat_lab::table::NOTHING;
-use slat_watch::{Metric, Values};
 
 /// Formats a rate per second.
 fn rate(values: &Values, metric: Metric, seconds: f64) -> String {

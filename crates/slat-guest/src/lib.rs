@@ -92,6 +92,9 @@ mod recovery;
 mod refusals;
 mod replacing;
 mod ring;
+#[cfg(test)]
+#[path = "../../../tests/seed.rs"]
+mod seed;
 mod shared;
 mod stalls;
 mod stats;

@@ -57,6 +57,8 @@ mod recovery;
 mod replaced;
 #[path = "memory/ring.rs"]
 mod ring;
+#[path = "../../../tests/seed.rs"]
+mod seed;
 #[path = "memory/shared_ring.rs"]
 mod shared_ring;
 #[path = "memory/spilled_bits.rs"]

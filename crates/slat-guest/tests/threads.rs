@@ -5,6 +5,9 @@
 //! `ROUNDS=N` for more.
 #![cfg(all(not(loom), target_os = "linux"))]
 
+#[path = "../../../tests/seed.rs"]
+mod seed;
+
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::format::ept::Ept1G;
 use slat::{Access, AgeOptions, Format, Gpa, GpaRange, Hpa, Memory, PageSize, TableBits, Vmid};
@@ -313,7 +316,7 @@ fn rounds() -> u64 {
 
 #[test]
 fn threads_on_intel_lose_no_write() {
-    for seed in slat_seed::seeds(rounds()) {
+    for seed in crate::seed::seeds(rounds()) {
         configs(true)
             .into_iter()
             .for_each(|config| run(Ept1G::default(), Ept::default(), config, seed));
@@ -322,7 +325,7 @@ fn threads_on_intel_lose_no_write() {
 
 #[test]
 fn threads_on_arm_lose_no_write() {
-    for seed in slat_seed::seeds(rounds()) {
+    for seed in crate::seed::seeds(rounds()) {
         for config in configs(false) {
             let arm = Arm { hardware_dirty: false, ..FORCED };
             let format = Arm64 { forced_write_back: true, ..Arm64::default() };
@@ -333,7 +336,7 @@ fn threads_on_arm_lose_no_write() {
 
 #[test]
 fn threads_on_arm_with_hardware_dirty_state_lose_no_write() {
-    for seed in slat_seed::seeds(rounds()) {
+    for seed in crate::seed::seeds(rounds()) {
         for config in configs(true) {
             let format =
                 Arm64K4 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() };
@@ -349,7 +352,7 @@ mod every {
     use slat_sim::{Npt, Power, RiscV};
 
     fn all<F: Format, A: Arch>(format: F, arch: A) {
-        for seed in slat_seed::seeds(rounds()) {
+        for seed in crate::seed::seeds(rounds()) {
             configs(true).into_iter().for_each(|config| run(format, arch, config, seed));
         }
     }

@@ -5,8 +5,8 @@
 //! (admin-guide/cgroup-v2.rst, `memory.max`; cgroup-v1/memory.rst, `memory.limit_in_bytes`).
 
 use crate::Error;
+use crate::procfs::{Bound, Files, Groups, Version};
 use rustix::io::Errno;
-use slat_procfs::{Bound, Files, Groups, Version};
 use std::io;
 use std::path::{Path, PathBuf};
 

@@ -240,6 +240,8 @@ pub enum Advice {
     NoPool {
         /// The directory that would exist.
         path: String,
+        /// The sizes of the pages of its pools, in bytes.
+        sizes: Vec<u64>,
     },
 }
 
@@ -247,8 +249,12 @@ impl std::fmt::Display for Advice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Advice::Reserve { path, pages } => write!(f, "echo {pages} > {path}"),
-            Advice::NoPool { path } => {
-                write!(f, "this kernel has no pool of that size ({path} does not exist)")
+            Advice::NoPool { path, sizes } => {
+                write!(f, "this kernel has no pool of that size ({path} does not exist)")?;
+                match sizes.iter().map(|size| size_name(*size)).collect::<Vec<_>>() {
+                    none if none.is_empty() => Ok(()),
+                    sizes => write!(f, ", but of {}", sizes.join(", ")),
+                }
             }
         }
     }

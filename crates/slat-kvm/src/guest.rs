@@ -50,16 +50,17 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Makes a guest whose memory is not yet populated.
+    /// Makes a guest whose memory is not yet populated, after a check that the host and the control
+    /// groups of this process have that memory.
     ///
     /// # Errors
-    /// [`Error::NoKvm`] and others if the host lacks something, [`Error::Invalid`] for a value that
-    /// is out of range, [`Error::Os`] if the kernel refuses a call.
+    /// [`Error::NoKvm`] and others if the host lacks something; the errors of [`Shape::check`];
+    /// [`Error::Os`] if the kernel refuses a call.
     pub fn new(shape: &Shape) -> Result<(Guest, Vec<Vcpu>), Error> {
         let kvm = probe::open()?;
         let host = probe::describe(&kvm);
         arch::check(&kvm, shape.memory)?;
-        shape.check_values(&host)?;
+        shape.check(&host)?;
         let vm = kvm.create_vm().map_err(Error::os("KVM_CREATE_VM"))?;
         enable(&vm, shape)?;
         arch::set_up_vm(&vm)?;

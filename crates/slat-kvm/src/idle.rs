@@ -40,7 +40,7 @@ impl Tracking {
         Self::below(Path::new("/"))
     }
 
-    fn below(root: &Path) -> Result<Self, Error> {
+    pub(crate) fn below(root: &Path) -> Result<Self, Error> {
         let writable = |path| OpenOptions::new().write(true).open(root.join(path));
         match (writable(BITMAP), writable(LRU_GEN)) {
             (Ok(_), _) => Ok(Self::IdlePages),
@@ -88,7 +88,7 @@ impl Marker {
             Tracking::Generations => {
                 let path = Path::new("/").join(LRU_GEN);
                 let text = lru_gen(&path)?;
-                let files = slat_procfs::Files::here();
+                let files = crate::procfs::Files::here();
                 if !files.in_first_namespace("cgroup") {
                     // The file has the host's names: another group may have this one's.
                     return Err(Error::invalid(
@@ -97,7 +97,8 @@ impl Marker {
                         "groups as this namespace of control groups does",
                     ));
                 }
-                let own = files.group("memory");
+                let untold = || Error::untold("proc/self/cgroup".into());
+                let own = files.group("memory").ok_or_else(untold)?;
                 let group = group(&text, &own).ok_or_else(unlisted)?;
                 Ok(Self::Generations { path, group })
             }
@@ -177,7 +178,7 @@ fn unlisted() -> Error {
 
 /// Returns the text of lru_gen, in which another group's name may be no UTF-8.
 fn lru_gen(path: &Path) -> Result<String, Error> {
-    std::fs::read(path).map(slat_procfs::lossy).map_err(Error::os("read of lru_gen"))
+    std::fs::read(path).map(crate::procfs::lossy).map_err(Error::os("read of lru_gen"))
 }
 
 /// Returns the number of a cgroup by its path.

@@ -8,8 +8,10 @@
 //! - [`scenario`] has the experiments: dirty logging, execution, a migration, ...
 //! - [`guest`] has the guest itself, for other experiments, and [`work`] the work that its vCPUs
 //!   can do.
+//! - [`figure`] says what the results of a scenario are, and how they are shown.
 //! - [`stall`] finds stalls in the times that the vCPUs' own clocks measured.
 //! - [`ioctl`] has the ioctls of dirty logging, and depends on nothing else in this crate.
+//! - [`watch`] measures guests that run on this host already, under any VMM.
 //! - [`probe()`] reports the capabilities of the host's KVM. It changes nothing and needs no guest.
 //!
 //! On x86, the guest's code runs in ring 3. With VMX and SVM this makes no difference. A KVM
@@ -21,8 +23,11 @@ pub mod bitmap;
 mod boot;
 pub mod cgroup;
 mod error;
+pub mod figure;
 mod gate;
 pub mod guest;
+#[cfg(test)]
+mod hosts;
 pub mod hugetlb;
 pub mod idle;
 pub mod ioctl;
@@ -36,6 +41,7 @@ pub mod numa;
 pub mod phase;
 pub mod probe;
 pub mod probes;
+pub mod procfs;
 pub mod scenario;
 mod shape;
 mod stage;
@@ -44,6 +50,7 @@ pub mod stats;
 mod trace;
 mod vcpu;
 mod vcpu_threads;
+pub mod watch;
 pub mod work;
 
 pub use error::{Advice, Error};

@@ -1,7 +1,7 @@
 //! Memory that this process can have: of the machine, and of its control groups.
 
+use crate::procfs::{Available, Bound, Files};
 use crate::{Error, cgroup};
-use slat_procfs::{Available, Files};
 
 /// Returns the memory that is available without swapping. A group that this process made to limit
 /// itself does not count.
@@ -12,10 +12,15 @@ pub fn available() -> Result<Available, Error> {
     within(Files::here())
 }
 
-fn within(files: Files<'_>) -> Result<Available, Error> {
+pub(crate) fn within(files: Files<'_>) -> Result<Available, Error> {
+    files.available_memory(&bounds(files)).map_err(Error::untold)
+}
+
+/// Returns the bounds of this process's control groups, but the one that it made.
+pub(crate) fn bounds(files: Files<'_>) -> Vec<Bound> {
     let mut bounds = files.memory_bounds();
     bounds.retain(|bound| !bound.group.ends_with(cgroup::name()));
-    files.available_memory(&bounds).map_err(Error::untold)
+    bounds
 }
 
 /// Checks that `bytes` of guest memory are available, and the memory that KVM allocates to map
@@ -29,17 +34,20 @@ fn within(files: Files<'_>) -> Result<Available, Error> {
 /// [`Error::NotEnoughMemory`] if too little is available; [`Error::MemoryUntold`] as for
 /// [`available`].
 pub fn check(bytes: u64) -> Result<(), Error> {
-    let available = available()?;
     let needed = bytes.saturating_add(bytes / 64).saturating_add(64 << 20);
-    if needed > available.bytes {
-        let by = match available.group {
-            Some(group) => format!("the control group /{} leaves", group.display()),
-            None => "MemAvailable of /proc/meminfo is".to_owned(),
-        };
-        let available = available.bytes >> 20;
-        return Err(Error::NotEnoughMemory { needed: needed >> 20, available, by });
+    refuse(needed, available()?)
+}
+
+/// Returns an error if more bytes are needed than are available.
+pub(crate) fn refuse(needed: u64, available: Available) -> Result<(), Error> {
+    if needed <= available.bytes {
+        return Ok(());
     }
-    Ok(())
+    let by = match available.group {
+        Some(group) => format!("the control group /{} leaves", group.display()),
+        None => "MemAvailable of /proc/meminfo is".to_owned(),
+    };
+    Err(Error::NotEnoughMemory { needed: needed >> 20, available: available.bytes >> 20, by })
 }
 
 /// Returns the bytes of the second-level tables of all guests on the host (`SecPageTables`, since

@@ -1,18 +1,15 @@
 //! Host memory that backs a guest's memory.
 
 use crate::error::size_name;
+use crate::procfs::Files;
 use crate::{Error, hugetlb, meminfo};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
-use slat_procfs::Files;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-const SIZE_2M: u64 = 2 << 20;
-const SIZE_1G: u64 = 1 << 30;
 
 /// Kinds of host memory that can back a guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,28 +19,26 @@ pub enum Backing {
     /// Anonymous memory, in transparent huge pages where the kernel provides them
     /// (`MADV_HUGEPAGE`): of 2 MiB if base pages are of 4 KiB.
     Thp,
-    /// Anonymous memory in 2 MiB pages of the hugetlb pool.
-    Hugetlb2M,
-    /// Anonymous memory in 1 GiB pages of the hugetlb pool.
-    Hugetlb1G,
+    /// Anonymous memory of a hugetlb pool, in pages of so many bytes.
+    Hugetlb(u64),
     /// Anonymous shared memory.
     Shmem,
     /// A memfd, mapped shared.
     Memfd,
-    /// A memfd in 2 MiB pages of the hugetlb pool, mapped shared.
-    MemfdHugetlb2M,
+    /// A memfd of a hugetlb pool, in pages of so many bytes, mapped shared.
+    MemfdHugetlb(u64),
 }
 
 impl Backing {
-    /// All kinds.
+    /// All kinds, those of pools in pages of 2 MiB and of 1 GiB.
     pub const ALL: [Backing; 7] = [
         Backing::Small,
         Backing::Thp,
-        Backing::Hugetlb2M,
-        Backing::Hugetlb1G,
+        Backing::Hugetlb(2 << 20),
+        Backing::Hugetlb(1 << 30),
         Backing::Shmem,
         Backing::Memfd,
-        Backing::MemfdHugetlb2M,
+        Backing::MemfdHugetlb(2 << 20),
     ];
 
     /// Returns the size of a page, in bytes.
@@ -51,8 +46,7 @@ impl Backing {
         match self {
             Backing::Small | Backing::Shmem | Backing::Memfd => rustix::param::page_size() as u64,
             Backing::Thp => transparent_huge_page(),
-            Backing::Hugetlb2M | Backing::MemfdHugetlb2M => SIZE_2M,
-            Backing::Hugetlb1G => SIZE_1G,
+            Backing::Hugetlb(size) | Backing::MemfdHugetlb(size) => size,
         }
     }
 
@@ -62,27 +56,33 @@ impl Backing {
         let size = size_name(self.page_size());
         match self {
             Backing::Small | Backing::Thp => size,
-            Backing::Hugetlb2M | Backing::Hugetlb1G => format!("hugetlb-{size}"),
+            Backing::Hugetlb(_) => format!("hugetlb-{size}"),
             Backing::Shmem => "shmem".to_owned(),
             Backing::Memfd => "memfd".to_owned(),
-            Backing::MemfdHugetlb2M => format!("memfd-hugetlb-{size}"),
+            Backing::MemfdHugetlb(_) => format!("memfd-hugetlb-{size}"),
         }
     }
 
     /// Returns whether the pages come from the hugetlb pool and not from free memory.
     pub(crate) fn is_hugetlb(self) -> bool {
-        matches!(self, Backing::Hugetlb2M | Backing::Hugetlb1G | Backing::MemfdHugetlb2M)
+        matches!(self, Backing::Hugetlb(_) | Backing::MemfdHugetlb(_))
     }
 
     /// Checks that the host has `bytes` bytes of this memory available.
     ///
     /// # Errors
-    /// [`Error::NoHugePages`], [`Error::NoTransparentHugePages`] or [`Error::NotEnoughMemory`].
+    /// [`Error::NoHugePages`], [`Error::NoTransparentHugePages`], [`Error::NotEnoughMemory`] or
+    /// [`Error::MemoryUntold`].
     pub fn check(self, bytes: u64) -> Result<(), Error> {
+        self.check_with(bytes, 0)
+    }
+
+    /// Checks the same, and that `more` bytes of ordinary memory are available beside it.
+    pub(crate) fn check_with(self, bytes: u64, more: u64) -> Result<(), Error> {
         if self.is_hugetlb() {
             hugetlb::check(self.page_size(), bytes.div_ceil(self.page_size()))?;
             // MemAvailable no longer counts the pages of the pool, but KVM's tables come from it.
-            return meminfo::check(bytes / 64);
+            return meminfo::check((bytes / 64).saturating_add(more));
         }
         if self == Backing::Thp {
             let enabled = Files::here().choice("sys/kernel/mm/transparent_hugepage/enabled");
@@ -90,13 +90,13 @@ impl Backing {
                 return Err(Error::NoTransparentHugePages);
             }
         }
-        meminfo::check(bytes)
+        meminfo::check(bytes.saturating_add(more))
     }
 }
 
 impl fmt::Display for Backing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name())
+        f.pad(&self.name())
     }
 }
 
@@ -127,6 +127,9 @@ impl HostMemory {
     /// address space; [`Error::Os`] if the kernel refuses.
     pub fn new(bytes: u64, backing: Backing) -> Result<Self, Error> {
         let page_size = backing.page_size();
+        if !page_size.is_power_of_two() {
+            return Err(Error::invalid("page size", page_size, "must be a power of two"));
+        }
         if bytes == 0 || !bytes.is_multiple_of(page_size) {
             let rule = format!("must be a multiple of the page size, {}", size_name(page_size));
             return Err(Error::invalid("memory", bytes, rule));
@@ -138,11 +141,12 @@ impl HostMemory {
         // pages.
         let spare = if backing.is_hugetlb() { 0 } else { align };
         let flags = match backing {
-            Backing::Hugetlb2M => MapFlags::HUGETLB | MapFlags::HUGE_2MB,
-            Backing::Hugetlb1G => MapFlags::HUGETLB | MapFlags::HUGE_1GB,
+            Backing::Hugetlb(_) => {
+                MapFlags::HUGETLB | MapFlags::from_bits_retain(in_flags(page_size))
+            }
             Backing::Small | Backing::Thp | Backing::Shmem | Backing::Memfd => MapFlags::NORESERVE,
             // `memfd_create` takes these properties for a memfd.
-            Backing::MemfdHugetlb2M => MapFlags::empty(),
+            Backing::MemfdHugetlb(_) => MapFlags::empty(),
         };
         let total = len
             .checked_add(spare)
@@ -246,12 +250,20 @@ impl Drop for HostMemory {
     }
 }
 
+/// Returns a size of huge pages as `mmap` and `memfd_create` take it: its logarithm, in the upper
+/// bits of the flags (`MAP_HUGE_SHIFT`).
+fn in_flags(page_size: u64) -> u32 {
+    page_size.trailing_zeros() << libc::MAP_HUGE_SHIFT
+}
+
 /// Makes the mapping. On an error, no mapping is left.
 fn map(bytes: usize, backing: Backing, flags: MapFlags) -> Result<*mut c_void, Error> {
     let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
     let huge = match backing {
         Backing::Memfd => MemfdFlags::empty(),
-        Backing::MemfdHugetlb2M => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        Backing::MemfdHugetlb(size) => {
+            MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(in_flags(size))
+        }
         _ => {
             let shared =
                 if backing == Backing::Shmem { MapFlags::SHARED } else { MapFlags::PRIVATE };
@@ -292,5 +304,15 @@ mod tests {
     fn a_mapping_that_is_no_multiple_of_its_pages_is_refused() {
         assert!(matches!(HostMemory::new(3 << 20, Backing::Thp), Err(Error::Invalid { .. })));
         assert!(matches!(HostMemory::new(0, Backing::Small), Err(Error::Invalid { .. })));
+        let odd = HostMemory::new(3 << 20, Backing::Hugetlb(3 << 20));
+        assert!(matches!(odd, Err(Error::Invalid { .. })));
+    }
+
+    #[test]
+    fn a_size_of_huge_pages_is_in_the_flags_as_the_kernel_has_it() {
+        assert_eq!(in_flags(2 << 20), MapFlags::HUGE_2MB.bits());
+        assert_eq!(in_flags(1 << 30), MapFlags::HUGE_1GB.bits());
+        assert_eq!(in_flags(512 << 20), MemfdFlags::HUGE_512MB.bits());
+        assert_eq!(Backing::MemfdHugetlb(32 << 20).name(), "memfd-hugetlb-32m");
     }
 }

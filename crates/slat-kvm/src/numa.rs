@@ -6,32 +6,52 @@
 
 use crate::Error;
 use crate::memory::{Backing, HostMemory};
-use slat_procfs::Files;
+use crate::procfs::Files;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const FOLDER: &str = "sys/devices/system/node";
 
-fn read_list(file: &str) -> Vec<usize> {
-    Files::here().list(Path::new(FOLDER).join(file)).unwrap_or_default()
+/// Returns the list in a file, which is empty if there is no such file.
+///
+/// # Errors
+/// The file, if it cannot be read, or if the kernel cut it.
+fn read_list(files: Files<'_>, file: &str) -> Result<Vec<usize>, PathBuf> {
+    let file = Path::new(FOLDER).join(file);
+    match files.told(&file)? {
+        Some(text) if !text.trim().is_empty() => files.list(&file).ok_or(file),
+        _ => Ok(Vec::new()),
+    }
 }
 
-/// Returns the nodes that have memory. It is empty where the kernel has no NUMA nodes.
+/// Returns the nodes that have memory. It is empty where the kernel has no NUMA nodes, or tells
+/// none.
 pub fn nodes() -> Vec<u32> {
-    read_list("has_memory").into_iter().map(|node| node as u32).collect()
+    nodes_of(Files::here()).unwrap_or_default()
+}
+
+fn nodes_of(files: Files<'_>) -> Result<Vec<u32>, PathBuf> {
+    Ok(read_list(files, "has_memory")?.into_iter().map(|node| node as u32).collect())
 }
 
 /// Returns the CPUs of a node.
 ///
 /// # Errors
-/// [`Error::Invalid`] if there is no such node, or if it has no CPU.
+/// [`Error::Invalid`] if there is no such node, if it has no CPU, or if the kernel does not tell.
 pub fn cpus(node: u32) -> Result<Vec<usize>, Error> {
-    let cpus = read_list(&format!("node{node}/cpulist"));
-    if cpus.is_empty() {
-        let rule = format!("has no CPU; nodes that have: {}", named(&read_list("has_cpu")));
-        return Err(Error::invalid("NUMA node", node, rule));
-    }
-    Ok(cpus)
+    cpus_of(Files::here(), node)
+}
+
+fn cpus_of(files: Files<'_>, node: u32) -> Result<Vec<usize>, Error> {
+    let rule = match read_list(files, &format!("node{node}/cpulist")) {
+        Ok(cpus) if !cpus.is_empty() => return Ok(cpus),
+        Ok(_) => {
+            let known = read_list(files, "has_cpu").unwrap_or_default();
+            format!("has no CPU; nodes that have: {}", named(&known))
+        }
+        Err(file) => format!("cannot be used: /{} does not tell its CPUs", file.display()),
+    };
+    Err(Error::invalid("NUMA node", node, rule))
 }
 
 fn named(nodes: &[impl ToString]) -> String {
@@ -45,18 +65,27 @@ fn named(nodes: &[impl ToString]) -> String {
 /// nodes without free memory, the kernel kills the process.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a node without memory; [`Error::NotEnoughOnNodes`] if too little is free.
+/// [`Error::Invalid`] for a node without memory; [`Error::NotEnoughOnNodes`] if too little is free;
+/// [`Error::MemoryUntold`] if the kernel does not tell.
 pub(crate) fn check(asked: &[u32], bytes: u64, backing: Backing) -> Result<(), Error> {
+    check_in(Files::here(), asked, bytes, backing)
+}
+
+pub(crate) fn check_in(
+    files: Files<'_>,
+    asked: &[u32],
+    bytes: u64,
+    backing: Backing,
+) -> Result<(), Error> {
     if asked.is_empty() {
         return Ok(());
     }
-    let known = nodes();
+    let known = nodes_of(files).map_err(Error::untold)?;
     if let Some(node) = asked.iter().find(|node| !known.contains(node)) {
         let rule = format!("has no memory; nodes that have: {}", named(&known));
         return Err(Error::invalid("NUMA node", node, rule));
     }
-    let unknown = || Error::os("read of a NUMA node's free memory")(rustix::io::Errno::NODATA);
-    let free = |node: &u32| free(*node, backing).ok_or_else(unknown);
+    let free = |node: &u32| free(files, *node, backing).map_err(Error::untold);
     let available = asked.iter().map(free).sum::<Result<u64, _>>()?;
     if bytes > available {
         let (needed, available) = (bytes >> 20, available >> 20);
@@ -67,20 +96,22 @@ pub(crate) fn check(asked: &[u32], bytes: u64, backing: Backing) -> Result<(), E
 
 /// Returns the bytes that a node can provide: those free in its hugetlb pool, or its free memory
 /// and inactive page cache.
-fn free(node: u32, backing: Backing) -> Option<u64> {
-    let (files, folder) = (Files::here(), Path::new(FOLDER).join(format!("node{node}")));
+///
+/// # Errors
+/// The file that does not tell.
+fn free(files: Files<'_>, node: u32, backing: Backing) -> Result<u64, PathBuf> {
+    let folder = Path::new(FOLDER).join(format!("node{node}"));
     if backing.is_hugetlb() {
         let size = backing.page_size();
         let pool = folder.join(format!("hugepages/hugepages-{}kB/free_hugepages", size >> 10));
         // Without this file, the node has no pool of that size.
-        if !files.0.join(&pool).exists() {
-            return Some(0);
-        }
-        return files.number(pool)?.checked_mul(size);
+        return Ok(files.told_number(pool)?.unwrap_or(0).saturating_mul(size));
     }
-    let text = files.text(folder.join("meminfo"))?;
-    let field = |name| slat_procfs::bytes(&text, &format!("Node {node} {name}"));
-    Some(field("MemFree")? + field("Inactive(file)")?)
+    let file = folder.join("meminfo");
+    let text = files.told(&file)?.ok_or_else(|| file.clone())?;
+    let field = |name| crate::procfs::bytes(&text, &format!("Node {node} {name}"));
+    let both = field("MemFree").zip(field("Inactive(file)"));
+    both.map(|(free, cache)| free + cache).ok_or(file)
 }
 
 /// Binds a memory that is not yet populated to nodes (`mbind`, `MPOL_BIND`). Without nodes, the
@@ -134,6 +165,50 @@ mod tests {
         if let Some(placed) = placement(&memory) {
             assert_eq!(placed, BTreeMap::from([(node, 1 << 20)]));
         }
+    }
+
+    #[test]
+    fn a_pool_of_a_node_that_cannot_be_read_is_not_missing() {
+        let root = tempfile::tempdir().unwrap();
+        let node = root.path().join(FOLDER).join("node0");
+        let pool = node.join("hugepages/hugepages-2048kB");
+        std::fs::create_dir_all(&pool).unwrap();
+        let of = |backing| free(Files(root.path()), 0, backing);
+        assert_eq!(of(Backing::Hugetlb(2 << 20)), Ok(0), "no pool of that size");
+        let file = pool.join("free_hugepages");
+        std::fs::write(&file, "3\n").unwrap();
+        assert_eq!(of(Backing::Hugetlb(2 << 20)), Ok(6 << 20));
+        std::fs::write(&file, "?\n").unwrap();
+        assert!(of(Backing::Hugetlb(2 << 20)).unwrap_err().ends_with("free_hugepages"));
+        assert!(of(Backing::Small).unwrap_err().ends_with("node0/meminfo"));
+        let text = "Node 0 MemFree: 4 kB\nNode 0 Inactive(file): 8 kB\n";
+        std::fs::write(node.join("meminfo"), text).unwrap();
+        assert_eq!(of(Backing::Small), Ok(12 << 10));
+    }
+
+    #[test]
+    fn a_list_that_the_kernel_cut_is_no_node_without_cpus_or_memory() {
+        let root = tempfile::tempdir().unwrap();
+        let files = Files(root.path());
+        let node = root.path().join(FOLDER);
+        std::fs::create_dir_all(node.join("node0")).unwrap();
+        let write = |file: &str, text: &str| std::fs::write(node.join(file), text).unwrap();
+        let cpus = || cpus_of(files, 0).map_err(|error| error.to_string());
+        let memory = || check_in(files, &[0], 4096, Backing::Small).map_err(|it| it.to_string());
+        assert!(cpus().unwrap_err().contains("has no CPU; nodes that have: none that"));
+        assert!(memory().unwrap_err().contains("has no memory"));
+        for file in ["has_memory", "has_cpu", "node0/cpulist"] {
+            write(file, "0,1");
+        }
+        assert!(cpus().unwrap_err().contains("node0/cpulist does not tell its CPUs"));
+        assert!(memory().unwrap_err().contains("has_memory does not tell"));
+        write("has_memory", "0\n");
+        assert!(memory().unwrap_err().contains("node0/meminfo does not tell"));
+        write("node0/cpulist", "\n");
+        write("has_cpu", "1\n");
+        assert!(cpus().unwrap_err().contains("has no CPU; nodes that have: 1"));
+        write("node0/cpulist", "2-3\n");
+        assert_eq!(cpus(), Ok(vec![2, 3]));
     }
 
     #[test]

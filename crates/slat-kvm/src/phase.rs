@@ -18,6 +18,12 @@ macro_rules! phases {
             /// All phases, in the order in which they occur in runs.
             pub const ALL: &[Phase] = &[$(Phase::$phase),*];
 
+            /// Returns whether memory management can stall vCPUs in it.
+            pub fn can_stall(self) -> bool {
+                use Phase::*;
+                matches!(self, Run | Dirty | Execute | Refill | Write | WriteIdle | ReadIdle | Toggle)
+            }
+
             /// Returns the name for reports.
             pub fn name(self) -> &'static str {
                 match self { $(Phase::$phase => $name,)* }
@@ -60,6 +66,12 @@ phases! {
     Refill = "refill",
     /// Each vCPU switches its caches off and on again.
     Toggle = "toggle",
+    /// A memslot is added.
+    Add = "add",
+    /// A memslot is moved.
+    Move = "move",
+    /// A memslot is deleted.
+    Delete = "delete",
     /// vCPUs run, and the host does nothing else.
     Baseline = "baseline",
     /// vCPUs run while the log is harvested, or the guest is migrated.
@@ -71,6 +83,12 @@ phases! {
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+impl PartialEq<str> for Phase {
+    fn eq(&self, name: &str) -> bool {
+        self.name() == name
     }
 }
 

@@ -1,13 +1,13 @@
 //! Capabilities of the host's KVM. Reading them changes nothing.
 
 use crate::Error;
+use crate::procfs::Files;
 use kvm_bindings::{
     KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES, KVM_CAP_BINARY_STATS_FD, KVM_CAP_DIRTY_LOG_RING,
     KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_DISABLE_QUIRKS2, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
     KVM_DIRTY_LOG_INITIALLY_SET, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
 };
 use kvm_ioctls::Kvm;
-use slat_procfs::Files;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;

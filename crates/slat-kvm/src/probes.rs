@@ -42,8 +42,7 @@ impl Probes {
             return Ok(None);
         }
         let refused = |why: &str, error: &io::Error| Error::NoProbes(format!("{why} ({error})"));
-        let none = io::Error::from(io::ErrorKind::NotFound);
-        let root = trace::root().ok_or_else(|| refused("tracefs is not mounted", &none))?;
+        let root = trace::root().map_err(|why| Error::NoProbes(format!("no kprobes: {why}")))?;
         let (process, count) = (std::process::id(), COUNT.fetch_add(1, Relaxed));
         let group = format!("slat_{process}_{count}");
         let instance = root.join("instances").join(format!("slat-probes-{process}-{count}"));
@@ -143,7 +142,7 @@ pub(crate) fn changes(before: &Counted, after: &Counted) -> Changes {
 }
 
 /// Returns the symbol of a function: its own, or the only one that the compiler derived from it. If
-/// there are several derived symbols, none of them counts all calls.
+/// there are several of either, none of them counts all calls.
 fn symbol(symbols: &str, name: &str) -> Option<String> {
     let of = |line: &str| -> Option<String> {
         let mut words = line.split_whitespace().skip(1);
@@ -155,8 +154,11 @@ fn symbol(symbols: &str, name: &str) -> Option<String> {
         (is_it && matches!(kind, "t" | "T" | "w" | "W")).then(|| symbol.to_owned())
     };
     let found: Vec<String> = symbols.lines().filter_map(of).collect();
-    let own = found.iter().find(|symbol| *symbol == name);
-    own.or(found.first().filter(|_| found.len() == 1)).cloned()
+    // Files may have functions of one name each.
+    match found.iter().filter(|symbol| *symbol == name).count() {
+        0 => found.first().filter(|_| found.len() == 1).cloned(),
+        own => (own == 1).then(|| name.to_owned()),
+    }
 }
 
 /// Returns how often an event occurred, from a `kprobe_profile` with name, hits and misses. Misses
@@ -187,6 +189,7 @@ mod tests {
         let two = "0 t walk.isra.0\n0 t walk.constprop.0\n";
         assert_eq!(symbol(two, "walk"), None);
         assert_eq!(symbol(&format!("{two}0 T walk\n"), "walk").unwrap(), "walk");
+        assert_eq!(symbol("0 t walk\t[kvm]\n0 t walk\t[kvm_amd]\n", "walk"), None);
     }
 
     #[test]

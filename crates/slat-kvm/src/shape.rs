@@ -2,7 +2,8 @@
 
 use crate::memory::Backing;
 use crate::mode::Mode;
-use crate::{Error, HostKvm, numa};
+use crate::{Error, HostKvm, mailbox, numa};
+use kvm_bindings::kvm_dirty_gfn;
 
 /// The configuration of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +65,18 @@ impl Shape {
     pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
         self.check_values(host)?;
         numa::check(&self.nodes, self.memory, self.backing)?;
-        self.backing.check(self.memory)
+        self.backing.check_with(self.memory, self.of_vcpus())
+    }
+
+    /// Returns the bytes that the vCPUs take: each has a mailbox, a thread, a ring if there are
+    /// any, and what KVM keeps of it.
+    fn of_vcpus(&self) -> u64 {
+        const OF_KVM: u64 = 128 << 10;
+        let ring = match self.mode {
+            Mode::Ring { entries } => u64::from(entries) * size_of::<kvm_dirty_gfn>() as u64,
+            _ => 0,
+        };
+        (self.vcpus as u64).saturating_mul(OF_KVM + mailbox::STRIDE + ring)
     }
 
     pub(crate) fn check_values(&self, host: &HostKvm) -> Result<(), Error> {
@@ -138,7 +150,19 @@ mod tests {
         assert!(error.contains("6291456") && error.contains("4194304"), "{error}");
         assert!(check_share(8 << 20, Backing::Thp, 2).is_ok());
         assert!(check_share(0, Backing::Small, 1).is_err());
-        assert!(check_share(1 << 44, Backing::Hugetlb1G, 1).is_err());
+        assert!(check_share(1 << 44, Backing::Hugetlb(1 << 30), 1).is_err());
+    }
+
+    #[test]
+    fn the_memory_of_vcpus_and_their_rings_is_checked_as_well() {
+        let alone = Shape { vcpus: 4, ..Shape::default() }.of_vcpus();
+        let rings = Mode::Ring { entries: 1 << 16 };
+        let shape = Shape { vcpus: 4, mode: rings, ..Shape::default() };
+        assert_eq!(shape.of_vcpus() - alone, 4 << 20);
+        let host = HostKvm { max_vcpus: 1 << 31, dirty_ring_bytes: 1 << 20, ..HostKvm::default() };
+        let shape = Shape { vcpus: 1 << 26, overlap: true, ..shape };
+        let host = HostKvm { max_memslots: 9, ..host };
+        assert!(matches!(shape.check(&host), Err(Error::NotEnoughMemory { .. })));
     }
 
     #[test]

@@ -7,7 +7,6 @@ use crate::Error;
 use crate::guest::{Guest, Shape};
 use crate::meter::Meter;
 use crate::phase::{Phase, PhaseRun, VcpuRun};
-use crate::probe::probe;
 use crate::vcpu_threads::{Board, Done, VcpuThreads};
 use crate::work::{Touch, Work};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,7 +82,6 @@ pub(crate) fn perform<T>(
     setting: Setting<'_>,
     script: impl FnOnce(&mut Stage<'_>) -> Result<T, Error>,
 ) -> Result<(T, Vec<PhaseRun>), Error> {
-    shape.check(&probe()?)?;
     let (guest, mut vcpus) = Guest::new(shape)?;
     let board = Board::new(vcpus.len(), setting.pin);
     std::thread::scope(|scope| {

@@ -16,7 +16,7 @@
 //! The usual time of an access is subtracted from each stall.
 
 use crate::Error;
-use slat_procfs::Files;
+use crate::procfs::Files;
 
 /// Buckets of a [`Histogram`]: eight for each power of two.
 pub(crate) const BUCKETS: usize = 512;

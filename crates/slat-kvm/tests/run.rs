@@ -135,7 +135,9 @@ fn vcpus_stop_at_a_full_ring_and_lose_nothing() {
 #[test]
 fn hugetlb_memory_is_logged_where_the_host_has_any() {
     let Some(host) = kvm_or_skip() else { return };
-    for (backing, memory) in [(Backing::Hugetlb2M, 32 << 20), (Backing::Hugetlb1G, 2 << 30)] {
+    for (backing, memory) in
+        [(Backing::Hugetlb(2 << 20), 32 << 20), (Backing::Hugetlb(1 << 30), 2 << 30)]
+    {
         let shape = Shape { memory, ..shape(Mode::Manual, backing) };
         let config = config(shape, 50);
         let Some(report) = run_if_possible(&host, &config) else { continue };
@@ -228,8 +230,8 @@ fn more_huge_pages_than_are_free_is_an_error_with_a_number() {
     if kvm_or_skip().is_none() {
         return;
     }
-    let backing = Backing::Hugetlb2M;
-    let needed = hugetlb::free(2 << 20) + 2;
+    let backing = Backing::Hugetlb(2 << 20);
+    let needed = hugetlb::free(2 << 20).unwrap_or(0) + 2;
     let memory = needed.next_multiple_of(2) * (2 << 20);
     let config = config(Shape { memory, ..shape(Mode::Legacy, backing) }, 100);
     match run_telling(&config, &mut |_| {}) {

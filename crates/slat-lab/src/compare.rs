@@ -285,14 +285,15 @@ mod tests {
 
     fn run(cpu: &str, results: &[(&str, Value, Vec<f64>)]) -> Run {
         let results = results.iter().map(|(variant, params, samples)| Measurement {
-            scenario: "split".to_owned(),
-            target: "engine".to_owned(),
-            variant: (*variant).to_owned(),
-            params: params.as_object().unwrap().clone(),
-            unit: Unit::SECONDS,
-            samples: samples.clone(),
-            groups: Vec::new(),
             counts: [("entries_read".to_owned(), samples.len() as u64)].into(),
+            ..Measurement::new(
+                "split",
+                "engine",
+                *variant,
+                params.as_object().unwrap().clone(),
+                Unit::SECONDS,
+                samples.clone(),
+            )
         });
         let host = json!({
             "cpu": { "model": cpu }, "kernel": { "release": cpu.len() },

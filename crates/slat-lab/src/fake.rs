@@ -245,16 +245,7 @@ fn measurement(
     samples: &[f64],
 ) -> Measurement {
     let Value::Object(params) = params else { panic!("parameters are an object") };
-    Measurement {
-        scenario: scenario.to_owned(),
-        target: target.to_owned(),
-        variant: variant.to_owned(),
-        params,
-        unit: Unit::SECONDS,
-        samples: samples.to_vec(),
-        groups: Vec::new(),
-        counts: Default::default(),
-    }
+    Measurement::new(scenario, target, variant, params, Unit::SECONDS, samples.to_vec())
 }
 
 fn dirty_log() -> Vec<Measurement> {

@@ -6,7 +6,7 @@ use crate::stats::median;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
-use slat_procfs::{Files, value};
+use slat_kvm::procfs::{Files, value};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -302,12 +302,12 @@ fn texts(files: Files<'_>, folder: &str) -> BTreeMap<String, Known<String>> {
 }
 
 fn huge_pools(files: Files<'_>) -> Vec<HugePool> {
-    let pool = |pool: slat_procfs::HugePool| HugePool {
+    let pool = |pool: slat_kvm::procfs::HugePool| HugePool {
         page_size: pool.page_size,
         total: Known(pool.total),
         free: Known(pool.free),
     };
-    files.huge_pools().into_iter().map(pool).collect()
+    files.huge_pools().unwrap_or_default().into_iter().map(pool).collect()
 }
 
 fn kvm_device(path: &Path) -> String {

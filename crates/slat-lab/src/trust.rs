@@ -9,7 +9,7 @@
 
 use crate::host::Known;
 use serde::{Deserialize, Serialize};
-use slat_procfs::{Files, Ticks};
+use slat_kvm::procfs::{Files, Ticks};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Bound of the milliseconds of each second that a vCPU waited for a CPU.

@@ -34,6 +34,9 @@ mod page;
 mod paged;
 mod pager;
 mod pool;
+#[cfg(test)]
+#[path = "../../../tests/seed.rs"]
+mod seed;
 mod slots;
 mod stats;
 mod swap;

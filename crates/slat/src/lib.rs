@@ -100,12 +100,18 @@ pub mod observe;
 mod observe;
 mod ops;
 mod platform;
+#[cfg(test)]
+#[path = "../../../tests/properties.rs"]
+mod properties;
 mod pte;
 mod reader;
 mod readers;
 #[cfg(doctest)]
 mod refusals;
 mod retired;
+#[cfg(test)]
+#[path = "../../../tests/seed.rs"]
+mod seed;
 mod shootdown;
 mod space;
 #[doc(hidden)]

@@ -65,6 +65,8 @@ mod machine;
 mod mix;
 #[path = "shuttle/run.rs"]
 mod run;
+#[path = "../../../tests/seed.rs"]
+mod seed;
 #[path = "shuttle/stopped.rs"]
 mod stopped;
 #[path = "loom/walked.rs"]

@@ -3,9 +3,7 @@
 use crate::static_build::{self, Effort, Program};
 use crate::target;
 use anyhow::{Context, ensure};
-use sha2::{Digest, Sha256};
 use slat_kernel::vm::Architecture;
-use std::fmt::Write;
 use std::fs;
 use std::process::Command;
 
@@ -15,18 +13,13 @@ pub fn run() -> anyhow::Result<()> {
     static_build::build(&Architecture::ALL, &Program::ALL, Effort::Release)?;
     let folder = target().join("dist");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let mut sums = String::new();
+    let mut names = Vec::new();
     for program in Program::ALL {
         for arch in Architecture::ALL {
             let from = program.path(arch);
             let name = from.file_name().context("a program has a name")?.to_owned();
             fs::copy(&from, folder.join(&name)).context("cannot copy a program")?;
-            let bytes = fs::read(&from).context("cannot read a program")?;
-            let sum = Sha256::digest(&bytes);
-            for byte in sum {
-                write!(sums, "{byte:02x}")?;
-            }
-            writeln!(sums, "  {}", name.to_string_lossy())?;
+            names.push(name);
         }
         let own = program.path(static_build::own()?);
         let manual = Command::new(&own).arg("manual").output();
@@ -34,8 +27,11 @@ pub fn run() -> anyhow::Result<()> {
         ensure!(manual.status.success(), "{} manual failed", own.display());
         fs::write(folder.join(format!("{}.1", program.name())), manual.stdout)?;
     }
-    fs::write(folder.join("SHA256SUMS"), &sums)?;
-    print!("{sums}");
+    let sums = Command::new("sha256sum").args(names).current_dir(&folder).output();
+    let sums = sums.context("cannot start sha256sum")?;
+    ensure!(sums.status.success(), "sha256sum failed");
+    fs::write(folder.join("SHA256SUMS"), &sums.stdout)?;
+    print!("{}", String::from_utf8_lossy(&sums.stdout));
     println!("{}", folder.display());
     Ok(())
 }

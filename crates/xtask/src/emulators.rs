@@ -78,13 +78,13 @@ fn watched(long: bool) -> anyhow::Result<()> {
     }
     exact_times(own, &own_test("events")?)?;
     if long {
-        let program = static_build::test(other(), "slat-watch", "events")?;
+        let program = static_build::test(other(), "slat-kvm", "events")?;
         exact_times(other(), &program)?;
     }
     Ok(())
 }
 
-/// The test of slat-watch whose times are exact where clocks count instructions.
+/// The test of slat-kvm whose times are exact where clocks count instructions.
 const EXACT: &str = "with_transitions_time_in_short_faults_is_what_the_guest_felt_within_a_tenth";
 
 /// Compares times with the guest's clock. Linux tests its ciphers after the boot, for which the
@@ -94,10 +94,10 @@ fn exact_times(arch: Architecture, program: &Path) -> anyhow::Result<()> {
     in_a_machine(arch, program, &machine, &["--ignored", "--exact", EXACT], 1)
 }
 
-/// Returns the program of a test of slat-watch for this architecture.
+/// Returns the program of a test of slat-kvm for this architecture.
 fn own_test(test: &str) -> anyhow::Result<PathBuf> {
     let mut build = cargo(&["test", "--test", test, "--no-run", "--message-format", "json"]);
-    test_program(build.args(TESTED), &format!("slat-watch/tests/{test}"))
+    test_program(build.args(TESTED), &format!("slat-kvm/tests/{test}"))
 }
 
 /// Runs a program of tests in a machine, where `passed` tests must pass, and prints its figures.

@@ -2,11 +2,10 @@
 //! relaxed and fence once for many ([decisions](../../docs/decisions.md)); acquire
 //! loads in a run of entries would be eight fences in each place.
 
+use crate::size;
 use crate::stages::Outcome;
-use crate::{stages, target};
 use anyhow::{Context, ensure};
-use object::read::archive::ArchiveFile;
-use object::{Object, ObjectSection, SectionKind};
+use object::{Object as _, ObjectSection as _, SectionKind};
 use std::path::Path;
 
 /// A target on which an acquire is an instruction of its own.
@@ -21,17 +20,8 @@ const MOST: usize = 540;
 
 /// Builds the engine, optimised, and counts its fences.
 pub fn check() -> anyhow::Result<Outcome> {
-    let folder = target().join("size");
-    let mut build = stages::cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
-    build.args(["--target", TRIPLE, "--no-default-features", "--features", "riscv"]);
-    build
-        .env("CARGO_TARGET_DIR", &folder)
-        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "2")
-        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
-        .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
-        .env("CARGO_PROFILE_RELEASE_DEBUG", "0");
-    stages::ran(&mut build)?;
-    let count = acquires(&folder.join(TRIPLE).join("release/libslat_size.a"))?;
+    let archive = size::archive(TRIPLE, "riscv", "2", &[])?;
+    let count = acquires(&archive).with_context(|| format!("cannot read {}", archive.display()))?;
     println!("{count} fences for acquires in the engine's operations on RISC-V, {MOST} at most");
     ensure!(count != 0, "no fence at all: links of tables are followed without an acquire");
     ensure!(count <= MOST, "{count} fences for acquires on RISC-V, more than {MOST}");
@@ -41,19 +31,10 @@ pub fn check() -> anyhow::Result<Outcome> {
 /// Returns the number of fences for acquires in the compiled code of the engine and of
 /// `slat-programs`.
 fn acquires(archive: &Path) -> anyhow::Result<usize> {
-    let failed = || format!("cannot read {}", archive.display());
-    let data = std::fs::read(archive).with_context(failed)?;
     let mut count = 0;
-    for member in ArchiveFile::parse(&*data).with_context(failed)?.members() {
-        let member = member.with_context(failed)?;
-        let name = member.name();
-        if !(name.starts_with(b"slat_size-") || name.starts_with(b"slat-")) {
-            continue;
-        }
-        let file = object::File::parse(member.data(&*data)?).with_context(failed)?;
+    for file in size::own_files(&std::fs::read(archive)?)? {
         for section in file.sections().filter(|it| it.kind() == SectionKind::Text) {
-            let code = section.data().with_context(failed)?;
-            count += instructions(code).filter(|&it| it == ACQUIRE).count();
+            count += instructions(section.data()?).filter(|&it| it == ACQUIRE).count();
         }
     }
     Ok(count)

@@ -37,7 +37,7 @@ const LIBRARIES: [(&str, &str); 2] = [
 const PAGES: u64 = 2048;
 
 /// The series of one arm64 kernel, so that few kernels are built.
-const ALL: &str = "bounded-walks,lockless-ageing,flush-once";
+const ALL: &str = "bounded-walks,split-in-a-loop,lockless-ageing,flush-once";
 
 /// The series that change x86.
 const OF_X86: &str = "split-on-fault-before,lockless-ageing";
@@ -69,6 +69,7 @@ pub fn test() -> anyhow::Result<Outcome> {
         slat(&[&words[..], &["--each"]].concat())?;
     }
     bounded_walks(&tree).context("bounded-walks")?;
+    split_in_a_loop(&tree).context("split-in-a-loop")?;
     lockless_ageing(&tree).context("lockless-ageing")?;
     flush_once(&tree).context("flush-once")?;
     ageing_races(&tree).context("lockless-ageing, races")?;
@@ -105,6 +106,36 @@ fn bounded_walks(tree: &str) -> anyhow::Result<()> {
     let ratio = after.zip(before).map(|(after, before)| after / before);
     println!("KVM_CLEAR_DIRTY_LOG of 4k pages: {ratio:.3?} of the instructions");
     ensure!(ratio.is_some_and(|ratio| ratio < 0.7), "{ratio:?} of the instructions");
+    Ok(())
+}
+
+/// Checks that enabling the log over blocks, which splits them, takes fewer instructions; and that
+/// the selftest splits blocks, and fails if a split grants too much.
+fn split_in_a_loop(tree: &str) -> anyhow::Result<()> {
+    let bytes = (PAGES << 12).to_string();
+    let command = ["bench", "dirty-log", "-v", "1", "-b", &bytes, "--backing", "2m"];
+    let options = ["--eager-split", "2m", "--manual-protect", "on", "--initially-set", "off"];
+    let words = [&command[..], &options, &["-r", "2", "-i", "1"]].concat();
+    let edited = format!("+{ALL}");
+    let [before, after] = ["", &edited].map(|edits| {
+        let results = counted(tree, edits, &["--probe", "none"], &words)?;
+        of(&results, "enable")?["samples"][0].as_f64().context("no instructions were counted")
+    });
+    let ratio = after? / before?;
+    println!("enabling the log over blocks: {ratio:.3} of the instructions");
+    ensure!(ratio < 0.2, "{ratio} of the instructions");
+    let created = "kvm_pgtable_stage2_create_unlinked";
+    let test = tested(tree, ALL, "eager_split_test", &["--probe", created])?;
+    ensure!(test["exit_code"] == 0, "eager_split_test: {}", test["output"]);
+    // Two blocks when the log is enabled, and two when it is cleared.
+    let splits = test["calls"][created].as_u64();
+    ensure!(splits == Some(4), "eager_split_test split {splits:?} blocks");
+    let bug = "bugs/split-allows-writes";
+    let test = tested(tree, &format!("{ALL},{bug}"), "eager_split_test", &[])?;
+    let said = test["output"].as_str().unwrap_or_default();
+    let found = test["exit_code"] == 254 && said.contains("was written and is not in the log");
+    ensure!(found, "{bug} is not found: {said}");
+    println!("{bug}: eager_split_test finds it");
     Ok(())
 }
 
@@ -169,13 +200,13 @@ fn ageing_races(tree: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The test of slat-watch that reads the idle marks of a guest's pages.
+/// The test of slat-kvm that reads the idle marks of a guest's pages.
 const IDLE_PAGES: &str = "idle_pages_report_what_a_guest_used_through_existing_mappings";
 
 /// Compares a working set by idle page tracking, which no kernel of Debian has, with what the guest
 /// touched.
 fn idle_pages(tree: &str) -> anyhow::Result<()> {
-    let test = static_build::test(Architecture::Aarch64, "slat-watch", "working_set")?;
+    let test = static_build::test(Architecture::Aarch64, "slat-kvm", "working_set")?;
     let mut slat = program();
     slat.args(["emulate", "--arch", "aarch64", "--kernel", &format!("tree:{tree}+{ALL}")]);
     slat.arg("--binary").arg(Program::Slat.path(Architecture::Aarch64)).arg("--run").arg(test);

@@ -90,6 +90,39 @@ struct Part {
     reaches: HashSet<(usize, Reach)>,
 }
 
+/// Builds the engine's operations, optimised, and returns the path of the archive.
+pub fn archive(
+    triple: &str,
+    feature: &str,
+    level: &str,
+    variables: &[(&str, &str)],
+) -> anyhow::Result<PathBuf> {
+    let folder = target().join("size");
+    let mut build = stages::cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
+    build.args(["--lib", "--target", triple, "--no-default-features", "--features", feature]);
+    build
+        .env("CARGO_TARGET_DIR", &folder)
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", level)
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+        .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+    stages::ran(build.envs(variables.iter().copied()))?;
+    Ok(folder.join(triple).join("release/libslat_size.a"))
+}
+
+/// Returns the object files of the engine and of `slat-programs` in an archive.
+pub fn own_files(data: &[u8]) -> anyhow::Result<Vec<object::File<'_>>> {
+    let mut files = Vec::new();
+    for member in ArchiveFile::parse(data)?.members() {
+        let member = member?;
+        let name = member.name();
+        if name.starts_with(b"slat_size-") || name.starts_with(b"slat-") {
+            files.push(object::File::parse(member.data(data)?)?);
+        }
+    }
+    Ok(files)
+}
+
 /// Compiled code of the engine and of `slat-programs`.
 struct Code {
     parts: Vec<Part>,
@@ -99,41 +132,15 @@ struct Code {
 
 impl Code {
     fn build(feature: &str, level: &str) -> anyhow::Result<Self> {
-        let folder = target().join("size");
-        let mut build = stages::cargo(&[
-            "build",
-            "--quiet",
-            "--release",
-            "--package",
-            "slat-programs",
-            "--lib",
-        ]);
-        build.args(["--target", TRIPLE, "--no-default-features", "--features", feature]);
-        build
-            .env("CARGO_TARGET_DIR", &folder)
-            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", level)
-            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
-            .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
-            .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
-            // The option for frame sizes is unstable; it does not change the code.
-            .env("RUSTC_BOOTSTRAP", "1")
-            .env("RUSTFLAGS", "-Z emit-stack-sizes");
-        stages::ran(&mut build)?;
-        Self::read(folder.join(TRIPLE).join("release/libslat_size.a"))
+        // The option for frame sizes is unstable; it does not change the code.
+        let flags = [("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", "-Z emit-stack-sizes")];
+        Self::read(archive(TRIPLE, feature, level, &flags)?)
     }
 
     fn read(path: PathBuf) -> anyhow::Result<Self> {
         let data =
             std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let archive = ArchiveFile::parse(&*data)?;
-        let mut files = Vec::new();
-        for member in archive.members() {
-            let member = member?;
-            let name = member.name();
-            if name.starts_with(b"slat_size-") || name.starts_with(b"slat-") {
-                files.push(object::File::parse(member.data(&*data)?)?);
-            }
-        }
+        let files = own_files(&data)?;
         let mut code = Self { parts: Vec::new(), operations: BTreeMap::new() };
         let mut places = HashMap::new();
         let mut global = HashMap::new();

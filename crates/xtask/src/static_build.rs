@@ -123,7 +123,8 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
 pub fn work() -> anyhow::Result<PathBuf> {
     let name = format!("{}-unknown-linux-musl", Architecture::Aarch64);
     setup::target(&name)?;
-    let mut build = cargo(&["build", "--quiet", "--package", "slat-work", "--target", &name]);
+    let mut build = cargo(&["build", "--quiet", "--package", "slat-programs"]);
+    build.args(["--bin", "slat-work", "--features", "work", "--target", &name]);
     build.env("RUSTFLAGS", FLAGS).env("CARGO_TARGET_DIR", folder());
     let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
     ensure!(status.success(), "{build:?} failed: {status}");

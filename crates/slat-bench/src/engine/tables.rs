@@ -1,16 +1,22 @@
 //! Reports of the engine's operations: thresholds, and the times behind them.
 
+use super::Engine;
+use crate::contest::FORMATS;
 use crate::peers::format_tables::table as beside_each_other;
 use slat_lab::numbers::{seconds, three_digits, with_spread};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::thresholds::{self, memory, parameter};
+use slat_lab::scenario::Scenario;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
+/// Name of the thresholds in results.
+const ASKED: &str = "engine-asked";
+
 /// How the report presents the results.
 pub const RENDERER: Renderer = Renderer {
-    reads: |m| ["engine", "engine-asked", "formats"].contains(&&*m.scenario),
+    reads: |m| [Engine::NAME, ASKED, FORMATS].contains(&&*m.scenario),
     verdict: thresholds::said,
     tables: |results| {
         let all = [asked(results), times(results), beside_each_other(results)];
@@ -23,7 +29,7 @@ pub const RENDERER: Renderer = Renderer {
 fn asked(results: &[Measurement]) -> Option<Table> {
     thresholds::table(
         results,
-        "engine-asked",
+        ASKED,
         "The engine's operations against their limits",
         "The limits are meant for 8 GiB and 64 GiB.",
     )
@@ -33,7 +39,7 @@ fn asked(results: &[Measurement]) -> Option<Table> {
 fn times(results: &[Measurement]) -> Option<Table> {
     let rows: Vec<Vec<String>> = results
         .iter()
-        .filter(|m| m.scenario == "engine")
+        .filter(|m| m.scenario == Engine::NAME)
         .filter_map(|m| {
             let summary = Summary::of(&m.samples)?;
             let pages = m.params.get("memory")?.as_u64()? as f64 / 4096.0;
@@ -92,16 +98,14 @@ mod tests {
             "asked": 1.25, "against": "cas",
         });
         let serde_json::Value::Object(params) = params else { unreachable!() };
-        Measurement {
-            scenario: scenario.to_owned(),
-            target: "engine".to_owned(),
-            variant: "age, all young".to_owned(),
+        Measurement::new(
+            scenario,
+            "engine",
+            "age, all young",
             params,
-            unit: Unit::RATIO,
-            samples: samples.to_vec(),
-            groups: Vec::new(),
-            counts: Default::default(),
-        }
+            Unit::RATIO,
+            samples.to_vec(),
+        )
     }
 
     #[test]

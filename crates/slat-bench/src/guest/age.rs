@@ -63,13 +63,8 @@ pub struct AgeArgs {
     pub tables: TablesArgs,
 
     /// vCPUs that fault during the scan
-    #[arg(
-        long,
-        short = 'v',
-        value_name = "N",
-        default_value_t = 1,
-        value_parser = count::threads()
-    )]
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = count::threads())]
     pub vcpus: u16,
 
     /// Memory that is aged; the vCPUs map as much again, by pages [default: 1g]

@@ -115,13 +115,8 @@ pub struct CacheToggleArgs {
     pub memory: Option<Size>,
 
     /// vCPUs
-    #[arg(
-        long,
-        short = 'v',
-        value_name = "N",
-        default_value_t = 8,
-        value_parser = count::threads()
-    )]
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 8)]
+    #[arg(value_parser = count::threads())]
     pub vcpus: u16,
 
     /// Memory that vCPU 0 touches before it switches
@@ -129,21 +124,13 @@ pub struct CacheToggleArgs {
     pub image: Size,
 
     /// Pages that each vCPU touches before it switches
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 16,
-        value_parser = clap::value_parser!(u32).range(0..=65536)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=65536))]
     pub startup: u32,
 
     /// Threads that flush
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        value_parser = clap::value_parser!(u16).range(1..=64)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: u16,
 
     /// Count the bytes instead of flushing them: the guest needs no memory
@@ -201,59 +188,51 @@ impl Scenario for CacheToggle {
     type Settings = CacheToggleArgs;
 
     fn run(args: &CacheToggleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures what `args` asks for.
-///
-/// # Errors
-/// Sizes that cannot be right, too little memory, or a guest that failed.
-fn run(args: &CacheToggleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let memory = args.memory();
-    let image = args.image.bytes();
-    let startup = u64::from(args.startup) * PAGE;
-    if !memory.is_multiple_of(2 << 20) || image + startup > memory {
-        return Err(bad_input(format!(
-            "--memory is a multiple of 2m, and has room for the image of {} and {} pages",
-            args.image, args.startup
-        )));
-    }
-    let real = !args.count;
-    if real && memory > session.memory_available() / 10 * 9 {
-        return Err(bad_input(
+        let memory = args.memory();
+        let image = args.image.bytes();
+        let startup = u64::from(args.startup) * PAGE;
+        if !memory.is_multiple_of(2 << 20) || image + startup > memory {
+            return Err(bad_input(format!(
+                "--memory is a multiple of 2m, and has room for the image of {} and {} pages",
+                args.image, args.startup
+            )));
+        }
+        let real = !args.count;
+        if real && memory > session.memory_available() / 10 * 9 {
+            return Err(bad_input(
             "this machine has less memory free; take a smaller --memory, or --count, which needs \
              none"
                 .to_owned(),
         ));
+        }
+        let arm = Arm { bbm: 3, ..Arm::new(12, 40) };
+        let tables = (memory >> 9) + (u64::from(args.vcpus) + 64) * (1 << 20);
+        let mut machine = FastMachine::new(arm, usize::from(args.vcpus), memory, tables)
+            .context("the host does not map the guest's memory; take a smaller --memory")?;
+        machine.set_break_before_make(BreakBeforeMake::Never);
+        let line = lines::line_bytes();
+        let flushing = Flushing { machine, real, line };
+        let rounds = args.rounds();
+        session.start("cache-toggle", u64::from(rounds) + 1);
+        let samples = take_turns(session, rounds, WAYS.len(), |way, _| {
+            session.say(WAYS[way].0);
+            boot(&flushing, args, WAYS[way].1)
+        })?;
+        session.finish();
+        if samples[0].is_empty() {
+            return Ok(Vec::new());
+        }
+        let params = [
+            ("memory", json!(memory)),
+            ("vcpus", json!(args.vcpus)),
+            ("image", json!(image)),
+            ("startup", json!(args.startup)),
+            ("threads", json!(args.threads)),
+            ("lines", json!(if real { lines::instruction() } else { "counted" })),
+        ];
+        let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
+        Ok(results(&Recorder { scenario: "cache-toggle", params }, &samples, args))
     }
-    let arm = Arm { bbm: 3, ..Arm::new(12, 40) };
-    let tables = (memory >> 9) + (u64::from(args.vcpus) + 64) * (1 << 20);
-    let mut machine = FastMachine::new(arm, usize::from(args.vcpus), memory, tables)
-        .context("the host does not map the guest's memory; take a smaller --memory")?;
-    machine.set_break_before_make(BreakBeforeMake::Never);
-    let line = lines::line_bytes();
-    let flushing = Flushing { machine, real, line };
-    let rounds = args.rounds();
-    session.start("cache-toggle", u64::from(rounds) + 1);
-    let samples = take_turns(session, rounds, WAYS.len(), |way, _| {
-        session.say(WAYS[way].0);
-        boot(&flushing, args, WAYS[way].1)
-    })?;
-    session.finish();
-    if samples[0].is_empty() {
-        return Ok(Vec::new());
-    }
-    let params = [
-        ("memory", json!(memory)),
-        ("vcpus", json!(args.vcpus)),
-        ("image", json!(image)),
-        ("startup", json!(args.startup)),
-        ("threads", json!(args.threads)),
-        ("lines", json!(if real { lines::instruction() } else { "counted" })),
-    ];
-    let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
-    Ok(results(&Recorder { scenario: "cache-toggle", params }, &samples, args))
 }
 
 fn results(recorder: &Recorder, samples: &[Vec<Boot>], args: &CacheToggleArgs) -> Vec<Measurement> {
@@ -403,7 +382,7 @@ mod tests {
                 rounds: Some(1),
                 quick: true,
             };
-            let results = run(&args, &mut Session::quiet()).unwrap();
+            let results = CacheToggle::run(&args, &mut Session::quiet()).unwrap();
             let bytes = |way: &str| {
                 let found =
                     results.iter().find(|m| m.variant == way && m.unit == Unit::SECONDS).unwrap();

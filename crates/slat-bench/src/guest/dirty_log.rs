@@ -67,36 +67,28 @@ impl Scenario for DirtyLog {
     type Settings = DirtyLogArgs;
 
     fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let format = args.tables.format;
+        let backing = match args.backing {
+            Some(backing) => format.leaf("--backing", backing)?,
+            None => format.leaves()[0],
+        };
+        let small = backing.bytes().max(16 << 20);
+        let memory = if args.quick { Size(small) } else { args.memory };
+        let rounds = if args.quick { 2 } else { args.iterations };
+        let runs = if args.quick { 1 } else { args.runs };
+        let shape = Shape::new(memory, format, backing, args.vcpus)?;
+        let ways = LogWay::all_or(&args.way);
+        let mut results = on_machine!(&args.tables, |format, arch| {
+            let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
+            let plan = Plan { ways: &ways, rounds, runs, percent: args.write_percent.into() };
+            let mut results = measure(&fixture, &plan, session)?;
+            let rounds = if args.quick { 1 } else { runs.max(5) };
+            results.extend(density::measure(&fixture, rounds, session)?);
+            results
+        });
+        results.extend(parallel::clears(args, memory, session)?);
+        Ok(results)
     }
-}
-
-/// Measures the engine's log as `args` asks for.
-///
-/// # Errors
-/// Values that cannot be right, too little memory, or a page that a log lost.
-pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let format = args.tables.format;
-    let backing = match args.backing {
-        Some(backing) => format.leaf("--backing", backing)?,
-        None => format.leaves()[0],
-    };
-    let small = backing.bytes().max(16 << 20);
-    let memory = if args.quick { Size(small) } else { args.memory };
-    let rounds = if args.quick { 2 } else { args.iterations };
-    let runs = if args.quick { 1 } else { args.runs };
-    let shape = Shape::new(memory, format, backing, args.vcpus)?;
-    let ways = LogWay::all_or(&args.way);
-    let mut results = on_machine!(&args.tables, |format, arch| {
-        let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
-        let plan = Plan { ways: &ways, rounds, runs, percent: args.write_percent.into() };
-        let mut results = measure(&fixture, &plan, session)?;
-        let rounds = if args.quick { 1 } else { runs.max(5) };
-        results.extend(density::measure(&fixture, rounds, session)?);
-        results
-    });
-    results.extend(parallel::clears(args, memory, session)?);
-    Ok(results)
 }
 
 struct Plan<'a> {
@@ -321,7 +313,7 @@ mod tests {
     }
 
     fn results(more: &[&str]) -> Vec<Measurement> {
-        run(&args(more), &mut Session::quiet()).unwrap()
+        DirtyLog::run(&args(more), &mut Session::quiet()).unwrap()
     }
 
     fn count(results: &[Measurement], way: &str, name: &str) -> u64 {
@@ -393,7 +385,8 @@ mod tests {
 
     #[test]
     fn a_level_of_bbm_needs_a_format_that_has_one() {
-        let error = run(&args(&["--bbm", "2"]), &mut Session::quiet()).unwrap_err().to_string();
+        let error =
+            DirtyLog::run(&args(&["--bbm", "2"]), &mut Session::quiet()).unwrap_err().to_string();
         assert!(error.contains("--format arm64"), "{error}");
     }
 }

@@ -63,13 +63,8 @@ pub struct ExecuteArgs {
     pub backing: Option<Size>,
 
     /// vCPUs; each takes its own share of the memory
-    #[arg(
-        long,
-        short = 'v',
-        value_name = "N",
-        default_value_t = 2,
-        value_parser = count::threads()
-    )]
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = count::threads())]
     pub vcpus: u16,
 
     /// Memory of the guest, a multiple of the backing [default: 2g]
@@ -81,12 +76,8 @@ pub struct ExecuteArgs {
     pub rounds: Option<u32>,
 
     /// Extra nanoseconds of a fault, for the exit that hardware would take
-    #[arg(
-        long,
-        value_name = "NS",
-        default_value_t = 0,
-        value_parser = clap::value_parser!(u32).range(0..=1_000_000)
-    )]
+    #[arg(long, value_name = "NS", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub exit: u32,
 
     /// One block or 64 MiB, one round: a trial run, gives no figures to quote

@@ -17,13 +17,8 @@ pub struct DirtyLogArgs {
     pub memory: Size,
 
     /// vCPUs; each writes to its own share of the memory
-    #[arg(
-        long,
-        short = 'v',
-        value_name = "N",
-        default_value_t = 2,
-        value_parser = count::threads()
-    )]
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = count::threads())]
     pub vcpus: u16,
 
     /// Size of the pages that back the guest's memory [default: the smallest]
@@ -35,23 +30,13 @@ pub struct DirtyLogArgs {
     pub way: Vec<LogWay>,
 
     /// Percentage of steps that write
-    #[arg(
-        long,
-        short = 'w',
-        value_name = "1..100",
-        default_value_t = 100,
-        value_parser = count::of_hundred()
-    )]
+    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 100)]
+    #[arg(value_parser = count::of_hundred())]
     pub write_percent: u8,
 
     /// Rounds of dirtying, reading and clearing the log
-    #[arg(
-        long,
-        short = 'i',
-        value_name = "N",
-        default_value_t = 3,
-        value_parser = count::iterations()
-    )]
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 3)]
+    #[arg(value_parser = count::iterations())]
     pub iterations: u32,
 
     /// Guests measured in each way, in turns, after one that warms up

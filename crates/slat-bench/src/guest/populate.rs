@@ -54,14 +54,8 @@ pub struct PopulateArgs {
     pub backing: Vec<Size>,
 
     /// vCPUs
-    #[arg(
-        long,
-        short = 'v',
-        value_name = "N,...",
-        value_delimiter = ',',
-        default_value = "1,2",
-        value_parser = count::threads()
-    )]
+    #[arg(long, short = 'v', value_name = "N,...", value_delimiter = ',', default_value = "1,2")]
+    #[arg(value_parser = count::threads())]
     pub vcpus: Vec<u16>,
 
     /// Host memory that is touched, one page per fault; of huge blocks fewer are touched [default:
@@ -113,60 +107,53 @@ impl Scenario for Populate {
     type Settings = PopulateArgs;
 
     fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures what `args` asks for.
-///
-/// # Errors
-/// Sizes that cannot be right, too little memory, or a guest that failed.
-pub fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let memory = args.memory.unwrap_or(Size(if args.quick { 16 << 20 } else { 512 << 20 }));
-    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 9 });
-    if !memory.bytes().is_multiple_of(2 << 20) {
-        return Err(bad_input(format!("--memory {memory} is no multiple of 2m; take one")));
-    }
-    let format = args.tables.format;
-    let backings: Vec<PageSize> = match &args.backing[..] {
-        [] => format.leaves(),
-        given => {
-            given.iter().map(|&it| format.leaf("--backing", it)).collect::<anyhow::Result<_>>()?
+        let memory = args.memory.unwrap_or(Size(if args.quick { 16 << 20 } else { 512 << 20 }));
+        let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 9 });
+        if !memory.bytes().is_multiple_of(2 << 20) {
+            return Err(bad_input(format!("--memory {memory} is no multiple of 2m; take one")));
         }
-    };
-    let page = format.leaves()[0];
-    let cases: Vec<(PageSize, u16)> = backings
-        .iter()
-        .flat_map(|&backing| args.vcpus.iter().map(move |&vcpus| (backing, vcpus)))
-        .collect();
-    session.start("populate", cases.len() as u64 * (u64::from(rounds) + 1));
-    let mut results = Vec::new();
-    for (block, vcpus) in cases {
-        session.say(&format!("{block}, {vcpus} vCPUs"));
-        let pages = memory.bytes() / page.bytes();
-        let blocks = match block.bytes() {
-            _ if block == page => pages,
-            ..HUGE => pages.min(MOST),
-            _ => pages.min(MOST_HUGE),
+        let format = args.tables.format;
+        let backings: Vec<PageSize> = match &args.backing[..] {
+            [] => format.leaves(),
+            given => given
+                .iter()
+                .map(|&it| format.leaf("--backing", it))
+                .collect::<anyhow::Result<_>>()?,
         };
-        let bytes = blocks * block.bytes();
-        let resident = block == page;
-        let shape = Shape { memory: bytes, host: bytes, block, page, vcpus, resident };
-        on_machine!(&args.tables, |format, arch| {
-            let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
-            results.extend(measure(&fixture, blocks, args.overlap, rounds, session)?);
-        });
-        if session.interrupted() {
-            break;
+        let page = format.leaves()[0];
+        let cases: Vec<(PageSize, u16)> = backings
+            .iter()
+            .flat_map(|&backing| args.vcpus.iter().map(move |&vcpus| (backing, vcpus)))
+            .collect();
+        session.start("populate", cases.len() as u64 * (u64::from(rounds) + 1));
+        let mut results = Vec::new();
+        for (block, vcpus) in cases {
+            session.say(&format!("{block}, {vcpus} vCPUs"));
+            let pages = memory.bytes() / page.bytes();
+            let blocks = match block.bytes() {
+                _ if block == page => pages,
+                ..HUGE => pages.min(MOST),
+                _ => pages.min(MOST_HUGE),
+            };
+            let bytes = blocks * block.bytes();
+            let resident = block == page;
+            let shape = Shape { memory: bytes, host: bytes, block, page, vcpus, resident };
+            on_machine!(&args.tables, |format, arch| {
+                let fixture = Fixture::new(format, arch, &args.tables, shape, session)?;
+                results.extend(measure(&fixture, blocks, args.overlap, rounds, session)?);
+            });
+            if session.interrupted() {
+                break;
+            }
         }
+        session.finish();
+        let pages = args.backing.is_empty() || args.backing.contains(&Size(page.bytes()));
+        let both = [1, 2].iter().all(|vcpus| args.vcpus.contains(vcpus));
+        if pages && both && !args.overlap && !session.interrupted() {
+            results.extend(parallel::faults(&args.tables, memory, rounds, session)?);
+        }
+        Ok(results)
     }
-    session.finish();
-    let pages = args.backing.is_empty() || args.backing.contains(&Size(page.bytes()));
-    let both = [1, 2].iter().all(|vcpus| args.vcpus.contains(vcpus));
-    if pages && both && !args.overlap && !session.interrupted() {
-        results.extend(parallel::faults(&args.tables, memory, rounds, session)?);
-    }
-    Ok(results)
 }
 
 fn measure<F: Format, A: Arch>(
@@ -253,7 +240,7 @@ mod tests {
                 rounds: Some(1),
                 quick: true,
             };
-            let results = run(&args, &mut Session::quiet()).unwrap();
+            let results = Populate::run(&args, &mut Session::quiet()).unwrap();
             let all = results.iter().filter(|m| m.params.get("figure").is_some_and(|f| f == "all"));
             let mut seen = 0;
             for result in all {

@@ -122,40 +122,32 @@ impl Scenario for Reclaim {
     type Settings = ReclaimArgs;
 
     fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures what `args` asks for.
-///
-/// # Errors
-/// Sizes that cannot be right, too little memory, no swap file, or a guest that lost a page.
-pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let memory = args.memory.unwrap_or(Size(if args.quick { 8 << 20 } else { 64 << 20 }));
-    let swap = &args.swap;
-    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 5 });
-    let cases = cases(args, memory, session)?;
-    let policies = match &args.policy[..] {
-        [] => ReclaimPolicy::value_variants().to_vec(),
-        given => given.to_vec(),
-    };
-    let cpus = cpus()?;
-    session.start("reclaim", cases.len() as u64 * (u64::from(rounds) + 1));
-    let mut results = Vec::new();
-    for case in &cases {
-        on_machine!(&args.tables, |format, arch| {
-            let machine = case.machine(arch)?;
-            let mut params = params(case, swap);
-            params.insert("format".to_owned(), json!(args.tables.format.to_string()));
-            let bench = Bench { case, policies: &policies, swap, cpus: &cpus, params };
-            results.extend(bench.measure(format, &machine, rounds, session)?);
-        });
-        if session.interrupted() {
-            break;
+        let memory = args.memory.unwrap_or(Size(if args.quick { 8 << 20 } else { 64 << 20 }));
+        let swap = &args.swap;
+        let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 5 });
+        let cases = cases(args, memory, session)?;
+        let policies = match &args.policy[..] {
+            [] => ReclaimPolicy::value_variants().to_vec(),
+            given => given.to_vec(),
+        };
+        let cpus = cpus()?;
+        session.start("reclaim", cases.len() as u64 * (u64::from(rounds) + 1));
+        let mut results = Vec::new();
+        for case in &cases {
+            on_machine!(&args.tables, |format, arch| {
+                let machine = case.machine(arch)?;
+                let mut params = params(case, swap);
+                params.insert("format".to_owned(), json!(args.tables.format.to_string()));
+                let bench = Bench { case, policies: &policies, swap, cpus: &cpus, params };
+                results.extend(bench.measure(format, &machine, rounds, session)?);
+            });
+            if session.interrupted() {
+                break;
+            }
         }
+        session.finish();
+        Ok(results)
     }
-    session.finish();
-    Ok(results)
 }
 
 fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<Vec<Case>> {
@@ -471,7 +463,7 @@ mod tests {
         ] {
             let policy = policies.to_vec();
             let args = ReclaimArgs { policy, ..args(pattern, format, vcpus) };
-            let results = run(&args, &mut Session::quiet()).unwrap();
+            let results = Reclaim::run(&args, &mut Session::quiet()).unwrap();
             for policy in policies {
                 let name = policy.to_string();
                 let time = |m: &&Measurement| m.variant == name && m.params["figure"] == "time";
@@ -490,7 +482,7 @@ mod tests {
     fn what_cannot_be_measured_is_refused_with_what_can() {
         let good = || args(AccessPattern::Zipf, TableFormat::Ept, 1);
         let refused =
-            |args: ReclaimArgs| run(&args, &mut Session::quiet()).unwrap_err().to_string();
+            |args: ReclaimArgs| Reclaim::run(&args, &mut Session::quiet()).unwrap_err().to_string();
         let odd = ReclaimArgs { memory: Some(Size(3 << 20)), ..good() };
         assert!(refused(odd).contains("multiple of 2m"));
         let huge = ReclaimArgs { memory: Some(Size(1 << 50)), ..good() };
@@ -501,7 +493,7 @@ mod tests {
         let crowded = ReclaimArgs { vcpus: 64, ..good() };
         assert!(refused(crowded).contains("each needs 64"));
         let nowhere = ReclaimArgs { swap: SwapPlace::Directory("/nonexistent".into()), ..good() };
-        let error = run(&nowhere, &mut Session::quiet()).unwrap_err();
+        let error = Reclaim::run(&nowhere, &mut Session::quiet()).unwrap_err();
         assert!(format!("{error:#}").contains("another --swap"), "{error:#}");
     }
 }

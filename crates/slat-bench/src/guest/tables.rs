@@ -2,12 +2,15 @@
 
 use crate::published::Rows;
 use slat_lab::numbers::{seconds, thousands, three_digits, with_spread, with_wide_spread};
-use slat_lab::record::Measurement;
+use slat_lab::record::{KVM, Measurement};
 use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::thresholds::{parameter, said, verdict};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
+
+/// Name of the thresholds in results.
+pub const ASKED: &str = "guest-asked";
 
 /// Explanation for scenarios whose vCPUs are threads.
 pub const MEANING: &[&str] = &["The vCPUs of the engine's guest are threads that walk its tables \
@@ -16,7 +19,7 @@ pub const MEANING: &[&str] = &["The vCPUs of the engine's guest are threads that
 
 /// Reads the ratios of all scenarios of guests.
 pub const RATIOS: Renderer = Renderer {
-    reads: |m| m.scenario == "guest-asked",
+    reads: |m| m.scenario == ASKED,
     verdict: said,
     tables: |results| asked(results).into_iter().collect(),
     meaning: MEANING,
@@ -116,7 +119,7 @@ impl Figures {
     /// Returns whether a result belongs to the table. Guests under KVM have scenarios of the same
     /// names.
     pub fn has(&self, m: &Measurement) -> bool {
-        m.scenario == self.of && m.target != "kvm"
+        m.scenario == self.of && m.target != KVM
     }
 
     /// Returns the table, if anything was measured.

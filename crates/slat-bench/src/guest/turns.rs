@@ -2,7 +2,7 @@
 
 use crate::thresholds::at_most;
 use serde_json::{Map, Value, json};
-use slat_lab::record::Measurement;
+use slat_lab::record::{ENGINE, Measurement};
 use slat_lab::session::Session;
 use slat_lab::turns::order;
 use slat_lab::unit::Unit;
@@ -72,14 +72,8 @@ impl Recorder {
         let mut params = self.params.clone();
         params.insert("figure".to_owned(), json!(figure));
         Measurement {
-            scenario: self.scenario.to_owned(),
-            target: target.to_owned(),
-            variant: variant.to_owned(),
-            params,
-            unit: unit.into(),
-            samples,
-            groups: Vec::new(),
             counts: slat_lab::record::merged_counts(counts),
+            ..Measurement::new(self.scenario, target, variant, params, unit, samples)
         }
     }
 
@@ -113,16 +107,7 @@ impl Recorder {
         params.insert("against".to_owned(), json!(by));
         let what = what.into();
         params.insert("asked".to_owned(), json!(at_most("guest", &what, &params)));
-        Measurement {
-            scenario: "guest-asked".to_owned(),
-            target: "engine".to_owned(),
-            variant: what,
-            params,
-            unit: Unit::RATIO,
-            samples,
-            groups: Vec::new(),
-            counts: BTreeMap::new(),
-        }
+        Measurement::new(super::tables::ASKED, ENGINE, what, params, Unit::RATIO, samples)
     }
 }
 

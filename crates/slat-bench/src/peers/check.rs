@@ -112,19 +112,11 @@ impl Scenario for Check {
     type Settings = CheckArgs;
 
     fn run(args: &CheckArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Runs the histories.
-///
-/// # Errors
-/// No usable tree, or a difference between the two sides; the error contains the history.
-pub fn run(args: &CheckArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    match args.granule {
-        Granule::Size4k => by(Arm64::<12>::default(), args, session),
-        Granule::Size16k => by(Arm64::<14>::default(), args, session),
-        Granule::Size64k => by(Arm64::<16>::default(), args, session),
+        match args.granule {
+            Granule::Size4k => by(Arm64::<12>::default(), args, session),
+            Granule::Size16k => by(Arm64::<14>::default(), args, session),
+            Granule::Size64k => by(Arm64::<16>::default(), args, session),
+        }
     }
 }
 
@@ -214,7 +206,7 @@ fn measurement(
         ("leaves_compared", tally.leaves),
     ];
     Measurement {
-        scenario: "peers-check".to_owned(),
+        scenario: super::tables::CHECK.to_owned(),
         target: LINUX.to_owned(),
         variant: trees.name(tree).to_owned(),
         params: params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect(),

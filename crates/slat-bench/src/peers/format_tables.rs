@@ -1,6 +1,7 @@
 //! Report of the formats: the time of a page on each, against the first format's and against the
 //! machine's limit.
 
+use crate::contest::{ENGINE, FORMATS};
 use slat_lab::numbers::{three_digits, with_spread};
 use slat_lab::record::Measurement;
 use slat_lab::report::tables::thresholds::parameter;
@@ -25,20 +26,20 @@ fn ratio(of: &Measurement, by: &Measurement) -> String {
 
 /// Returns a table with one row for each format of each operation.
 pub fn table(results: &[Measurement]) -> Option<Table> {
-    let all = || results.iter().filter(|m| m.scenario == "formats");
+    let all = || results.iter().filter(|m| m.scenario == FORMATS);
     let same = |a: &Measurement, b: &Measurement| {
         ["operation", "memory", "leaves"]
             .iter()
             .all(|name| a.params.get(*name) == b.params.get(*name))
     };
     let rows: Vec<Vec<String>> = all()
-        .filter(|m| m.target == "engine")
+        .filter(|m| m.target == ENGINE)
         .filter_map(|m| {
             let summary = Summary::of(&of_a_page(m))?;
-            let first = all().find(|other| other.target == "engine" && same(m, other))?;
+            let first = all().find(|other| other.target == ENGINE && same(m, other))?;
             let format = m.params.get("format");
             let limit = all().find(|other| {
-                other.target != "engine" && same(m, other) && other.params.get("format") == format
+                other.target != ENGINE && same(m, other) && other.params.get("format") == format
             });
             let by_limit =
                 limit.map_or(NOTHING.to_owned(), |by| format!("{}: {}", by.variant, ratio(m, by)));
@@ -102,16 +103,14 @@ mod tests {
                 "format": format, "backing": "4k", "pieces": pieces,
             });
             let serde_json::Value::Object(params) = params else { unreachable!() };
-            Measurement {
-                scenario: "formats".to_owned(),
-                target: target.to_owned(),
-                variant: if target == "engine" { "slat" } else { "cas" }.to_owned(),
+            Measurement::new(
+                FORMATS,
+                target,
+                if target == ENGINE { "slat" } else { "cas" },
                 params,
-                unit: Unit::SECONDS,
-                samples: samples.to_vec(),
-                groups: Vec::new(),
-                counts: Default::default(),
-            }
+                Unit::SECONDS,
+                samples.to_vec(),
+            )
         };
         let results = [
             measured("arm64-4k", "engine", 4, &[4e-9, 8e-9]),

@@ -8,7 +8,7 @@ use super::ours::{Left, Turns};
 use super::work::{Op, Setting, Work};
 use super::works_of;
 use crate::arena::Arena;
-use crate::contest::{Contest, ENGINE, MACHINE};
+use crate::contest::{Contest, ENGINE, FORMATS, MACHINE};
 use crate::fill::Stores;
 use crate::fixture::whole_blocks;
 use crate::fixture::{CHUNK, Fixture};
@@ -64,12 +64,12 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     let by_tables = by_tables(args, &formats, memory, session)?;
     let rounds = args.rounds();
     let contests = works.len() + by_tables.len();
-    session.start("formats", contests as u64 * u64::from(rounds + 1));
+    session.start(FORMATS, contests as u64 * u64::from(rounds + 1));
     let mut results = Vec::new();
     // `hold` needs an arena, but each entrant has its own.
     let mut nobodys = Arena::new(0, 4096, BreakBeforeMake::Never)?;
     for work in &works {
-        let mut contest = Contest::new("formats", work.title(), work.params());
+        let mut contest = Contest::new(FORMATS, work.title(), work.params());
         for &(format, each) in &work.of {
             let arena = arenas[&each.page.bytes()].clone();
             contest = on_format!(format, |f| enter(contest, format, f, each, arena));
@@ -274,6 +274,7 @@ impl Common {
 
 #[cfg(test)]
 mod tests {
+    use super::super::SLAT;
     use super::*;
     use crate::format::Granule;
     use crate::settings::peers::LinuxArgs;
@@ -302,7 +303,7 @@ mod tests {
         for (format, pages) in formats.into_iter().zip(pages) {
             let of = |operation: &str| {
                 let found = results.iter().find(|m| {
-                    m.variant == "slat"
+                    m.variant == SLAT
                         && m.params["format"] == format.to_string()
                         && m.params["operation"] == operation
                 });

@@ -1,19 +1,27 @@
 //! Reports of the engine and others: two tables of ratios, one of counts, one of histories.
 
 use super::known::{DIFFERENCES, SLAT};
+use super::{CRATE, LINUX, Peers};
+use crate::contest::{ENGINE, MACHINE};
 use slat_lab::numbers::{thousands, three_digits};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::{Chart, Renderer};
 use slat_lab::report::charts::ratios;
 use slat_lab::report::tables::thresholds::{self, parameter};
 use slat_lab::report::tables::{Labels, Row, rows};
+use slat_lab::scenario::Scenario;
 use slat_lab::size::Size;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
+/// Name of the thresholds in results.
+const ASKED: &str = "peers-asked";
+/// Name of the random histories in results.
+pub const CHECK: &str = "peers-check";
+
 /// How the report presents operations of the engine and others.
 pub const RENDERER: Renderer = Renderer {
-    reads: |m| m.scenario == "peers" || m.scenario == "peers-asked",
+    reads: |m| m.scenario == Peers::NAME || m.scenario == ASKED,
     verdict: thresholds::said,
     tables: |results| {
         let first = [counts(results), asked(results)];
@@ -25,7 +33,7 @@ pub const RENDERER: Renderer = Renderer {
 
 /// How the report presents random histories.
 pub const HISTORIES: Renderer = Renderer {
-    reads: |m| m.scenario == "peers-check",
+    reads: |m| m.scenario == CHECK,
     tables: |results| histories(results).into_iter().collect(),
     ..Renderer::NONE
 };
@@ -34,7 +42,7 @@ pub const HISTORIES: Renderer = Renderer {
 fn asked(results: &[Measurement]) -> Option<Table> {
     thresholds::table(
         results,
-        "peers-asked",
+        ASKED,
         "The engine against each of the others",
         "Times by theirs, so that less is faster. Thresholds are meant for 8 GiB and 64 GiB.",
     )
@@ -52,7 +60,7 @@ enum Column<'m> {
 
 impl<'m> Column<'m> {
     fn of(m: &'m Measurement) -> Self {
-        if m.target == "machine" { Self::Limit } else { Self::Who(&m.variant, &m.target) }
+        if m.target == MACHINE { Self::Limit } else { Self::Who(&m.variant, &m.target) }
     }
 
     fn heading(&self) -> String {
@@ -91,8 +99,8 @@ fn broken(name: &str) -> String {
 /// Returns all but the engine, in the order of likely interest: Linux, crates, the machine.
 fn columns(results: &[Measurement]) -> Vec<Column<'_>> {
     let mut found = Vec::new();
-    for target in ["linux-source", "crate", "machine"] {
-        for m in results.iter().filter(|m| m.scenario == "peers" && m.target == target) {
+    for target in [LINUX, CRATE, MACHINE] {
+        for m in results.iter().filter(|m| m.scenario == Peers::NAME && m.target == target) {
             if !found.contains(&Column::of(m)) {
                 found.push(Column::of(m));
             }
@@ -136,13 +144,13 @@ fn label(row: &Row) -> Option<String> {
 fn ratios_of(results: &[Measurement]) -> Vec<Table> {
     let all = gathered(results);
     let (crates, linux): (Vec<_>, Vec<_>) =
-        all.iter().partition(|row| row.measurements.iter().any(|m| m.target == "crate"));
+        all.iter().partition(|row| row.measurements.iter().any(|m| m.target == CRATE));
     let how = "slat: nanoseconds a page (or look-up), ± half the interquartile range. The others: \
                how many times as long they took, the median of the rounds’ ratios; above 1 the \
                engine is faster. The machine: a plain loop over the same entries, or that stores \
                the same bytes.";
     let mut beside_linux = vec![how.to_owned()];
-    if linux.iter().any(|row| row.measurements.iter().any(|m| m.target == "linux-source")) {
+    if linux.iter().any(|row| row.measurements.iter().any(|m| m.target == LINUX)) {
         beside_linux.push(
             "Linux’s own code, compiled for user space: the software’s work alone. Invalidations, \
              barriers for a CPU’s walker, cache maintenance and locks are counted, not executed, \
@@ -189,7 +197,7 @@ fn ratios_among(
     let who: Vec<_> = columns(results).into_iter().filter(takes_part).collect();
     let mut lines = Vec::new();
     for row in rows {
-        for base in row.measurements.iter().filter(|m| m.target == "engine") {
+        for base in row.measurements.iter().filter(|m| m.target == ENGINE) {
             lines.extend(line(row, base, &who));
         }
     }
@@ -221,7 +229,7 @@ fn line(row: &Row, base: &Measurement, who: &[Column]) -> Option<Vec<String>> {
                 format!("{}\u{a0}{name}", three_digits(by.median))
             }
             (Some(by), _) => with_spread(&three_digits(by.median), &by),
-            (None, Column::Who(name, "crate")) if lacks(row, name) => NONE.to_owned(),
+            (None, Column::Who(name, CRATE)) if lacks(row, name) => NONE.to_owned(),
             (None, _) => NOTHING.to_owned(),
         });
     }
@@ -255,7 +263,7 @@ fn counts(results: &[Measurement]) -> Option<Table> {
             alone.is_some_and(|alone| alone.counts == m.counts)
         };
         // Most shared walks do the same as exclusive ones: one row is enough.
-        let linux = row.measurements.iter().filter(|m| m.target == "linux-source");
+        let linux = row.measurements.iter().filter(|m| m.target == LINUX);
         for m in linux.filter(|m| !beside(m)) {
             let of = |m: &Measurement, name: &str| {
                 m.counts
@@ -321,7 +329,7 @@ fn counts(results: &[Measurement]) -> Option<Table> {
 fn histories(results: &[Measurement]) -> Option<Table> {
     let lines: Vec<Vec<String>> = results
         .iter()
-        .filter(|m| m.scenario == "peers-check")
+        .filter(|m| m.scenario == CHECK)
         .map(|m| {
             let count = |name: &str| thousands(m.counts.get(name).copied().unwrap_or(0) as i64);
             vec![
@@ -358,11 +366,11 @@ fn chart(results: &[Measurement]) -> Option<Chart> {
     let mut strips: Vec<ratios::Row> = Vec::new();
     for row in &rows {
         let Some(base) = row.variant(SLAT) else { continue };
-        let others = row.measurements.iter().filter(|m| m.target != "engine");
+        let others = row.measurements.iter().filter(|m| m.target != ENGINE);
         let mut dots = Vec::new();
         for m in others {
             // All limits are one competitor, although they run different loops.
-            let name = if m.target == "machine" { "the machine" } else { &m.variant };
+            let name = if m.target == MACHINE { "the machine" } else { &m.variant };
             let place = names.iter().position(|known| *known == name).unwrap_or(names.len());
             if place == names.len() {
                 names.push(name);
@@ -388,14 +396,8 @@ mod tests {
         });
         let serde_json::Value::Object(params) = params else { unreachable!() };
         Measurement {
-            scenario: "peers".to_owned(),
-            target: target.to_owned(),
-            variant: variant.to_owned(),
-            params,
-            unit: Unit::SECONDS,
-            samples: samples.to_vec(),
-            groups: Vec::new(),
             counts: [("visits".to_owned(), 524_800), ("leaves_made_young".to_owned(), 3)].into(),
+            ..Measurement::new("peers", target, variant, params, Unit::SECONDS, samples.to_vec())
         }
     }
 

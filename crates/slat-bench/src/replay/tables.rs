@@ -1,23 +1,25 @@
 //! Report of published claims, with the figures of this machine.
 
+use super::Replay;
 use slat_lab::numbers::three_digits;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::thresholds::parameter;
+use slat_lab::scenario::Scenario;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
 
 /// How the report presents the results.
 pub const RENDERER: Renderer = Renderer {
-    reads: |m| m.scenario == "replay",
+    reads: |m| m.scenario == Replay::NAME,
     tables: |results| claims(results).into_iter().collect(),
     ..Renderer::NONE
 };
 
 /// Returns a table with one row for each claim.
 fn claims(results: &[Measurement]) -> Option<Table> {
-    let replayed = || results.iter().filter(|m| m.scenario == "replay");
+    let replayed = || results.iter().filter(|m| m.scenario == Replay::NAME);
     let mut commands: Vec<&str> = Vec::new();
     let mut whys: Vec<String> = Vec::new();
     for m in replayed() {

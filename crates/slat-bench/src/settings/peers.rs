@@ -192,12 +192,8 @@ Examples:
 #[derive(Clone, Debug, Args)]
 pub struct CheckArgs {
     /// Histories of each kind of walk, for each tree
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 200,
-        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub histories: u32,
 
     /// Operations of a history

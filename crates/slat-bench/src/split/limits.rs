@@ -7,6 +7,9 @@ use slat_lab::report::tables::Row;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
+/// Name of the limits in results.
+pub const SCENARIO: &str = "limit";
+
 /// The work that bounds a split from below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
@@ -69,7 +72,7 @@ pub fn limit_of<'a>(
     let contradicts = |m: &Measurement| {
         m.params.iter().any(|(name, value)| params.get(name).is_some_and(|other| other != value))
     };
-    let limits = results.iter().filter(|m| m.scenario == "limit" && m.variant == variant);
+    let limits = results.iter().filter(|m| m.scenario == SCENARIO && m.variant == variant);
     // The first of equals is right; `max_by_key` returns the last, so the order is reversed.
     limits.filter(|m| !contradicts(m)).rev().max_by_key(|m| shared(m))
 }
@@ -78,7 +81,7 @@ pub fn limit_of<'a>(
 /// splits was measured several times, on the same bytes: the row has all of its samples.
 pub fn table(results: &[Measurement]) -> Option<Table> {
     let mut pools: Vec<Pool> = Vec::new();
-    for measurement in results.iter().filter(|m| m.scenario == "limit") {
+    for measurement in results.iter().filter(|m| m.scenario == SCENARIO) {
         let pool = Pool::of(measurement);
         match pools.iter_mut().find(|known| known.is_like(&pool)) {
             Some(known) => known.samples.extend(pool.samples),

@@ -1,5 +1,6 @@
 //! Reports of splits by the engine: the times of each walk, and the entries that each reads.
 
+use super::Split;
 use super::limits::{self, Limit, limit_of};
 use crate::published::{self, SKIP_LEVELS};
 use slat_lab::numbers::{change, thousands, three_digits, with_spread};
@@ -7,6 +8,7 @@ use slat_lab::record::Measurement;
 use slat_lab::renderer::{Chart, Renderer};
 use slat_lab::report::charts::strips::{self, Strip};
 use slat_lab::report::tables::{Labels, Row, rows};
+use slat_lab::scenario::Scenario;
 use slat_lab::stats::{Summary, median};
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
@@ -18,7 +20,7 @@ const WALKS: [&str; 3] = [EVERY_ENTRY, BOUNDED, "batched"];
 
 /// How the report presents splits, and the limits that took turns with them.
 pub const RENDERER: Renderer = Renderer {
-    reads: |m| m.scenario == "split" || m.scenario == "limit",
+    reads: |m| m.scenario == Split::NAME || m.scenario == limits::SCENARIO,
     verdict: |results| Verdict::of_lines(WALKS[1..].iter().filter_map(|walk| said(results, walk))),
     tables: |results| {
         let all = [times(results), entries(results), limits::table(results)];
@@ -37,7 +39,7 @@ pub const RENDERER: Renderer = Renderer {
 
 /// Returns the time of a walk as a part of that of the walk that visits every entry.
 fn said(results: &[Measurement], walk: &str) -> Option<String> {
-    let rows = rows(results, "split", &[]);
+    let rows = rows(results, Split::NAME, &[]);
     let ratio = |row: &Row| {
         let time = |walk: &str| median(&row.variant(walk)?.samples);
         Some(time(walk)? / time(EVERY_ENTRY)?)
@@ -73,7 +75,7 @@ fn walks(rows: &[Row]) -> Vec<&'static str> {
 
 /// Returns a table with a row for each split, with the time of each walk and what it saves.
 fn times(results: &[Measurement]) -> Option<Table> {
-    let rows = rows(results, "split", &[]);
+    let rows = rows(results, Split::NAME, &[]);
     if rows.is_empty() {
         return None;
     }
@@ -149,7 +151,7 @@ fn against_limit(results: &[Measurement], row: &Row, time: f64) -> Option<String
 
 /// Returns a table of entries read for each GiB of the guest: exact, and equal on every machine.
 fn entries(results: &[Measurement]) -> Option<Table> {
-    let rows = rows(results, "split", &[]);
+    let rows = rows(results, Split::NAME, &[]);
     let walks = walks(&rows);
     let read = |row: &Row, walk: &str| {
         let read = *row.variant(walk)?.counts.get("entries_read")?;
@@ -194,7 +196,7 @@ fn entries(results: &[Measurement]) -> Option<Table> {
 /// Returns a chart for each `when` and `what`: every sample of every split is a dot on a
 /// logarithmic scale.
 fn charts(results: &[Measurement]) -> Vec<Chart> {
-    let rows = rows(results, "split", &[]);
+    let rows = rows(results, Split::NAME, &[]);
     let mut groups: Vec<(String, Vec<Strip>)> = Vec::new();
     for row in &rows {
         let name = |key: &str| row.param(key).unwrap_or("?").to_owned();

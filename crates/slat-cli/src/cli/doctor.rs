@@ -26,11 +26,8 @@ Exit codes:
 #[command(after_help = EXAMPLES)]
 pub struct DoctorArgs {
     /// Only what matters for this scenario, on the host's KVM
-    #[arg(
-        long = "for",
-        value_name = "SCENARIO",
-        value_parser = PossibleValuesParser::new(doctor::scenarios())
-    )]
+    #[arg(long = "for", value_name = "SCENARIO")]
+    #[arg(value_parser = PossibleValuesParser::new(doctor::scenarios()))]
     pub scenario: Option<String>,
 
     /// How the findings are printed.

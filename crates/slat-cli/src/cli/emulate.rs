@@ -82,12 +82,8 @@ pub struct EmulateArgs {
     pub memory: Size,
 
     /// NUMA nodes of the machine, which share its CPUs and its memory evenly
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        value_parser = clap::value_parser!(u32).range(1..=8)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
     pub numa_nodes: u32,
 
     /// The slat program to run in the machine; statically linked, unless the architecture is this
@@ -121,12 +117,8 @@ pub struct EmulateArgs {
     pub cpu: Option<String>,
 
     /// How long the machine may take: 90s, 10m
-    #[arg(
-        long,
-        value_name = "TIME",
-        default_value = "5m",
-        value_parser = slat_lab::cli::time::some
-    )]
+    #[arg(long, value_name = "TIME", default_value = "5m")]
+    #[arg(value_parser = slat_lab::cli::time::some)]
     pub time_limit: Duration,
 
     /// Write the report, a results.json, to this file

@@ -187,12 +187,8 @@ pub struct MachineArgs {
     pub append: Option<String>,
 
     /// How long the machine may take: 90s, 10m
-    #[arg(
-        long,
-        value_name = "TIME",
-        default_value = "10m",
-        value_parser = slat_lab::cli::time::some
-    )]
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    #[arg(value_parser = slat_lab::cli::time::some)]
     pub time_limit: Duration,
 
     /// Write all that the machine's console said to this file
@@ -221,13 +217,8 @@ pub struct TestArgs {
 
     /// CPUs of the machine. page_fault_test fails with two: QEMU 7.2 delays a TLB invalidation of
     /// Arm's for a CPU that another thread emulates
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        conflicts_with = "count_instructions",
-        value_parser = clap::value_parser!(u32).range(1..=8)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "count_instructions")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
     pub cpus: u32,
 
     /// Let the machine's clock count instructions, one a nanosecond, so that times which tests

@@ -1,10 +1,10 @@
 //! The command line of `slat watch`.
 
 use clap::{Args, ValueEnum};
+use slat_kvm::watch::Source;
 use slat_lab::cli::time;
 use slat_lab::rate::Rate;
 use slat_lab::size::Size;
-use slat_watch::Source;
 use std::path::PathBuf;
 use std::time::Duration;
 

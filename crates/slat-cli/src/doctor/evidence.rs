@@ -1,8 +1,8 @@
 //! The sources of findings: files below a root, KVM's capabilities, and the folders of programs.
 
 use slat_kvm::HostKvm;
+use slat_kvm::procfs::{Files, value};
 use slat_lab::host::Host;
-use slat_procfs::{Files, value};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -24,9 +24,9 @@ pub struct Evidence {
 pub(super) enum Access {
     /// This process can read it.
     Readable,
-    /// It exists, and this process may not read it.
+    /// It exists, and this process cannot read it.
     Denied,
-    /// It does not exist, or reading it failed otherwise.
+    /// It does not exist.
     Absent,
 }
 
@@ -68,8 +68,8 @@ impl Evidence {
         };
         match opened.map_err(|error| error.kind()) {
             Ok(()) => Access::Readable,
-            Err(ErrorKind::PermissionDenied) => Access::Denied,
-            Err(_) => Access::Absent,
+            Err(ErrorKind::NotFound | ErrorKind::NotADirectory) => Access::Absent,
+            Err(_) => Access::Denied,
         }
     }
 
@@ -85,10 +85,16 @@ impl Evidence {
         metadata.is_ok_and(|file| file.permissions().mode() & 0o060 == 0o060)
     }
 
-    /// Returns whether /proc/cpuinfo lists a flag of x86, or a feature of Arm.
-    pub(super) fn has_flag(&self, name: &str) -> bool {
-        let cpuinfo = self.files().text("proc/cpuinfo").unwrap_or_default();
+    /// Returns the flags of x86, or the features of Arm, that /proc/cpuinfo lists.
+    pub(super) fn flags(&self) -> Option<String> {
+        let cpuinfo = self.files().text("proc/cpuinfo")?;
         let flags = value(&cpuinfo, "flags").or_else(|| value(&cpuinfo, "Features"));
+        flags.map(str::to_owned)
+    }
+
+    /// Returns whether /proc/cpuinfo lists a flag.
+    pub(super) fn has_flag(&self, name: &str) -> bool {
+        let flags = self.flags();
         flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == name))
     }
 
@@ -99,9 +105,19 @@ impl Evidence {
         known.is_none_or(|known| known.lines().any(is_it)) || self.files().is_mounted(file_system)
     }
 
+    /// Returns whether debugfs is mounted where this program looks.
+    pub(super) fn has_debugfs(&self) -> bool {
+        self.files().is_mounted_at("debugfs", "/sys/kernel/debug")
+    }
+
     /// Returns a parameter of one of KVM's modules.
     pub(super) fn parameter(&self, module: &str, name: &str) -> Option<&str> {
         self.host.kvm.parameters.get(module)?.get(name)?.0.as_deref()
+    }
+
+    /// Returns whether a module has a parameter, readable or not.
+    pub(super) fn has_parameter(&self, module: &str, name: &str) -> bool {
+        self.host.kvm.parameters.get(module).is_some_and(|all| all.contains_key(name))
     }
 
     /// Returns the path of a program, from the first folder that has it.
@@ -119,9 +135,9 @@ impl Evidence {
         self.host.virtualisation.hypervisor.0 == Some(true)
     }
 
-    /// Returns whether KVM works on this host without hardware virtualisation.
+    /// Returns whether KVM is known to work on this host without hardware virtualisation.
     pub(super) fn is_software_kvm(&self) -> bool {
-        let helped = self.has_flag("vmx") || self.has_flag("svm");
+        let helped = self.has_flag("vmx") || self.has_flag("svm") || self.flags().is_none();
         self.host.cpu.architecture == "x86_64" && self.kvm.is_ok() && !helped
     }
 }

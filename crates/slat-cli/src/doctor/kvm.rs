@@ -145,7 +145,17 @@ fn change_of(evidence: &Evidence, module: &str, name: &str, value: &str) -> Chan
     if evidence.is_writable(&file) {
         return Change::command(format!("echo {value} > /{file}"));
     }
-    let modules = evidence.files().text("proc/modules").unwrap_or_default();
+    let modules = match evidence.files().told("proc/modules") {
+        // A kernel without modules has no such file.
+        Ok(modules) => modules.unwrap_or_default(),
+        Err(file) => {
+            return Change::by_hand(format!(
+                "KVM reads it as its module is loaded, or at boot if it is built in: \
+                 {module}.{name}={value}; /{} does not tell which",
+                file.display()
+            ));
+        }
+    };
     let is_loaded = |name: &str| modules.lines().any(|line| line.split(' ').next() == Some(name));
     if !is_loaded(module) {
         return Change::nothing(format!(
@@ -176,6 +186,9 @@ fn switch(
     with_kvm(evidence, subject, |subject, _| match evidence.parameter(module, name) {
         Some("Y" | "1") => subject.ok("on"),
         Some(_) => subject.limited(off, change_of(evidence, module, name, wanted)),
+        None if evidence.has_parameter(module, name) => {
+            subject.untold(format!("sys/module/{module}/parameters/{name}"))
+        }
         None if evidence.host.cpu.architecture == "x86_64" => subject.limited(
             format!("{module} has no such parameter here"),
             Change::nothing("another kernel or processor has it"),
@@ -235,5 +248,42 @@ fn pml(evidence: &Evidence) -> Finding {
             Change::nothing("only Intel's processors have it, through kvm_intel"),
         ),
         _ => switch(evidence, subject, ["kvm_intel", "1"], "off: each first write is a fault"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_lab::fake::files as fake;
+
+    #[test]
+    fn modules_that_cannot_be_read_are_not_said_to_be_built_in() {
+        let told = |files: &[(&str, &str)]| {
+            let root = fake(files);
+            let kvm = Ok(HostKvm::default());
+            let mut evidence = Evidence::below(root.path().to_owned(), kvm, Vec::new());
+            evidence.host.cpu.architecture = "aarch64".into();
+            change_of(&evidence, "kvm", "tdp_mmu", "Y").sentence()
+        };
+        assert!(told(&[]).contains("built into this kernel"));
+        assert!(told(&[("proc/modules", "kvm 1 0 - Live 0x0\n")]).contains("modprobe -r kvm"));
+        // A folder in the file's place, as root may read any file.
+        let unread = told(&[("proc/modules/x", "")]);
+        assert!(unread.contains("/proc/modules does not tell"), "{unread}");
+    }
+
+    #[test]
+    fn a_parameter_that_cannot_be_read_is_not_missing() {
+        let found = |files: &[(&str, &str)]| {
+            let root = fake(files);
+            let kvm = Ok(HostKvm::default());
+            let mut evidence = Evidence::below(root.path().to_owned(), kvm, Vec::new());
+            evidence.host.cpu.architecture = "x86_64".into();
+            tdp_mmu(&evidence).found
+        };
+        const FILE: &str = "sys/module/kvm/parameters/tdp_mmu";
+        assert_eq!(found(&[(FILE, "Y\n")]), "on");
+        assert!(found(&[]).contains("no such parameter"));
+        assert!(found(&[(&format!("{FILE}/x"), "")]).contains("tdp_mmu does not tell"));
     }
 }

@@ -2,8 +2,8 @@
 
 use super::Group::Limits;
 use super::{Change, Evidence, Finding, For, Subject};
+use slat_kvm::procfs::Version;
 use slat_lab::numbers::{bytes, three_digits};
-use slat_procfs::Version;
 use std::path::PathBuf;
 
 const PRESSURE: For = For::Only(&["age", "memory-stress"]);
@@ -33,10 +33,7 @@ fn memory_controller(evidence: &Evidence) -> Finding {
     let lists: Result<Vec<_>, _> = folders.iter().map(controllers).collect();
     let lists = match lists {
         Ok(lists) => lists.into_iter().flatten().map(has_memory).collect::<Vec<_>>(),
-        Err(file) => {
-            let change = Change::by_hand("let this user read the file");
-            return subject.limited(format!("/{} does not tell", file.display()), change);
-        }
+        Err(file) => return subject.untold(file),
     };
     // This process's own group is the first.
     match lists.first() {
@@ -66,10 +63,7 @@ fn cpu_quota(evidence: &Evidence) -> Finding {
     );
     match evidence.files().cpu_quota() {
         Ok(None) => subject.ok("none"),
-        Err(file) => subject.limited(
-            format!("/{} does not tell", file.display()),
-            Change::by_hand("let this user read the file"),
-        ),
+        Err(file) => subject.untold(file),
         Ok(Some(cpus)) => subject.limited(
             format!("{} CPUs", three_digits(cpus)),
             Change::by_hand(
@@ -88,8 +82,7 @@ fn swap(evidence: &Evidence) -> Finding {
          pressure.",
     );
     match evidence.files().swap() {
-        None => subject
-            .limited("/proc/swaps does not tell", Change::by_hand("let this user read the file")),
+        None => subject.untold("proc/swaps"),
         Some(0) => subject.missing(
             "none",
             Change::command(

@@ -2,6 +2,7 @@
 
 use super::Group::Memory;
 use super::{Change, Evidence, Finding, For, Subject};
+use slat_lab::host::HugePool;
 use slat_lab::numbers::bytes;
 
 /// Available memory, in bytes, below which guests of the default size disturb the host.
@@ -14,13 +15,7 @@ const BACKED: For =
     For::Only(&["populate", "dirty-log", "execute", "memory-stress", "memslot", "migrate"]);
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
-    vec![
-        available(evidence),
-        transparent(evidence),
-        pool(evidence, "hugetlb 2m", 2 << 20),
-        pool(evidence, "hugetlb 1g", 1 << 30),
-        nodes(evidence),
-    ]
+    vec![available(evidence), transparent(evidence), pools(evidence), nodes(evidence)]
 }
 
 fn available(evidence: &Evidence) -> Finding {
@@ -55,6 +50,7 @@ fn transparent(evidence: &Evidence) -> Finding {
         BACKED,
         "--backing 2m asks for them by madvise.",
     );
+    const ENABLED: &str = "sys/kernel/mm/transparent_hugepage/enabled";
     // Their size follows that of base pages: 2 MiB is that of 4 KiB only.
     let size = evidence.files().transparent_huge_page().filter(|size| *size != 2 << 20);
     let told = |choice: &str| match size {
@@ -65,49 +61,55 @@ fn transparent(evidence: &Evidence) -> Finding {
     match evidence.host.thp.enabled.0.as_deref() {
         Some(choice @ ("always" | "madvise")) => subject.ok(told(choice)),
         Some(other) => subject.missing(told(other), change()),
-        None => subject.missing(
-            "this kernel has none",
-            Change::nothing("a kernel with CONFIG_TRANSPARENT_HUGEPAGE has them"),
-        ),
+        None => match evidence.files().told(ENABLED) {
+            Ok(None) => subject.missing(
+                "this kernel has none",
+                Change::nothing("a kernel with CONFIG_TRANSPARENT_HUGEPAGE has them"),
+            ),
+            _ => subject.untold(ENABLED),
+        },
     }
 }
 
-fn pool(evidence: &Evidence, name: &'static str, page_size: u64) -> Finding {
+fn pools(evidence: &Evidence) -> Finding {
     let subject = Subject::new(
         Memory,
-        name,
+        "hugetlb",
         BACKED,
-        "--backing hugetlb-2m and hugetlb-1g take huge pages that stay huge, from a pool.",
+        "--backing hugetlb-SIZE takes huge pages that stay huge, from the pool of that size.",
     );
-    let pool = evidence.host.hugetlb.iter().find(|pool| pool.page_size == page_size);
-    let Some(pool) = pool else {
-        let sizes = evidence.host.hugetlb.iter().map(|pool| match pool.page_size {
+    const FOLDER: &str = "sys/kernel/mm/hugepages";
+    if let Err(folder) = evidence.files().told_names(FOLDER) {
+        return subject.untold(folder);
+    }
+    let told = |pool: &HugePool| Some((pool.page_size, pool.total.0?, pool.free.0?));
+    let Some(pools) = evidence.host.hugetlb.iter().map(told).collect::<Option<Vec<_>>>() else {
+        return subject.untold(FOLDER);
+    };
+    let Some((page_size, total, free)) = pools.first() else {
+        let change = Change::nothing("processor or kernel lack them");
+        return subject.missing("this kernel has no such pools", change);
+    };
+    let wanted = |page_size: u64| DEFAULT_GUEST.div_ceil(page_size);
+    // Pages of the pool that are in use have to stay.
+    let pages = total - free.min(total) + wanted(*page_size);
+    let change = Change::command(format!(
+        "echo {pages} > /{FOLDER}/hugepages-{}kB/nr_hugepages",
+        page_size >> 10
+    ));
+    let each = pools.iter().map(|(page_size, total, free)| {
+        let size = match *page_size {
             // Arm has some of 64 KiB.
             small if small < 1 << 20 => format!("{} KiB", small >> 10),
             size => bytes(size),
-        });
-        let found = match sizes.collect::<Vec<_>>() {
-            none if none.is_empty() => "this kernel has no such pool".to_owned(),
-            sizes => format!("this kernel has no such pool, but of {}", sizes.join(", ")),
         };
-        return subject.missing(found, Change::nothing("processor or kernel lack it"));
-    };
-    let wanted = DEFAULT_GUEST.div_ceil(page_size);
-    let (Some(total), Some(free)) = (pool.total.0, pool.free.0) else {
-        let change = Change::by_hand("let this user read /sys/kernel/mm/hugepages");
-        return subject.limited("there; its pages are not told", change);
-    };
-    let found = format!("{free} pages free of {total}");
-    // Pages of the pool that are in use have to stay.
-    let pages = total - free.min(total) + wanted;
-    let change = || {
-        let folder = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page_size >> 10);
-        Change::command(format!("echo {pages} > {folder}/nr_hugepages"))
-    };
-    match free {
-        0 => subject.missing(found, change()),
-        free if free < wanted => subject.limited(found, change()),
-        _ => subject.ok(found),
+        format!("{size}: {free} pages free of {total}")
+    });
+    let found = each.collect::<Vec<_>>().join("; ");
+    match pools.iter().any(|(page_size, _, free)| *free >= wanted(*page_size)) {
+        true => subject.ok(found),
+        false if pools.iter().any(|(.., free)| *free > 0) => subject.limited(found, change),
+        false => subject.missing(found, change),
     }
 }
 
@@ -119,6 +121,7 @@ fn nodes(evidence: &Evidence) -> Finding {
         "Memory of another node is slower, and automatic balancing unmaps pages to see who uses \
          them.",
     );
+    const ONLINE: &str = "sys/devices/system/node/online";
     let balancing = evidence.files().number("proc/sys/kernel/numa_balancing");
     match (evidence.host.numa_nodes.0, balancing) {
         (Some(1), _) => subject.ok("one node"),
@@ -134,7 +137,10 @@ fn nodes(evidence: &Evidence) -> Finding {
             format!("{nodes} nodes"),
             Change::command("slat bench … --cpu-node 0 --memory-node 0"),
         ),
-        (None, _) => subject.ok("this kernel knows no nodes"),
+        (None, _) => match evidence.files().told(ONLINE) {
+            Ok(None) => subject.ok("this kernel knows no nodes"),
+            _ => subject.untold(ONLINE),
+        },
     }
 }
 

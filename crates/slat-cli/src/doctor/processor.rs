@@ -95,6 +95,10 @@ fn assistance(evidence: &Evidence) -> Finding {
             format!("neither vmx nor svm: {} runs guests in software", module(evidence)),
             Change::nothing("the hypervisor below gives this host no nested virtualisation"),
         ),
+        () if evidence.host.cpu.architecture != "x86_64" => {
+            subject.missing("not known without KVM", Change::See(super::kvm::DEVICE))
+        }
+        () if evidence.flags().is_none() => subject.untold("proc/cpuinfo"),
         () => subject.missing("neither vmx nor svm", no_assistance(evidence)),
     }
 }
@@ -106,7 +110,12 @@ pub(super) fn no_assistance(evidence: &Evidence) -> Change {
             "switch nested virtualisation on in the hypervisor below (a cloud: another type of \
              instance)",
         ),
-        false => Change::by_hand("switch VT-x or SVM on in the firmware's setup"),
+        false if evidence.host.cpu.architecture == "x86_64" => {
+            Change::by_hand("switch VT-x or SVM on in the firmware's setup")
+        }
+        false => {
+            Change::by_hand("boot a kernel that has KVM, at the level of a hypervisor (Arm: EL2)")
+        }
     }
 }
 

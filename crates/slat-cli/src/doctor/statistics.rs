@@ -37,7 +37,7 @@ fn debugfs(evidence: &Evidence) -> Finding {
             Change::by_hand("switch Secure Boot off, or boot without lockdown="),
         );
     }
-    match (evidence.files().is_mounted("debugfs"), evidence.access("sys/kernel/debug")) {
+    match (evidence.has_debugfs(), evidence.access("sys/kernel/debug")) {
         (true, Access::Readable) if evidence.files().is_capable(SYS_ADMIN) => subject.ok("mounted"),
         (true, _) => subject.limited("mounted, for root", Change::command("sudo slat bench age …")),
         (false, _) if evidence.may_have("debugfs") => subject
@@ -77,8 +77,12 @@ fn perf(evidence: &Evidence) -> Finding {
         For::Guests,
         "Profiles of the kernel below a scenario: perf record -g -- slat bench …",
     );
-    let paranoid = evidence.files().text("proc/sys/kernel/perf_event_paranoid");
-    let paranoid = paranoid.as_deref().and_then(|text| text.parse::<i32>().ok());
+    const PARANOID: &str = "proc/sys/kernel/perf_event_paranoid";
+    let paranoid = match evidence.files().told(PARANOID) {
+        Ok(text) => text.map(|text| text.trim().parse::<i32>()),
+        Err(file) => return subject.untold(file),
+    };
+    let Ok(paranoid) = paranoid.transpose() else { return subject.untold(PARANOID) };
     let may = evidence.files().is_capable(PERFMON) || evidence.files().is_capable(SYS_ADMIN);
     match paranoid {
         None => subject.missing(

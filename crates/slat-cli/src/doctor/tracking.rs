@@ -44,11 +44,13 @@ fn mglru(evidence: &Evidence) -> Finding {
         AGE,
         "Ages a whole control group at a time through /sys/kernel/debug/lru_gen, as reclaim does.",
     );
-    let enabled = evidence.files().text("sys/kernel/mm/lru_gen/enabled");
-    let mask = enabled.as_deref().and_then(|text| {
-        let digits = text.strip_prefix("0x").unwrap_or(text);
-        u32::from_str_radix(digits, 16).ok()
-    });
+    const ENABLED: &str = "sys/kernel/mm/lru_gen/enabled";
+    let mask = |text: String| {
+        let text = text.trim();
+        u32::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16)
+    };
+    let mask = evidence.files().told(ENABLED).map(|text| text.map(mask).transpose());
+    let Ok(Ok(mask)) = mask else { return subject.untold(ENABLED) };
     let Some(mask) = mask else {
         return subject.missing(
             "no /sys/kernel/mm/lru_gen",
@@ -74,13 +76,10 @@ fn mglru(evidence: &Evidence) -> Finding {
         }
         // Only root may enter the folder of debugfs.
         Access::Denied => subject.limited("on; its debugfs file is root's", as_root()),
-        Access::Absent
-            if evidence.files().is_mounted("debugfs")
-                && !evidence.files().is_capable(SYS_ADMIN) =>
-        {
+        Access::Absent if evidence.has_debugfs() && !evidence.files().is_capable(SYS_ADMIN) => {
             subject.limited("on; debugfs is root's", as_root())
         }
-        Access::Absent if evidence.files().is_mounted("debugfs") => subject.missing(
+        Access::Absent if evidence.has_debugfs() => subject.missing(
             "on, without a file in debugfs",
             Change::nothing("the kernel was built without it, or is locked down"),
         ),

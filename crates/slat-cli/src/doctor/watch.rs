@@ -109,8 +109,12 @@ fn counters(evidence: &Evidence) -> Finding {
     );
     // Yama's restriction of ptrace: 0 is none, 1 allows only descendants, 2 only root, 3 no
     // process.
-    let restricted = evidence.files().number("proc/sys/kernel/yama/ptrace_scope");
-    match restricted.unwrap_or(0) {
+    let restricted = evidence.files().told_number("proc/sys/kernel/yama/ptrace_scope");
+    let restricted = match restricted {
+        Ok(scope) => scope.unwrap_or(0),
+        Err(file) => return subject.untold(file),
+    };
+    match restricted {
         3.. => subject.missing(
             "ptrace_scope 3: nobody may take a descriptor",
             Change::nothing("it cannot be lowered before the next boot"),
@@ -139,7 +143,9 @@ fn events(evidence: &Evidence) -> Finding {
     if let Some(why) = refusal(evidence, "sys/kernel/tracing/events/kvm/kvm_exit/id")
         && is_root
     {
-        return subject.missing(why, unlocked());
+        // Programs that count, and read no field of an event, need no file of the tracer's.
+        let found = format!("exits to the VMM and logged pages at most; the others are {why}");
+        return subject.limited(found, unlocked());
     }
     match is_root {
         _ if !evidence.may_have(TRACER) => subject.missing(
@@ -163,18 +169,18 @@ fn programs(evidence: &Evidence) -> Finding {
         "Sums and histograms of tracepoints in the kernel; without, perf counts events of threads.",
     );
     // This file exists only if the kernel has bpf(2).
-    let there = evidence.files().text("proc/sys/kernel/unprivileged_bpf_disabled").is_some();
+    let there = evidence.files().told("proc/sys/kernel/unprivileged_bpf_disabled") != Ok(None);
     let locked = evidence.files().choice("sys/kernel/security/lockdown");
     match evidence.files().is_capable(SYS_ADMIN) {
         _ if !there => subject.missing(
             "this kernel has none",
             Change::nothing("a kernel with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS has it"),
         ),
-        _ if locked.as_deref() == Some("confidentiality") => subject.missing(
-            "refused: the kernel is locked down (confidentiality)",
+        false => subject.limited("for root", as_root()),
+        true if locked.as_deref() == Some("confidentiality") => subject.limited(
+            "counts alone: the kernel is locked down (confidentiality), and lets none read it",
             Change::by_hand("boot with lockdown=integrity, or without"),
         ),
-        false => subject.limited("for root", as_root()),
         true => subject.ok("for root"),
     }
 }
@@ -186,15 +192,24 @@ fn debugfs(evidence: &Evidence) -> Finding {
         IT,
         "Sums of a VM whose VMM holds no statistics descriptors, and which thread runs which vCPU.",
     );
-    let is_mounted = evidence.files().is_mounted("debugfs");
+    let is_mounted = evidence.has_debugfs();
     let is_root = evidence.files().is_capable(SYS_ADMIN);
     let folder = "sys/kernel/debug/kvm";
-    let file = evidence.files().names(folder).into_iter().map(|name| format!("{folder}/{name}"));
-    let file = file.into_iter().find(|file| evidence.files().0.join(file).is_file());
-    if let Some(why) = refusal(evidence, &file.unwrap_or_else(|| format!("{folder}/file")))
+    let names = evidence.files().names(folder).into_iter().map(|name| format!("{folder}/{name}"));
+    let mut files: Vec<_> = names.filter(|it| !evidence.files().0.join(it).is_dir()).collect();
+    if files.is_empty() {
+        files.push(format!("{folder}/file"));
+    }
+    if let Some(why) = files.iter().find_map(|file| refusal(evidence, file))
         && is_root
     {
-        return subject.missing(why, unlocked());
+        // A lockdown refuses what somebody may write, such as counters.
+        return match files.iter().any(|file| evidence.access(file) == Access::Readable) {
+            true => {
+                subject.limited(format!("a part of its files; the others are {why}"), unlocked())
+            }
+            false => subject.missing(why, unlocked()),
+        };
     }
     match is_root {
         _ if !evidence.may_have("debugfs") => subject.missing(
@@ -214,7 +229,10 @@ fn pressure(evidence: &Evidence) -> Finding {
         IT,
         "How long a VMM's control group waited for memory: memory.pressure, of version 2.",
     );
-    let counts = evidence.files().text("proc/pressure/memory").is_some();
+    let counts = match evidence.files().told("proc/pressure/memory") {
+        Ok(text) => text.is_some(),
+        Err(file) => return subject.untold(file),
+    };
     let groups = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
     let controllers = groups.map(|group| format!("{group}/cgroup.controllers"));
     match (counts, controllers.iter().any(|file| evidence.files().0.join(file).exists())) {
@@ -233,6 +251,7 @@ fn pressure(evidence: &Evidence) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::Status;
     use slat_lab::fake::files as fake;
 
     #[test]
@@ -251,5 +270,14 @@ mod tests {
             let told = format!("{finding:?}");
             assert!(told.contains("locked down (confidentiality)"), "{told}");
         }
+        assert_eq!(debugfs(&evidence).status, Status::Missing);
+        let kvm = root.path().join("sys/kernel/debug/kvm");
+        std::fs::create_dir_all(kvm.join("7-4")).unwrap();
+        std::fs::write(kvm.join("blocking"), "0\n").unwrap();
+        // A link to itself, as root may open any file.
+        std::os::unix::fs::symlink("exits", kvm.join("exits")).unwrap();
+        let part = debugfs(&evidence);
+        assert_eq!(part.status, Status::Limited);
+        assert!(part.found.contains("a part of its files; the others are refused"), "{part:?}");
     }
 }

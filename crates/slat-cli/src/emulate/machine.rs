@@ -27,9 +27,11 @@ pub struct Outcome {
 ///
 /// # Errors
 /// Returns [`Failure::Interrupted`](slat_lab::failure::Failure::Interrupted) if the session was
-/// stopped, or an error if QEMU cannot be started or files cannot be written. A machine without an
-/// answer is not an error: its [`Outcome`] says why.
+/// stopped, or an error if this machine or a control group has too little memory left, if QEMU
+/// cannot be started or files cannot be written. A machine without an answer is not an error: its
+/// [`Outcome`] says why.
 pub fn run(linux: &Linux, limit: Duration, session: &Session) -> anyhow::Result<Outcome> {
+    slat_kvm::meminfo::check(linux.memory)?;
     let folder = tempfile::Builder::new().prefix("slat-emulate-").tempdir();
     let folder = folder.context("cannot make a temporary directory")?;
     let (machine, line) = linux.machine(folder.path())?;
@@ -85,6 +87,25 @@ fn reason(status: Option<ExitStatus>, arrived: &Arrived, limit: Duration) -> Str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slat_kernel::vm::Architecture;
+    use std::path::Path;
+
+    #[test]
+    fn a_machine_that_memory_cannot_hold_is_not_started() {
+        let linux = Linux {
+            arch: Architecture::X86_64,
+            cpus: 1,
+            memory: 1 << 60,
+            numa_nodes: 1,
+            kernel: Path::new("/nowhere"),
+            initramfs: &[],
+            append: "",
+            cpu: None,
+            counts_instructions: false,
+        };
+        let refused = run(&linux, Duration::ZERO, &Session::quiet()).unwrap_err().to_string();
+        assert!(refused.starts_with("the guest needs"), "{refused}");
+    }
 
     #[test]
     fn a_machine_without_an_answer_says_how_far_it_came() {

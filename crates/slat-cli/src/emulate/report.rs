@@ -227,7 +227,7 @@ mod tests {
     fn calls_of_one_run_are_added_to_the_same_results_of_another() {
         let run = |counts: &[(&str, u64)]| {
             let mut report = fake::report();
-            let of_all = |m: &Measurement| !m.params.contains_key("vcpu");
+            let of_all = |m: &Measurement| !m.is_vcpu();
             let first = report.results.iter().position(of_all).unwrap();
             let m = &mut report.results[first];
             m.counts = counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();

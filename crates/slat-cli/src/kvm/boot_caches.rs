@@ -3,9 +3,10 @@
 use super::kept::Answer;
 use super::options::GuestArgs;
 use super::runs::{Measured, Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, is, of, whole};
+use super::tables::{Shown, reader};
 use crate::needs;
 use clap::Args;
+use slat_kvm::figure::Results;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::boot_caches;
 use slat_lab::record::{Measurement, merged_counts};
@@ -38,58 +39,36 @@ impl BootCachesArgs {
     }
 }
 
-/// Columns of its table.
-const COLUMNS: &[Column] = &[("populate", "populate"), ("toggle", "switch")];
-
 /// The scenario.
 pub struct BootCaches;
 
+impl Shown for BootCaches {
+    const RESULTS: Results = boot_caches::RESULTS;
+}
+
 impl Scenario for BootCaches {
-    const NAME: &'static str = "boot-caches";
+    const NAME: &'static str = Self::RESULTS.name;
     const ABOUT: &'static str = "Have each vCPU of an Arm guest switch its caches, as at boot";
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("vcpus", "8")];
     const NEEDS: &'static [&'static [&'static str]] =
         &[&[needs::CACHES], &[needs::GUEST_CODE], &[needs::KVM_DEVICE]];
-    const RENDERER: Renderer = Renderer {
-        reads: |m| is(m, Self::NAME),
-        verdict: |results| {
-            whole(
-                results,
-                Self::NAME,
-                "toggle",
-                "Switching the caches of all vCPUs off and on takes",
-            )
-        },
-        tables: |results| {
-            of(results, Self::NAME, "Caches switched off and on (KVM)", COLUMNS, WHOLE_PHASES)
-        },
-        meaning: MEANING,
-        ..Renderer::NONE
-    };
+    const RENDERER: Renderer = reader::<Self>();
     type Settings = BootCachesArgs;
 
     fn run(args: &BootCachesArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let args = &args.sized();
+        let asked = asked(&args.guest, false);
+        let guests = Runs::new(BootCaches::NAME, &asked)?;
+        session.start(&guests.name(), guests.steps(4));
+        let measured = guests.measure(session, Answer::Time(Phase::Toggle), boot_caches::run);
+        session.finish();
+        let Measured { mut results, reports, .. } = measured?;
+        let toggles = reports.iter().filter_map(|report| report.toggles);
+        let counts = toggles.map(|toggles| BTreeMap::from([("cache_toggles".to_owned(), toggles)]));
+        if let Some(whole) = results.iter_mut().find(|m| Phase::Toggle == *m.variant) {
+            whole.counts.extend(merged_counts(counts));
+        }
+        Ok(results)
     }
-}
-
-/// Measures a guest whose vCPUs switch their caches off and on.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-fn run(args: &BootCachesArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let args = &args.sized();
-    let asked = asked(&args.guest, false);
-    let guests = Runs::new("boot-caches", &asked)?;
-    session.start(&guests.name(), guests.steps(4));
-    let measured = guests.measure(session, Answer::Time(Phase::Toggle), boot_caches::run);
-    session.finish();
-    let Measured { mut results, reports, .. } = measured?;
-    let toggles = reports.iter().filter_map(|report| report.toggles);
-    let counts = toggles.map(|toggles| BTreeMap::from([("cache_toggles".to_owned(), toggles)]));
-    if let Some(whole) = results.iter_mut().find(|m| m.variant == "toggle") {
-        whole.counts.extend(merged_counts(counts));
-    }
-    Ok(results)
 }

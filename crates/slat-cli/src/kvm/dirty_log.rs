@@ -34,7 +34,7 @@ Examples:
 pub struct DirtyLog;
 
 impl Scenario for DirtyLog {
-    const NAME: &'static str = "dirty-log";
+    const NAME: &'static str = dirty_log::NAME;
     const ABOUT: &'static str = "Log the dirty pages of a guest";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
@@ -42,27 +42,17 @@ impl Scenario for DirtyLog {
     type Settings = DirtyLogArgs;
 
     fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let args = &args.sized();
+        if args.duration.is_some() {
+            return super::live::run(args, session);
+        }
+        let mut guest = Guest::new(args)?;
+        session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 0);
+        session.start(&guest.name(), guest.steps());
+        args.guest.run.repeat().run(&mut [&mut guest], session)?;
+        session.finish();
+        Ok(guest.measurements())
     }
-}
-
-/// Measures the phases of dirty logging that `args` asks for.
-///
-/// # Errors
-///
-/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for values that cannot be right; any
-/// other error for what this host lacks, or for a guest or a log that went wrong.
-pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let args = &args.sized();
-    if args.duration.is_some() {
-        return super::live::run(args, session);
-    }
-    let mut guest = Guest::new(args)?;
-    session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 0);
-    session.start(&guest.name(), guest.steps());
-    args.guest.run.repeat().run(&mut [&mut guest], session)?;
-    session.finish();
-    Ok(guest.measurements())
 }
 
 /// One way of logging, which is measured in several runs of a guest; the first run warms up.
@@ -98,10 +88,10 @@ impl<'a> Guest<'a> {
     /// Returns the measurements so far.
     pub fn measurements(&self) -> Vec<Measurement> {
         let params = self.kept.params(&params(self.args, &self.config));
-        let mut results = phases::measurements("dirty-log", &params, &self.kept.phases);
+        let mut results = phases::measurements(DirtyLog::NAME, &params, &self.kept.phases);
         if let Some(report) = self.kept.reports.last() {
             let mut add = |phase: Phase, name: &str, count| {
-                let whole = |m: &&mut Measurement| m.variant == phase.name();
+                let whole = |m: &&mut Measurement| phase == *m.variant;
                 if let Some(whole) = results.iter_mut().find(whole) {
                     whole.counts.insert(name.to_owned(), count);
                 }
@@ -168,10 +158,11 @@ fn shortfall(args: &DirtyLogArgs, report: &Report) -> Option<String> {
     let found = report.transparent_huge_bytes?;
     (report.config.shape.backing == Backing::Thp && found < asked).then(|| {
         format!(
-            "dirty-log on {}: the kernel found huge pages for {} of {} only, the rest is on 4k",
+            "dirty-log on {}: the kernel found huge pages for {} of {} only, the rest is on {}",
             args.guest.backing,
             Size(found),
-            Size(asked)
+            Size(asked),
+            Backing::Small
         )
     })
 }
@@ -238,9 +229,9 @@ mod tests {
         }
         let small =
             args(&["--memory", "8m", "--clear-chunk", "64", "--iterations", "2", "--runs", "2"]);
-        let results = run(&small, &mut Session::quiet()).unwrap();
+        let results = DirtyLog::run(&small, &mut Session::quiet()).unwrap();
         let samples = |variant: &str| {
-            let of_all = |m: &&Measurement| m.variant == variant && !m.params.contains_key("vcpu");
+            let of_all = |m: &&Measurement| m.variant == variant && !m.is_vcpu();
             results.iter().find(of_all).map(|m| m.samples.len())
         };
         for (variant, count) in [
@@ -296,7 +287,7 @@ mod tests {
             guest.measurements()
         };
         let populated =
-            |results: &Vec<Measurement>| results.iter().any(|m| m.variant == "populate");
+            |results: &Vec<Measurement>| results.iter().any(|m| Phase::Populate == *m.variant);
         let mut waits = (0..8).map(|doubled| std::time::Duration::from_millis(250 << doubled));
         let results = waits.by_ref().map(stopped_after).find(populated).expect("never populated");
         assert!(results.iter().all(|m| m.params["warm_up"] == true), "{results:?}");
@@ -309,6 +300,6 @@ mod tests {
         }
         let mut session = Session::quiet();
         session.stop();
-        assert_eq!(run(&args(&["--memory", "8m"]), &mut session).unwrap(), []);
+        assert_eq!(DirtyLog::run(&args(&["--memory", "8m"]), &mut session).unwrap(), []);
     }
 }

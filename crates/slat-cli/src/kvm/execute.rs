@@ -3,9 +3,10 @@
 use super::kept::Answer;
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, cost, is, of};
+use super::tables::{Shown, reader};
 use crate::needs::GUEST;
 use clap::Args;
+use slat_kvm::figure::Results;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::execute;
 use slat_lab::record::Measurement;
@@ -29,52 +30,34 @@ pub struct ExecuteArgs {
     pub guest: GuestArgs,
 }
 
-/// Columns of its table.
-const COLUMNS: &[Column] =
-    &[("populate", "populate"), ("execute", "execute"), ("read", "read"), ("write", "write")];
-
 /// The scenario.
 pub struct Execute;
 
+impl Shown for Execute {
+    const RESULTS: Results = execute::RESULTS;
+}
+
 impl Scenario for Execute {
-    const NAME: &'static str = "execute";
+    const NAME: &'static str = Self::RESULTS.name;
     const ABOUT: &'static str = "Execute from huge pages that may not be executed";
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("backing", "2m")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const RENDERER: Renderer = Renderer {
-        reads: |m| is(m, Self::NAME),
-        verdict: |results| {
-            cost(results, Self::NAME, "execute", "Executing from memory for the first time")
-        },
-        tables: |results| {
-            of(results, Self::NAME, "Executing from all of memory (KVM)", COLUMNS, WHOLE_PHASES)
-        },
-        meaning: MEANING,
-        ..Renderer::NONE
-    };
+    const RENDERER: Renderer = reader::<Self>();
     type Settings = ExecuteArgs;
 
     fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let mut guest = args.guest.clone();
+        guest.shrink();
+        // At least a page for each vCPU.
+        let least = guest.backing.0.page_size() * u64::from(guest.vcpus);
+        guest.memory = guest.memory.max(Size(least));
+        let guests = Runs::new(Execute::NAME, &asked(&guest, false))?;
+        session.start(&guests.name(), guests.steps(6));
+        let answer = Answer::Time(Phase::Execute);
+        let measured =
+            guests.measure(session, answer, |shape, setting| execute::run(shape, 2, setting));
+        session.finish();
+        Ok(measured?.results)
     }
-}
-
-/// Measures a guest that executes from all of its memory.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let mut guest = args.guest.clone();
-    guest.shrink();
-    // At least a page for each vCPU.
-    let least = guest.backing.in_kvm().page_size() * u64::from(guest.vcpus);
-    guest.memory = guest.memory.max(Size(least));
-    let guests = Runs::new("execute", &asked(&guest, false))?;
-    session.start(&guests.name(), guests.steps(6));
-    let answer = Answer::Time(Phase::Execute);
-    let measured =
-        guests.measure(session, answer, |shape, setting| execute::run(shape, 2, setting));
-    session.finish();
-    Ok(measured?.results)
 }

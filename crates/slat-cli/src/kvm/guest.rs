@@ -3,13 +3,14 @@
 use super::options::{GuestArgs, LogArgs};
 use super::values::{HotSet, Others};
 use serde_json::{Map, Value, json};
+use slat_kvm::figure::{self, Figure};
 use slat_kvm::guest::Shape;
 use slat_kvm::phase::PhaseRun;
 use slat_kvm::work::{Order, Touch, Work};
 use slat_kvm::{Error, Event, Mode, Setting};
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
-use slat_lab::record::Measurement;
+use slat_lab::record::{KVM, Measurement};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 
@@ -31,7 +32,7 @@ impl Asked<'_> {
     /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if the vCPUs do not get whole
     /// pages.
     pub fn shape(&self) -> anyhow::Result<Shape> {
-        let backing = self.guest.backing.in_kvm();
+        let backing = self.guest.backing.0;
         let shares = if self.overlap { 1 } else { u64::from(self.guest.vcpus) };
         let share = Size(backing.page_size().saturating_mul(shares));
         if !self.guest.memory.bytes().is_multiple_of(share.bytes()) {
@@ -196,19 +197,32 @@ pub fn observe<T>(
 /// Returns a measurement of a guest under KVM.
 pub fn measurement(
     scenario: &str,
-    variant: &str,
+    figure: Figure,
     params: Map<String, Value>,
-    unit: &str,
     samples: Vec<f64>,
 ) -> Measurement {
-    Measurement {
-        scenario: scenario.to_owned(),
-        target: "kvm".to_owned(),
-        variant: variant.to_owned(),
-        params,
-        unit: unit.into(),
-        samples,
-        groups: Vec::new(),
-        counts: Default::default(),
-    }
+    Measurement::new(scenario, KVM, figure.name(), params, figure.unit(), samples)
+}
+
+/// Returns the measurements of figures, with a sample for each run that gave one.
+pub fn figures<R>(
+    scenario: &str,
+    params: &Map<String, Value>,
+    values: &[figure::Value<R>],
+    reports: &[R],
+) -> Vec<Measurement> {
+    let of = |(figure, of): &figure::Value<R>| {
+        (*figure, reports.iter().filter_map(of).collect::<Vec<f64>>())
+    };
+    course(scenario, params, values.iter().map(of))
+}
+
+/// Returns the measurements of figures that one run gave, without those that have no samples.
+pub fn course(
+    scenario: &str,
+    params: &Map<String, Value>,
+    figures: impl IntoIterator<Item = (Figure, Vec<f64>)>,
+) -> Vec<Measurement> {
+    let known = figures.into_iter().filter(|(_, samples)| !samples.is_empty());
+    known.map(|(figure, samples)| measurement(scenario, figure, params.clone(), samples)).collect()
 }

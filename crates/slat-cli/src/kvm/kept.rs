@@ -1,7 +1,7 @@
 //! Keeps the results of one guest's runs, also where the last run was stopped.
 
-use super::stalls;
 use serde_json::{Map, Value};
+use slat_kvm::figure::{Figure, Stall, stalls};
 use slat_kvm::phase::{Phase, PhaseRun};
 
 /// The figure of each run that decides how often a guest is run.
@@ -10,27 +10,26 @@ pub enum Answer<R> {
     Time(Phase),
     /// The time that stalls of a phase took for each page.
     Stalls(Phase),
-    /// A figure of the report, under the name of its variant.
-    Figure(&'static str, fn(&R) -> f64),
+    /// A figure of the report.
+    Figure(Figure, fn(&R) -> f64),
 }
 
 impl<R> Answer<R> {
     /// Returns the name of the variant that has this figure in the results.
     fn variant(&self) -> String {
-        match self {
-            Self::Time(phase) => phase.to_string(),
-            Self::Stalls(phase) => format!("{phase}-stall-page"),
-            Self::Figure(variant, _) => (*variant).to_owned(),
-        }
+        let figure = match *self {
+            Self::Time(phase) => Figure::Time(phase),
+            Self::Stalls(phase) => Figure::Stall(phase, Stall::Page),
+            Self::Figure(figure, _) => figure,
+        };
+        figure.name().into_owned()
     }
 
     fn of(&self, phases: &[PhaseRun], report: &R) -> Option<f64> {
         let runs = |phase: Phase| phases.iter().filter(move |run| run.phase == phase);
         match *self {
             Self::Time(phase) => Some(runs(phase).map(|run| run.seconds).sum()),
-            Self::Stalls(phase) => {
-                runs(phase).find_map(stalls::figures).map(|[by_page, ..]| by_page)
-            }
+            Self::Stalls(phase) => runs(phase).find_map(stalls).map(|[by_page, ..]| by_page),
             Self::Figure(_, of) => Some(of(report)),
         }
     }
@@ -102,7 +101,8 @@ mod tests {
 
     #[test]
     fn the_run_that_warms_up_gives_way_to_the_next_and_stands_where_none_comes() {
-        let mut kept = Kept::new(Answer::Figure("total", |report: &i32| f64::from(*report)));
+        let mut kept =
+            Kept::new(Answer::Figure(Figure::Own("total", "s"), |report: &i32| f64::from(*report)));
         kept.add(Vec::new(), Some(1));
         assert_eq!(kept.reports, [1]);
         assert_eq!(kept.params(&Map::new())["warm_up"], true);

@@ -25,11 +25,8 @@ pub struct DirtyLogArgs {
     pub initially_set: Switch,
 
     /// Entries of each vCPU's dirty ring, in place of a log: a power of two
-    #[arg(
-        long,
-        value_name = "N",
-        conflicts_with_all = ["manual_protect", "initially_set", "clear_chunk"]
-    )]
+    #[arg(long, value_name = "N")]
+    #[arg(conflicts_with_all = ["manual_protect", "initially_set", "clear_chunk"])]
     pub dirty_ring_size: Option<u32>,
 
     /// Options of the log, and of the work that the vCPUs do.
@@ -45,13 +42,8 @@ pub struct DirtyLogArgs {
     pub interval: Option<Duration>,
 
     /// Rounds of dirtying, reading and clearing the log
-    #[arg(
-        long,
-        short = 'i',
-        value_name = "N",
-        default_value_t = 3,
-        value_parser = count::iterations()
-    )]
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 3)]
+    #[arg(value_parser = count::iterations())]
     pub iterations: u32,
 }
 

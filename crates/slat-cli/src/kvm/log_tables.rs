@@ -3,7 +3,9 @@
 
 use super::logged;
 use super::stalls::{reads, touched, written};
-use super::tables::{Column, LOST, MEANING, is, of, stalls, whole};
+use super::tables::{MEANING, is, of, said, stalls};
+use slat_kvm::phase::Phase;
+use slat_kvm::scenario::{dirty_log, live};
 use slat_lab::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::{Chart, Renderer};
@@ -12,33 +14,18 @@ use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::{Summary, median};
 use slat_lab::table::{NOTHING, Table};
 
-const NAME: &str = "dirty-log";
-const LIVE: &str = super::live::SCENARIO;
-
-/// Columns of the table of a log that is fetched while vCPUs run.
-const LIVE_COLUMNS: &[Column] = &[
-    ("loss", "guest lost"),
-    ("loss-worst", "worst second"),
-    ("enable", "enable"),
-    ("get", "get"),
-    ("get-longest-call", "longest get"),
-    ("clear", "a clear"),
-    ("clear-longest-call", "longest clear"),
-];
+const NAME: &str = dirty_log::NAME;
 
 /// Renderer of dirty logging, in phases and while vCPUs run.
 pub const RENDERER: Renderer = Renderer {
-    reads: |m| is(m, NAME) || is(m, LIVE) && !m.params.contains_key("way"),
+    reads: |m| is(m, NAME) || is(m, live::RESULTS.name) && !m.params.contains_key("way"),
     verdict: |results| {
         let mut verdict = logged::verdict(results);
-        let said = "A log that is fetched beside running vCPUs takes from their pace";
-        verdict.says.extend(whole(results, LIVE, "loss", said).says);
+        verdict.says.extend(said(results, &live::RESULTS).says);
         verdict
     },
     tables: |results| {
-        let note = format!("Every log was held against what the vCPUs wrote; {LOST}");
-        let title = "A log fetched beside running vCPUs (KVM)";
-        let live = of(results, LIVE, title, LIVE_COLUMNS, &note);
+        let live = of(results, &live::RESULTS);
         // The table that compares several guests comes first.
         let several = rows(results, NAME, &["vcpu"]).len() > 1;
         let beside = several.then(|| logged::table(results)).flatten();
@@ -52,13 +39,13 @@ pub const RENDERER: Renderer = Renderer {
 
 /// Phases in the order in which they happen, with the headings of their columns. Phases have the
 /// names of Linux's `dirty_log_perf_test`, so that figures can be compared.
-const PHASES: [(&str, &str); 6] = [
-    ("populate", "populate"),
-    ("enable", "enable"),
-    ("dirty", "dirty, by round"),
-    ("get", "get"),
-    ("clear", "clear"),
-    ("disable", "disable"),
+const PHASES: [(Phase, &str); 6] = [
+    (Phase::Populate, "populate"),
+    (Phase::Enable, "enable"),
+    (Phase::Dirty, "dirty, by round"),
+    (Phase::Get, "get"),
+    (Phase::Clear, "clear"),
+    (Phase::Disable, "disable"),
 ];
 
 /// Returns the table of phases: a row for each way of logging, a column for each phase.
@@ -70,17 +57,17 @@ fn phases(results: &[Measurement]) -> Option<Table> {
     let labels = Labels::of(&rows);
     let mut columns: Vec<String> = labels.headings().collect();
     let label_count = columns.len();
-    for (variant, heading) in PHASES {
+    for (phase, heading) in PHASES {
         columns.push(heading.to_owned());
-        if variant == "dirty" {
+        if phase == Phase::Dirty {
             columns.push("page, vCPU".to_owned());
         }
     }
     let cells = rows.iter().map(|row| {
         let mut cells = labels.cells(row);
-        for (variant, _) in PHASES {
-            cells.push(phase(row, variant));
-            if variant == "dirty" {
+        for (phase, _) in PHASES {
+            cells.push(time(row, phase));
+            if phase == Phase::Dirty {
                 cells.push(per_page(row));
             }
         }
@@ -106,16 +93,15 @@ fn phases(results: &[Measurement]) -> Option<Table> {
 }
 
 /// Formats the time of a whole phase, for all vCPUs.
-fn phase(row: &Row, variant: &str) -> String {
-    let Some((whole, summary)) =
-        row.whole(variant).and_then(|m| Some((m, Summary::of(&m.samples)?)))
+fn time(row: &Row, phase: Phase) -> String {
+    let Some((whole, summary)) = row.whole(phase).and_then(|m| Some((m, Summary::of(&m.samples)?)))
     else {
         return NOTHING.to_owned();
     };
     // Two or three rounds are shown one by one, because they may differ for a reason: in the first
     // round, all pages may be writable.
     match &by_round(whole)[..] {
-        few @ [_, _] | few @ [_, _, _] if variant == "dirty" => list_of_seconds(few),
+        few @ [_, _] | few @ [_, _, _] if phase == Phase::Dirty => list_of_seconds(few),
         _ => with_wide_spread(&summary),
     }
 }
@@ -136,7 +122,7 @@ fn by_round(whole: &Measurement) -> Vec<f64> {
 /// each vCPU's rounds.
 fn per_page(row: &Row) -> String {
     let of_one = |m: &&Measurement| Some(median(&m.samples)? / written(m)?);
-    let dirty = row.measurements.iter().filter(|m| m.variant == "dirty" && vcpu(m).is_some());
+    let dirty = row.measurements.iter().filter(|m| Phase::Dirty == *m.variant && vcpu(m).is_some());
     let costs: Vec<f64> = dirty.filter_map(of_one).collect();
     median(&costs).map_or_else(|| NOTHING.to_owned(), seconds)
 }
@@ -208,7 +194,7 @@ fn rounds(results: &[Measurement]) -> Option<Chart> {
     };
     let lines: Vec<(String, Vec<f64>)> = rows
         .iter()
-        .filter_map(|row| Some((named(row), row.whole("dirty")?.samples.clone())))
+        .filter_map(|row| Some((named(row), row.whole(Phase::Dirty)?.samples.clone())))
         .collect();
     lines::chart("Time of each round of dirtying", &lines)
 }

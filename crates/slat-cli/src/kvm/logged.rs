@@ -1,6 +1,9 @@
 //! The cost of logging for each page: the verdict on dirty logging, and the table of the main job.
 
 use super::stalls::{touched, written};
+use slat_kvm::figure::{Figure, Stall};
+use slat_kvm::phase::Phase;
+use slat_kvm::scenario::dirty_log;
 use slat_lab::numbers::{seconds, with_wide_spread};
 use slat_lab::record::Measurement;
 use slat_lab::report::tables::rows;
@@ -26,37 +29,38 @@ struct Logged {
 }
 
 fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
-    let rows = rows(results, "dirty-log", &["vcpu"]);
+    let rows = rows(results, dirty_log::NAME, &["vcpu"]);
     let all: Vec<Logged> = rows
         .iter()
         .filter_map(|row| {
-            let all = |variant: &str| {
-                let of = |m: &&&Measurement| m.variant == variant;
+            let all = |phase: Phase| {
+                let of = |m: &&&Measurement| phase == *m.variant;
                 row.measurements.iter().filter(of).copied().collect::<Vec<_>>()
             };
             let whole =
-                |variant: &str| row.whole(variant).and_then(|m| median(&m.samples)).unwrap_or(0.0);
+                |figure: Figure| row.whole(figure).and_then(|m| median(&m.samples)).unwrap_or(0.0);
             // Without a log, a read takes as long as a write.
-            let page = |variant: &str| {
-                let each = all(variant).into_iter().filter(|m| m.params.contains_key("vcpu"));
+            let page = |phase: Phase| {
+                let each = all(phase).into_iter().filter(|m| m.is_vcpu());
                 each.filter_map(|m| Some(median(&m.samples)? / touched(m)?)).reduce(f64::max)
             };
             // The stall of each access: what is read is not logged, so writes have all of it.
-            let dirty = all("dirty").into_iter().find_map(|m| Some(touched(m)? / written(m)?));
+            let dirty = all(Phase::Dirty).into_iter().find_map(|m| Some(touched(m)? / written(m)?));
             let stalls = |m: &Measurement| -> Vec<f64> {
                 m.samples.iter().map(|stall| stall * dirty.unwrap_or(1.0)).collect()
             };
-            let logging = row.whole("dirty-stall-page").map(stalls).unwrap_or_default();
+            let logging =
+                row.whole(Figure::Stall(Phase::Dirty, Stall::Page)).map(stalls).unwrap_or_default();
             let on = |name: &str| row.params.get(name)?.as_bool();
             Some(Logged {
                 pages: row.param("backing")?.to_owned(),
                 way: way(on("manual_protect")?, on("initially_set")?),
-                touch: page("populate")?,
-                plain: page("warm")?,
+                touch: page(Phase::Populate)?,
+                plain: page(Phase::Warm)?,
                 logging: median(&logging).unwrap_or(0.0),
                 shown: Summary::of(&logging).as_ref().map(with_wide_spread).unwrap_or_default(),
-                longest: whole("dirty-stall-max"),
-                calls: whole("get") + whole("clear"),
+                longest: whole(Figure::Stall(Phase::Dirty, Stall::Longest)),
+                calls: whole(Figure::Time(Phase::Get)) + whole(Figure::Time(Phase::Clear)),
             })
         })
         .collect();
@@ -140,7 +144,7 @@ pub(super) mod tests {
     /// Results of a guest that writes to a tenth of its pages; the other steps do what `others`
     /// says.
     pub fn a_tenth(others: Option<&str>) -> Vec<Measurement> {
-        let dirty = |m: &Measurement| m.scenario == "dirty-log" && m.variant == "dirty";
+        let dirty = |m: &Measurement| m.scenario == dirty_log::NAME && Phase::Dirty == *m.variant;
         let all = fake::report().results.into_iter().filter(|m| dirty(m));
         let manual =
             |m: &Measurement| m.params["backing"] == "4k" && m.params["manual_protect"] == true;
@@ -149,7 +153,7 @@ pub(super) mod tests {
             m.params.insert("write_percent".to_owned(), 10.into());
             m.params.extend(others.map(|others| ("others".to_owned(), others.into())));
         }
-        let vcpu = all.iter().find(|m| m.params.contains_key("vcpu")).unwrap().clone();
+        let vcpu = all.iter().find(|m| m.is_vcpu()).unwrap().clone();
         let of = |variant: &str, of: &Measurement, time: f64| {
             let (variant, samples) = (variant.to_owned(), vec![time]);
             Measurement { variant, samples, ..of.clone() }

@@ -4,10 +4,11 @@
 use super::kept::Answer;
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, cost, is, of};
+use super::tables::{Shown, reader};
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::cgroup::MemoryLimit;
+use slat_kvm::figure::Results;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::memory_stress;
 use slat_lab::cli::count;
@@ -33,13 +34,8 @@ pub struct MemoryStressArgs {
     pub guest: GuestArgs,
 
     /// Times that memory is written, taken away and filled again
-    #[arg(
-        long,
-        short = 'i',
-        value_name = "N",
-        default_value_t = 2,
-        value_parser = count::iterations()
-    )]
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = count::iterations())]
     pub iterations: u32,
 
     /// Memory that a cgroup made for the run allows; the rest is swapped (needs root and swap)
@@ -58,70 +54,41 @@ impl MemoryStressArgs {
     }
 }
 
-/// Columns of its table.
-const COLUMNS: &[Column] = &[
-    ("populate", "fill"),
-    ("write", "write"),
-    ("reset", "reset"),
-    ("refill", "refill"),
-    ("read", "read"),
-];
-
 /// The scenario.
 pub struct MemoryStress;
 
+impl Shown for MemoryStress {
+    const RESULTS: Results = memory_stress::RESULTS;
+}
+
 impl Scenario for MemoryStress {
-    const NAME: &'static str = "memory-stress";
+    const NAME: &'static str = Self::RESULTS.name;
     const ABOUT: &'static str =
         "Fill a guest's memory, take it away, fill it again, and move on to swap if asked";
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("memory", "512M")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const RENDERER: Renderer = Renderer {
-        reads: |m| is(m, Self::NAME),
-        verdict: |results| {
-            cost(results, Self::NAME, "refill", "Filling memory again that was taken away")
-        },
-        tables: |results| {
-            of(
-                results,
-                Self::NAME,
-                "Memory taken away and filled again (KVM)",
-                COLUMNS,
-                WHOLE_PHASES,
-            )
-        },
-        meaning: MEANING,
-        ..Renderer::NONE
-    };
+    const RENDERER: Renderer = reader::<Self>();
     type Settings = MemoryStressArgs;
 
     fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
+        let args = &args.sized();
+        let asked = asked(&args.guest, false);
+        let mut guests = Runs::new(MemoryStress::NAME, &asked)?;
+        guests.params.insert("iterations".to_owned(), args.iterations.into());
+        let limit = match args.limit {
+            Some(limit) => {
+                guests.params.insert("limit".to_owned(), limit.bytes().into());
+                Some(MemoryLimit::new(limit.bytes(), args.guest.memory.bytes())?)
+            }
+            None => None,
+        };
+        session.start(&guests.name(), guests.steps(2 + 4 * u64::from(args.iterations)));
+        let measured = guests.measure(session, Answer::Time(Phase::Refill), |shape, setting| {
+            memory_stress::run(shape, args.iterations, setting)
+        });
+        drop(limit);
+        session.finish();
+        Ok(measured?.results)
     }
-}
-
-/// Measures a guest that fills its memory repeatedly.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let args = &args.sized();
-    let asked = asked(&args.guest, false);
-    let mut guests = Runs::new("memory-stress", &asked)?;
-    guests.params.insert("iterations".to_owned(), args.iterations.into());
-    let limit = match args.limit {
-        Some(limit) => {
-            guests.params.insert("limit".to_owned(), limit.bytes().into());
-            Some(MemoryLimit::new(limit.bytes(), args.guest.memory.bytes())?)
-        }
-        None => None,
-    };
-    session.start(&guests.name(), guests.steps(2 + 4 * u64::from(args.iterations)));
-    let measured = guests.measure(session, Answer::Time(Phase::Refill), |shape, setting| {
-        memory_stress::run(shape, args.iterations, setting)
-    });
-    drop(limit);
-    session.finish();
-    Ok(measured?.results)
 }

@@ -1,18 +1,18 @@
 //! The scenario `memslot`: the VMM adds, moves and deletes a memslot while vCPUs run.
 
-use super::guest::{Pattern, measurement};
+use super::guest::{Pattern, course, figures};
 use super::kept::Answer;
-use super::live::{calls, loss, pace, worst};
 use super::options::GuestArgs;
 use super::runs::{Measured, Runs, asked};
-use super::tables::{Column, MEANING, is, of, whole};
+use super::tables::{Shown, reader};
 use super::values::Others;
 use crate::needs::GUEST;
 use clap::Args;
-use serde_json::{Map, Value};
-use slat_kvm::phase::{Phase, VcpuRun};
-use slat_kvm::scenario::live::CallTimes;
-use slat_kvm::scenario::memslot::{self, Config, Report};
+use serde_json::Value;
+use slat_kvm::figure::Results;
+use slat_kvm::phase::Phase;
+use slat_kvm::scenario::memslot::{self, Config};
+use slat_kvm::scenario::pace;
 use slat_lab::cli::time;
 use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
@@ -23,7 +23,7 @@ use slat_lab::size::Size;
 use std::time::Duration;
 
 /// Name of the scenario in results.
-const SCENARIO: &str = "memslot";
+const SCENARIO: &str = memslot::RESULTS.name;
 /// Phases of a run.
 const PHASES: u64 = 5;
 
@@ -52,13 +52,8 @@ pub struct MemslotArgs {
     pub delay: Duration,
 
     /// Times that the slot is added, moved and deleted
-    #[arg(
-        long,
-        short = 'i',
-        value_name = "N",
-        default_value_t = 32,
-        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
-    )]
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 32)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iterations: u32,
 
     /// Bytes that all vCPUs write a second, a page a step: 200MiB/s [default: all they can]
@@ -86,134 +81,58 @@ impl MemslotArgs {
     }
 }
 
-const TITLE: &str = "A memslot that comes, moves and goes beside running vCPUs (KVM)";
-const NOTE: &str = "No vCPU touches the slot. “guest lost” is what is missing of the pace that the \
-    vCPUs kept before; “faults” are theirs for each move and deletion.";
-
-/// Columns of its table.
-const COLUMNS: &[Column] = &[
-    ("loss", "guest lost"),
-    ("loss-worst", "worst second"),
-    ("faults", "faults"),
-    ("add", "add"),
-    ("add-longest-call", "longest"),
-    ("move", "move"),
-    ("move-longest-call", "longest"),
-    ("delete", "delete"),
-    ("delete-longest-call", "longest"),
-];
-
 /// The scenario.
 pub struct Memslot;
 
+impl Shown for Memslot {
+    const RESULTS: Results = memslot::RESULTS;
+}
+
 impl Scenario for Memslot {
-    const NAME: &'static str = "memslot";
+    const NAME: &'static str = Self::RESULTS.name;
     const ABOUT: &'static str = "Add, move and delete a memslot beside running vCPUs";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const RENDERER: Renderer = Renderer {
-        reads: |m| is(m, Self::NAME),
-        verdict: |results| {
-            whole(
-                results,
-                Self::NAME,
-                "loss",
-                "Memslots that come, move and go take from the guest's pace",
-            )
-        },
-        tables: |results| of(results, Self::NAME, TITLE, COLUMNS, NOTE),
-        meaning: MEANING,
-        ..Renderer::NONE
-    };
+    const RENDERER: Renderer = reader::<Self>();
     type Settings = MemslotArgs;
 
     fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures a guest while the VMM adds, moves and deletes a memslot, as `args` asks.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let args = &args.sized();
-    let asked = asked(&args.guest, args.overlap);
-    let mut guests = Runs::new(SCENARIO, &asked)?;
-    guests.shape.slot_zap_all = !args.disable_slot_zap_all;
-    let pattern = Pattern {
-        write_percent: 100,
-        others: Others::Skip,
-        random: false,
-        hot_set: None,
-        dirty_rate: args.dirty_rate,
-    };
-    let mut add = |name: &str, value: Value| guests.params.insert(name.to_owned(), value);
-    add("slot_size", args.slot_size.bytes().into());
-    add("delay_us", (args.delay.as_micros() as u64).into());
-    add("iterations", args.iterations.into());
-    if args.disable_slot_zap_all {
-        add("slot_zap_all", "off".into());
-    }
-    pattern.add_to(&mut guests.params);
-    let work = pattern.work(args.guest.vcpus);
-    session.start(&guests.name(), guests.steps(PHASES));
-    let measured = guests.measure(session, Answer::Stalls(Phase::Run), |shape, setting| {
-        let config = Config {
-            shape: shape.clone(),
-            work,
-            slot: args.slot_size.bytes(),
-            iterations: args.iterations,
-            delay: args.delay,
+        let args = &args.sized();
+        let asked = asked(&args.guest, args.overlap);
+        let mut guests = Runs::new(SCENARIO, &asked)?;
+        guests.shape.slot_zap_all = !args.disable_slot_zap_all;
+        let pattern = Pattern {
+            write_percent: 100,
+            others: Others::Skip,
+            random: false,
+            hot_set: None,
+            dirty_rate: args.dirty_rate,
         };
-        memslot::run(&config, setting)
-    });
-    session.finish();
-    let Measured { mut results, params, reports } = measured?;
-    results.extend(figures(&params, &reports));
-    Ok(results)
-}
-
-/// Reads the times of one kind of call from a run's report.
-type Times = fn(&Report) -> CallTimes;
-
-/// Returns the faults of all vCPUs for each move and deletion, if KVM counts them.
-fn faults(report: &Report) -> Option<f64> {
-    let run = report.phases.iter().find(|run| run.phase == Phase::Run)?;
-    // A phase lists only counters that changed: a counter that no phase lists may not exist.
-    let counted = report.phases.iter().flat_map(|run| &run.vcpus).any(|vcpu| has(vcpu).is_some());
-    let faults: i64 = run.vcpus.iter().filter_map(has).sum();
-    let changes = report.shift.count + report.delete.count;
-    counted.then(|| faults as f64 / changes.max(1) as f64)
-}
-
-fn has(vcpu: &VcpuRun) -> Option<i64> {
-    vcpu.counters.get("pf_taken").copied()
-}
-
-fn figures(params: &Map<String, Value>, reports: &[Report]) -> Vec<Measurement> {
-    let Some(last) = reports.last() else { return Vec::new() };
-    let of_each = |name: &str, unit: &str, of: &dyn Fn(&Report) -> f64| {
-        measurement(SCENARIO, name, params.clone(), unit, reports.iter().map(of).collect())
-    };
-    let mut results = vec![
-        of_each("loss", "%", &|report| loss(&report.samples, report.baseline)),
-        of_each("loss-worst", "%", &|report| worst(&report.samples, report.baseline)),
-    ];
-    if let Some(faults) = reports.iter().map(faults).collect() {
-        results.push(measurement(SCENARIO, "faults", params.clone(), "faults", faults));
+        let mut add = |name: &str, value: Value| guests.params.insert(name.to_owned(), value);
+        add("slot_size", args.slot_size.bytes().into());
+        add("delay_us", (args.delay.as_micros() as u64).into());
+        add("iterations", args.iterations.into());
+        if args.disable_slot_zap_all {
+            add("slot_zap_all", "off".into());
+        }
+        pattern.add_to(&mut guests.params);
+        let work = pattern.work(args.guest.vcpus);
+        session.start(&guests.name(), guests.steps(PHASES));
+        let measured = guests.measure(session, Answer::Stalls(Phase::Run), |shape, setting| {
+            let config = Config {
+                shape: shape.clone(),
+                work,
+                slot: args.slot_size.bytes(),
+                iterations: args.iterations,
+                delay: args.delay,
+            };
+            memslot::run(&config, setting)
+        });
+        session.finish();
+        let Measured { mut results, params, reports } = measured?;
+        results.extend(figures(SCENARIO, &params, memslot::FIGURES, &reports));
+        let pace = reports.last().map(|last| pace::course(&last.samples, last.baseline));
+        results.extend(course(SCENARIO, &params, pace.into_iter().flatten()));
+        Ok(results)
     }
-    let kinds: [(&str, Times); 3] = [
-        ("add", |report| report.add),
-        ("move", |report| report.shift),
-        ("delete", |report| report.delete),
-    ];
-    for (name, of) in kinds {
-        let each: Vec<_> = reports.iter().map(of).collect();
-        results.extend(calls(SCENARIO, params, name, &each));
-    }
-    let (times, pace) = pace(&last.samples, last.baseline).into_iter().unzip();
-    results.push(measurement(SCENARIO, "pace", params.clone(), "%", pace));
-    results.push(measurement(SCENARIO, "pace-at", params.clone(), "s", times));
-    results
 }

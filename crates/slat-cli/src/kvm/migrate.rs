@@ -1,8 +1,7 @@
 //! The scenario `migrate`: migrates a running guest into a second memory, in each way of logging.
 
-use super::guest::{Asked, Pattern, measurement, observe};
+use super::guest::{Asked, Pattern, course, figures, observe};
 use super::kept::{Answer, Kept};
-use super::live::{loss, pace, worst, written};
 use super::migrate_tables;
 use super::options::{GuestArgs, LogArgs};
 use super::phases;
@@ -14,7 +13,8 @@ use clap::Args;
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 use slat_kvm::phase::Phase;
-use slat_kvm::scenario::migrate::{self, Config, Pass, Report};
+use slat_kvm::scenario::migrate::{self, Config, Report};
+use slat_kvm::scenario::pace;
 use slat_kvm::{Backing, Mode};
 use slat_lab::cli::{count, time};
 use slat_lab::failure::bad_input;
@@ -120,7 +120,7 @@ impl MigrateArgs {
 pub struct Migrate;
 
 impl Scenario for Migrate {
-    const NAME: &'static str = "migrate";
+    const NAME: &'static str = migrate::RESULTS.name;
     const ABOUT: &'static str =
         "Migrate a running guest into a second memory, for each way of logging";
     const EXAMPLES: &'static str = EXAMPLES;
@@ -131,42 +131,34 @@ impl Scenario for Migrate {
     type Settings = MigrateArgs;
 
     fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures the migrations that `args` asks for.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest or a log that went wrong.
-pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let args = &args.sized();
-    let host = slat_kvm::probe()?;
-    let ways = if args.way.is_empty() { KvmWay::value_variants() } else { &args.way[..] };
-    let mut guests = Vec::new();
-    for (&way, rate) in ways.iter().flat_map(|way| args.rates().map(move |rate| (way, rate))) {
-        let guest = prepare(args, way, rate)?;
-        match guest.config.check(&host) {
-            Ok(()) => guests.push(guest),
-            Err(error @ slat_kvm::Error::Invalid { .. }) => {
-                return Err(bad_input(error.to_string()));
+        let args = &args.sized();
+        let host = slat_kvm::probe()?;
+        let ways = if args.way.is_empty() { KvmWay::value_variants() } else { &args.way[..] };
+        let mut guests = Vec::new();
+        for (&way, rate) in ways.iter().flat_map(|way| args.rates().map(move |rate| (way, rate))) {
+            let guest = prepare(args, way, rate)?;
+            match guest.config.check(&host) {
+                Ok(()) => guests.push(guest),
+                Err(error @ slat_kvm::Error::Invalid { .. }) => {
+                    return Err(bad_input(error.to_string()));
+                }
+                // The host may lack a way of logging that was not asked for by name.
+                Err(error @ slat_kvm::Error::MissingCapability { .. }) if args.way.is_empty() => {
+                    session.skip(format!("migrate, {way}"), error.to_string());
+                }
+                Err(error) => return Err(error.into()),
             }
-            // The host may lack a way of logging that was not asked for by name.
-            Err(error @ slat_kvm::Error::MissingCapability { .. }) if args.way.is_empty() => {
-                session.skip(format!("migrate, {way}"), error.to_string());
-            }
-            Err(error) => return Err(error.into()),
         }
+        if guests.is_empty() {
+            bail!("this host's KVM has no way of logging dirty pages that was asked for");
+        }
+        session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
+        let repeat = args.guest.run.repeat();
+        session.start(Migrate::NAME, guests.len() as u64 * repeat.steps() * PHASES);
+        repeat.run(&mut guests.iter_mut().collect::<Vec<_>>(), session)?;
+        session.finish();
+        Ok(guests.iter().flat_map(Migration::measurements).collect())
     }
-    if guests.is_empty() {
-        bail!("this host's KVM has no way of logging dirty pages that was asked for");
-    }
-    session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
-    let repeat = args.guest.run.repeat();
-    session.start("migrate", guests.len() as u64 * repeat.steps() * PHASES);
-    repeat.run(&mut guests.iter_mut().collect::<Vec<_>>(), session)?;
-    session.finish();
-    Ok(guests.iter().flat_map(Migration::measurements).collect())
 }
 
 fn prepare(args: &MigrateArgs, way: KvmWay, rate: Rate) -> anyhow::Result<Migration> {
@@ -207,7 +199,7 @@ fn prepare(args: &MigrateArgs, way: KvmWay, rate: Rate) -> anyhow::Result<Migrat
         clear_chunk: chunk.filter(|_| mode.is_manual()),
     };
     let pin = args.guest.run.kvm.cpus()?;
-    let kept = Kept::new(Answer::Figure("total", |report: &Report| report.seconds));
+    let kept = Kept::new(Answer::Figure(migrate::TOTAL, |report: &Report| report.seconds));
     Ok(Migration { way, rate, config, params, pin, kept })
 }
 
@@ -235,9 +227,9 @@ impl Migration {
     fn measurements(&self) -> Vec<Measurement> {
         let Kept { phases, reports, .. } = &self.kept;
         let params = self.kept.params(&self.params);
-        let mut results = phases::measurements("migrate", &params, phases);
+        let mut results = phases::measurements(Migrate::NAME, &params, phases);
         let Some(last) = reports.last() else { return results };
-        if let Some(run) = results.iter_mut().find(|m| m.variant == Phase::Run.name()) {
+        if let Some(run) = results.iter_mut().find(|m| Phase::Run == *m.variant) {
             let counts = reports.iter().map(|report| {
                 let counts = [
                     ("converged", report.converged.into()),
@@ -250,49 +242,12 @@ impl Migration {
             });
             run.counts.extend(slat_lab::record::merged_counts(counts));
         }
-        let mut add = |variant: &str, unit: &str, of: &dyn Fn(&Report) -> f64| {
-            let samples = reports.iter().map(of).collect();
-            results.push(measurement("migrate", variant, params.clone(), unit, samples));
-        };
-        add("total", "s", &|report| report.seconds);
-        add("downtime", "s", &|report| report.downtime);
-        add("rounds", "rounds", &|report| report.passes.len() as f64);
-        add("copied", "MiB", &|report| report.bytes as f64 / f64::from(1 << 20));
-        let work = &self.config.work;
-        add("write-rate", "MiB/s", &|report| written(&report.samples, work));
-        add("copy-rate", "MiB/s", &copied);
-        add("loss", "%", &|report| loss(&report.samples, report.baseline));
-        add("loss-worst", "%", &|report| worst(&report.samples, report.baseline));
-        add("enable", "s", &|report| report.enable.seconds);
-        add("get-longest-call", "s", &|report| report.get.longest);
-        if last.clear.count > 0 {
-            add("clear-longest-call", "s", &|report| report.clear.longest);
-        }
-        let (times, pace) = pace(&last.samples, last.baseline).into_iter().unzip();
-        let of = |of: fn(&Pass) -> f64| last.passes.iter().map(of).collect();
-        // The course over time of the last run.
-        for (variant, unit, samples) in [
-            ("pace", "%", pace),
-            ("pace-at", "s", times),
-            ("pass", "pages", of(|pass| pass.pages as f64)),
-            ("pass-left", "pages", of(|pass| pass.left as f64)),
-            ("pass-at", "s", of(|pass| pass.end)),
-            ("pass-stop", "s", vec![last.seconds - last.downtime, last.seconds]),
-        ] {
-            // A short migration ends before the first sample of the guest's pace.
-            if !samples.is_empty() {
-                results.push(measurement("migrate", variant, params.clone(), unit, samples));
-            }
-        }
+        results.extend(figures(Migrate::NAME, &params, migrate::FIGURES, reports));
+        // The course over time of the last run. A short migration ends before the first sample of
+        // the guest's pace.
+        let pace = pace::course(&last.samples, last.baseline);
+        let all = pace.into_iter().chain(migrate::course(last));
+        results.extend(course(Migrate::NAME, &params, all));
         results
     }
-}
-
-/// Returns the rate at which pages were copied while the vCPUs ran, in MiB/s.
-fn copied(report: &Report) -> f64 {
-    let pages: u64 = report.passes.iter().map(|pass| pass.pages).sum();
-    let seconds: f64 = report.passes.iter().map(|pass| pass.seconds).sum();
-    (pages * Backing::Small.page_size()) as f64
-        / seconds.max(f64::MIN_POSITIVE)
-        / f64::from(1 << 20)
 }

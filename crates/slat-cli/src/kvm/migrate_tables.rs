@@ -1,8 +1,13 @@
 //! Renderer of the scenario `migrate`: what migrations did to the guest, what they would do to a
 //! larger guest, and their course over time.
 
-use super::tables::{Column, LOST, MEANING, columns, is, of};
+use super::stalls::others;
+use super::tables::{MEANING, columns, is, of};
+use super::values::Others;
 use crate::forecast::{self, Guest};
+use slat_kvm::figure::Figure;
+use slat_kvm::phase::Phase;
+use slat_kvm::scenario::migrate;
 use slat_lab::numbers::{bytes, seconds, thousands};
 use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
@@ -12,32 +17,8 @@ use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::verdict::Verdict;
 use std::collections::BTreeSet;
 
-const NAME: &str = "migrate";
+const NAME: &str = migrate::RESULTS.name;
 const MIB: f64 = (1 << 20) as f64;
-const TITLE: &str = "Migrating a running guest (KVM)";
-const COPIED: &str = "Copied into a second memory, no faster than the link, and held against it \
-    word by word. “written at” and “copied at”: what was reached of the dirty rate and of the link \
-    that were asked for. Rounds with * did not come to fit into the downtime allowed: the guest \
-    was stopped all the same.";
-
-/// Columns of its table.
-const COLUMNS: &[Column] = &[
-    ("total", "total"),
-    ("downtime", "downtime"),
-    ("rounds", "rounds"),
-    ("copied", "copied"),
-    ("write-rate", "written at"),
-    ("copy-rate", "copied at"),
-    ("loss", "guest lost"),
-    ("loss-worst", "worst second"),
-];
-
-/// Columns of a table that only the page shows.
-const CALLS: &[Column] = &[
-    ("enable", "enable"),
-    ("get-longest-call", "longest get"),
-    ("clear-longest-call", "longest clear"),
-];
 
 /// Memory of the larger guest whose migration is computed, in bytes: 16 GiB.
 const USUAL: f64 = 16.0 * 1024.0 * MIB;
@@ -46,10 +27,10 @@ const USUAL: f64 = 16.0 * 1024.0 * MIB;
 pub const RENDERER: Renderer = Renderer {
     reads: |m| is(m, NAME),
     verdict,
-    tables: |results| of(results, NAME, TITLE, COLUMNS, &format!("{COPIED} {LOST}")),
+    tables: |results| of(results, &migrate::RESULTS),
     long: |results| {
         let title = "Calls of a migration (KVM)";
-        columns(results, NAME, title, CALLS, "Medians over runs.").into_iter().collect()
+        columns(results, NAME, title, migrate::CALLS, "Medians over runs.").into_iter().collect()
     },
     plots,
     meaning: MEANING,
@@ -57,8 +38,8 @@ pub const RENDERER: Renderer = Renderer {
 };
 
 /// Returns the smallest and the largest of all samples of a variant.
-fn range(rows: &[Row<'_>], variant: &str) -> Option<(f64, f64)> {
-    let samples = || rows.iter().filter_map(|row| row.whole(variant)).flat_map(|m| &m.samples);
+fn range(rows: &[Row<'_>], figure: Figure) -> Option<(f64, f64)> {
+    let samples = || rows.iter().filter_map(|row| row.whole(figure)).flat_map(|m| &m.samples);
     Some((samples().copied().reduce(f64::min)?, samples().copied().reduce(f64::max)?))
 }
 
@@ -70,7 +51,8 @@ fn number(row: &Row<'_>, name: &str) -> Option<f64> {
 /// some may read.
 fn asked_writes(row: &Row<'_>) -> Option<f64> {
     let touches = number(row, "dirty_rate")?;
-    let percent = number(row, "write_percent").filter(|_| row.param("others") == Some("read"));
+    let percent =
+        number(row, "write_percent").filter(|_| others(&row.params) == Some(Others::Read));
     Some(touches * percent.unwrap_or(100.0) / 100.0)
 }
 
@@ -91,12 +73,13 @@ fn verdict(results: &[Measurement]) -> Verdict {
 /// Returns the sentence on what was measured at one dirty rate.
 fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
     let first = rows.first()?;
-    let (written, link) = (range(rows, "write-rate")?, number(first, "link")?);
-    let (total, downtime) = (range(rows, "total")?, range(rows, "downtime")?);
-    let runs: usize = rows.iter().filter_map(|row| Some(row.whole("total")?.samples.len())).sum();
+    let (written, link) = (range(rows, Figure::WRITE_RATE)?, number(first, "link")?);
+    let (total, downtime) = (range(rows, migrate::TOTAL)?, range(rows, migrate::DOWNTIME)?);
+    let runs: usize =
+        rows.iter().filter_map(|row| Some(row.whole(migrate::TOTAL)?.samples.len())).sum();
     // Several runs have one count where they agree; where they differ, `count` returns `None`.
-    let count = |row: &Row<'_>, name: &str| row.whole("run")?.counts.get(name).copied();
-    let ended = || rows.iter().filter(|row| row.whole("total").is_some());
+    let count = |row: &Row<'_>, name: &str| row.whole(Phase::Run)?.counts.get(name).copied();
+    let ended = || rows.iter().filter(|row| row.whole(migrate::TOTAL).is_some());
     let always = ended().all(|row| count(row, "converged") == Some(1));
     let never = ended().all(|row| count(row, "converged") == Some(0));
     let converged = match (always, never) {
@@ -104,7 +87,7 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
         (_, true) => "none converged",
         _ => "some did not converge",
     };
-    let copied = range(rows, "copy-rate")?;
+    let copied = range(rows, migrate::COPY_RATE)?;
     Some(format!(
         "{} that {} asked to write {} wrote {} and migrated in {} over a link of {} (copied at \
          {}), {converged}, and stood still for {} ({} allowed; {runs} run{}).",
@@ -123,7 +106,7 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
 
 /// Returns the sentence on the migration of a guest of `USUAL` bytes.
 fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
-    let (slow, fast) = range(rows, "copy-rate")?;
+    let (slow, fast) = range(rows, migrate::COPY_RATE)?;
     // The rate that was asked for, not the rate that the guest reached while logging slowed it.
     let (writes, link) = (asked_writes(first)?, number(first, "link")?);
     let guest = |copied: f64| {
@@ -181,14 +164,14 @@ fn plots(results: &[Measurement]) -> Vec<Chart> {
         parts.map(|(heading, cell)| format!("{heading} {cell}")).collect::<Vec<_>>().join(", ")
     };
     let course = |row: &Row<'_>| {
-        let samples = |variant: &str| row.whole(variant).map(|m| m.samples.clone());
-        let pairs = |x: &str, y: &str| -> Option<Vec<(f64, f64)>> {
+        let samples = |figure: Figure| row.whole(figure).map(|m| m.samples.clone());
+        let pairs = |x: Figure, y: Figure| -> Option<Vec<(f64, f64)>> {
             Some(samples(x)?.into_iter().zip(samples(y)?).collect())
         };
         let memory = number(row, "memory")? / MIB;
         let page = slat_kvm::Backing::Small.page_size() as f64 / MIB;
-        let left = pairs("pass-at", "pass-left")?;
-        let stop = samples("pass-stop")?;
+        let left = pairs(migrate::PASS_AT, migrate::PASS_LEFT)?;
+        let stop = samples(migrate::PASS_STOP)?;
         let left: Vec<_> = [(0.0, memory)]
             .into_iter()
             .chain(left.into_iter().map(|(at, pages)| (at, pages * page)))
@@ -199,16 +182,24 @@ fn plots(results: &[Measurement]) -> Vec<Chart> {
             true => "The course of a migration".to_owned(),
             false => format!("The course of a migration: {name}"),
         };
-        timeline::chart(&title, &pairs("pace-at", "pace")?, &left, (*stop.first()?, *stop.get(1)?))
+        timeline::chart(
+            &title,
+            &pairs(Figure::PACE_AT, Figure::PACE)?,
+            &left,
+            (*stop.first()?, *stop.get(1)?),
+        )
     };
     let mut ways: Vec<(String, Vec<sweep::Point>)> = Vec::new();
     for row in &rows {
-        let median = |variant: &str| slat_lab::stats::median(&row.whole(variant)?.samples);
-        let point = median("write-rate").zip(median("total")).map(|(x, y)| sweep::Point {
-            x,
-            y,
-            reached: row.whole("run").is_some_and(|m| m.counts.get("converged") == Some(&1)),
-        });
+        let median = |figure: Figure| slat_lab::stats::median(&row.whole(figure)?.samples);
+        let point =
+            median(Figure::WRITE_RATE).zip(median(migrate::TOTAL)).map(|(x, y)| sweep::Point {
+                x,
+                y,
+                reached: row
+                    .whole(Phase::Run)
+                    .is_some_and(|m| m.counts.get("converged") == Some(&1)),
+            });
         let way = row.param("way").unwrap_or_default();
         match ways.iter_mut().find(|(known, _)| known == way) {
             Some((_, points)) => points.extend(point),

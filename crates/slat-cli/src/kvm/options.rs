@@ -20,12 +20,8 @@ pub struct KvmArgs {
     pub pin: Option<Cpus>,
 
     /// Memslots that share the memory [default: 1]
-    #[arg(
-        long,
-        short = 'x',
-        value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..=32767)
-    )]
+    #[arg(long, short = 'x', value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=32767))]
     pub slots: Option<u32>,
 
     /// Let guests execute from huge pages although the host says no (needs CAP_SYS_BOOT)
@@ -75,7 +71,9 @@ pub struct GuestArgs {
     #[arg(long, short = 'v', value_name = "N", default_value = "2", value_parser = count::vcpus())]
     pub vcpus: u32,
 
-    /// What backs the guest's memory
+    /// What backs the guest's memory: 4k, 2m (transparent huge pages), hugetlb-SIZE (of the host's
+    /// pool of that size: hugetlb-2m), shmem, memfd (mapped shared, as VMMs do that give the memory
+    /// to other processes) or memfd-hugetlb-SIZE
     #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
     pub backing: KvmBacking,
 
@@ -106,12 +104,7 @@ pub struct RunArgs {
 
     /// How narrow the 95 % interval of the median is to be, by ± per cent of it, where --runs is
     /// a range
-    #[arg(
-        long,
-        value_name = "PERCENT",
-        default_value = "10",
-        value_parser = count::percent
-    )]
+    #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = count::percent)]
     pub until: f64,
 
     /// Options that only KVM has.
@@ -142,13 +135,8 @@ pub struct LogArgs {
     pub eager_split: Option<Size>,
 
     /// How many of a hundred steps write; see --others
-    #[arg(
-        long,
-        short = 'w',
-        value_name = "1..100",
-        default_value_t = 100,
-        value_parser = count::of_hundred()
-    )]
+    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 100)]
+    #[arg(value_parser = count::of_hundred())]
     pub write_percent: u8,
 
     /// What is done to pages that are not written

@@ -10,6 +10,7 @@
 use super::guest::measurement;
 use super::stalls;
 use serde_json::{Map, Value};
+use slat_kvm::figure::Figure;
 use slat_kvm::phase::{Phase, PhaseRun, VcpuRun};
 use slat_lab::record::{Measurement, merged_counts};
 use slat_lab::stats::median;
@@ -25,9 +26,8 @@ pub fn measurements(
     for phase in Phase::ALL {
         let runs: Vec<&PhaseRun> = phases.iter().filter(|run| run.phase == *phase).collect();
         let Some(first) = runs.first() else { continue };
-        let name = phase.name();
         let seconds = runs.iter().map(|run| run.seconds).collect();
-        let mut whole = measurement(scenario, name, params.clone(), "s", seconds);
+        let mut whole = measurement(scenario, Figure::Time(*phase), params.clone(), seconds);
         let each: Vec<_> = runs.iter().map(|run| counts(run)).collect();
         whole.counts = merged_counts(each.iter().cloned());
         whole.counts.extend(typical(&each));
@@ -36,15 +36,15 @@ pub fn measurements(
         results.extend(stalls::measurements(scenario, params, &runs));
         if runs.iter().any(|run| run.calls > 1) {
             let longest = runs.iter().map(|run| run.longest_call_seconds).collect();
-            let name = format!("{name}-longest-call");
-            results.push(measurement(scenario, &name, params.clone(), "s", longest));
+            let figure = Figure::LongestCall(*phase);
+            results.push(measurement(scenario, figure, params.clone(), longest));
         }
         for vcpu in 0..first.vcpus.len() {
             let parts: Vec<_> = runs.iter().filter_map(|run| run.vcpus.get(vcpu)).collect();
             let mut params = params.clone();
             params.insert("vcpu".to_owned(), vcpu.into());
             let seconds = parts.iter().map(|part| part.seconds).collect();
-            let mut part = measurement(scenario, name, params, "s", seconds);
+            let mut part = measurement(scenario, Figure::Time(*phase), params, seconds);
             part.counts = merged_counts(parts.iter().map(|part| vcpu_counts(part)));
             // Rounds of a share differ by a page at most, and the renderers divide by one number.
             let pages = parts.iter().map(|part| part.pages).sum::<u64>();

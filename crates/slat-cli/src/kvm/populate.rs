@@ -3,11 +3,12 @@
 use super::kept::Answer;
 use super::options::{GuestArgs, RunArgs};
 use super::runs::{Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, cost, is, of};
+use super::tables::{Shown, reader};
 use super::values::KvmBacking;
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::Error;
+use slat_kvm::figure::Results;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::populate;
 use slat_lab::cli::count;
@@ -34,24 +35,15 @@ pub struct PopulateArgs {
     pub memory: Size,
 
     /// vCPUs
-    #[arg(
-        long,
-        short = 'v',
-        value_name = "N,...",
-        value_delimiter = ',',
-        default_value = "1,2",
-        value_parser = count::vcpus()
-    )]
+    #[arg(long, short = 'v', value_name = "N,...", value_delimiter = ',', default_value = "1,2")]
+    #[arg(value_parser = count::vcpus())]
     pub vcpus: Vec<u32>,
 
-    /// What backs the guest's memory
-    #[arg(
-        long,
-        short = 's',
-        value_name = "BACKING,...",
-        value_delimiter = ',',
-        default_value = "4k,2m"
-    )]
+    /// What backs the guest's memory: 4k, 2m (transparent huge pages), hugetlb-SIZE (of the host's
+    /// pool of that size: hugetlb-2m), shmem, memfd (mapped shared, as VMMs do that give the memory
+    /// to other processes) or memfd-hugetlb-SIZE
+    #[arg(long, short = 's', value_name = "BACKING,...", value_delimiter = ',')]
+    #[arg(default_value = "4k,2m")]
     pub backing: Vec<KvmBacking>,
 
     /// All vCPUs touch all of the memory, in the same order, not each its own share
@@ -63,65 +55,54 @@ pub struct PopulateArgs {
     pub run: RunArgs,
 }
 
-/// Columns of its table.
-const COLUMNS: &[Column] = &[("populate", "populate"), ("warm", "again")];
-
 /// The scenario.
 pub struct Populate;
 
+impl Shown for Populate {
+    const RESULTS: Results = populate::RESULTS;
+}
+
 impl Scenario for Populate {
-    const NAME: &'static str = "populate";
+    const NAME: &'static str = Self::RESULTS.name;
     const ABOUT: &'static str = "Touch memory for the first time";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const RENDERER: Renderer = Renderer {
-        reads: |m| is(m, Self::NAME),
-        verdict: |results| cost(results, Self::NAME, "populate", "The first touch of memory"),
-        tables: |results| of(results, Self::NAME, "First touches (KVM)", COLUMNS, WHOLE_PHASES),
-        meaning: MEANING,
-        ..Renderer::NONE
-    };
+    const RENDERER: Renderer = reader::<Self>();
     type Settings = PopulateArgs;
 
     fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures the first touches of each backing with each number of vCPUs.
-///
-/// # Errors
-/// Values that cannot be right, what this host lacks, or a guest that went wrong.
-fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let pairs =
-        args.backing.iter().flat_map(|&backing| args.vcpus.iter().map(move |&it| (backing, it)));
-    let guests = pairs.map(|(backing, vcpus)| {
-        let (memory, run) = (args.memory, args.run.clone());
-        let mut guest = GuestArgs { memory, vcpus, backing, run };
-        guest.shrink();
-        guest
-    });
-    let cases: Vec<Runs> = guests
-        .map(|guest| Runs::new("populate", &asked(&guest, args.overlap)))
-        .collect::<anyhow::Result<_>>()?;
-    session.start("populate", cases.iter().map(|case| case.steps(2)).sum());
-    let mut results = Vec::new();
-    for case in &cases {
-        if session.interrupted() {
-            break;
-        }
-        match case.measure(session, Answer::Time(Phase::Populate), populate::run) {
-            Ok(measured) => results.extend(measured.results),
-            // A host that lacks one of several backings may have the others.
-            Err(error)
-                if cases.len() > 1
-                    && error.downcast_ref().is_some_and(Error::is_missing_feature) =>
-            {
-                session.skip(case.name(), format!("{error:#}"));
+        let pairs = args
+            .backing
+            .iter()
+            .flat_map(|&backing| args.vcpus.iter().map(move |&it| (backing, it)));
+        let guests = pairs.map(|(backing, vcpus)| {
+            let (memory, run) = (args.memory, args.run.clone());
+            let mut guest = GuestArgs { memory, vcpus, backing, run };
+            guest.shrink();
+            guest
+        });
+        let cases: Vec<Runs> = guests
+            .map(|guest| Runs::new(Populate::NAME, &asked(&guest, args.overlap)))
+            .collect::<anyhow::Result<_>>()?;
+        session.start(Populate::NAME, cases.iter().map(|case| case.steps(2)).sum());
+        let mut results = Vec::new();
+        for case in &cases {
+            if session.interrupted() {
+                break;
             }
-            Err(error) => return Err(error),
+            match case.measure(session, Answer::Time(Phase::Populate), populate::run) {
+                Ok(measured) => results.extend(measured.results),
+                // A host that lacks one of several backings may have the others.
+                Err(error)
+                    if cases.len() > 1
+                        && error.downcast_ref().is_some_and(Error::is_missing_feature) =>
+                {
+                    session.skip(case.name(), format!("{error:#}"));
+                }
+                Err(error) => return Err(error),
+            }
         }
+        session.finish();
+        Ok(results)
     }
-    session.finish();
-    Ok(results)
 }

@@ -7,6 +7,8 @@
 use super::live::SCENARIO;
 use super::tables::is;
 use super::way::Way;
+use slat_kvm::figure::{Column, Figure, Stall};
+use slat_kvm::phase::Phase;
 use slat_lab::compare::LEAST;
 use slat_lab::compare::groups::{Contrast, LEVEL};
 use slat_lab::numbers::{seconds, with_wide_spread};
@@ -19,8 +21,8 @@ use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
 use slat_lab::verdict::{Setting, Verdict};
 
-/// Variant by which ways are ranked: the stall for each page that was written.
-const BY: &str = "run-stall-page";
+/// Figure by which ways are ranked: the stall for each page that was written.
+const BY: Figure = Figure::Stall(Phase::Run, Stall::Page);
 
 /// Renderer of a comparison of ways.
 pub const RENDERER: Renderer = Renderer {
@@ -146,14 +148,14 @@ fn percent(low: f64, high: f64) -> String {
     format!("{:.0} to {:.0} %", (low - 1.0) * 100.0, (high - 1.0) * 100.0)
 }
 
-/// Variants that the table shows of each way, with their headings.
-const FIGURES: [(&str, &str); 6] = [
+/// Figures that the table shows of each way, with their headings.
+const FIGURES: [Column; 6] = [
     (BY, "stall a page"),
-    ("run-stall", "stalled"),
-    ("run-stall-p99", "p99"),
-    ("run-stall-max", "longest"),
-    ("write-rate", "written at"),
-    ("loss", "guest lost"),
+    (Figure::Stall(Phase::Run, Stall::Share), "stalled"),
+    (Figure::Stall(Phase::Run, Stall::P99), "p99"),
+    (Figure::Stall(Phase::Run, Stall::Longest), "longest"),
+    (Figure::WRITE_RATE, "written at"),
+    (Figure::LOSS, "guest lost"),
 ];
 
 fn table(ranked: &[Ranked<'_>]) -> Option<Table> {
@@ -168,8 +170,8 @@ fn table(ranked: &[Ranked<'_>]) -> Option<Table> {
         })
         .collect();
     let cells = |it: &Ranked<'_>| {
-        let figures = FIGURES.iter().map(|(name, _)| {
-            let m = it.row.whole(name)?;
+        let figures = FIGURES.iter().map(|(figure, _)| {
+            let m = it.row.whole(*figure)?;
             Some(m.unit.with_spread(&Summary::of(&m.samples)?))
         });
         let beside = match more(ranked, it) {
@@ -216,20 +218,16 @@ fn chart(ranked: &[Ranked<'_>]) -> Option<Chart> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::guest::measurement;
     use super::*;
     use serde_json::json;
 
     /// Returns `count` runs of each way, whose stalls are about the given number of microseconds.
     fn runs(count: usize, ways: &[(&str, f64)]) -> Vec<Measurement> {
-        let of = |&(way, middle): &(&str, f64)| Measurement {
-            scenario: SCENARIO.to_owned(),
-            target: "kvm".to_owned(),
-            variant: BY.to_owned(),
-            params: json!({ "memory": 1 << 28, "way": way }).as_object().unwrap().clone(),
-            unit: Unit::SECONDS,
-            samples: (0..count).map(|n| middle * 1e-6 * (1.0 + n as f64 / 100.0)).collect(),
-            groups: Vec::new(),
-            counts: Default::default(),
+        let of = |&(way, middle): &(&str, f64)| {
+            let params = json!({ "memory": 1 << 28, "way": way }).as_object().unwrap().clone();
+            let samples = (0..count).map(|n| middle * 1e-6 * (1.0 + n as f64 / 100.0)).collect();
+            measurement(SCENARIO, BY, params, samples)
         };
         ways.iter().map(of).collect()
     }

@@ -1,17 +1,15 @@
 //! Tables of guests under the host's KVM: the times of operations on their memory, and how long
 //! their vCPUs stood still.
 
-use super::stalls::FIGURES;
-use slat_lab::record::Measurement;
+use slat_kvm::figure::{Column, Figure, Results, Said, Stall};
+use slat_kvm::phase::Phase;
+use slat_lab::record::{KVM, Measurement};
+use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::{Summary, median};
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
 use slat_lab::verdict::Verdict;
-
-/// Phases whose stalls are shown: those in which memory management can stall the guest.
-const STALLED: [&str; 8] =
-    ["run", "dirty", "execute", "refill", "write", "write-idle", "read-idle", "toggle"];
 
 /// Notes on what a guest's figures mean.
 pub const MEANING: &[&str] =
@@ -19,37 +17,49 @@ pub const MEANING: &[&str] =
     virtualization. What a vCPU's access costs includes the exits that the host's KVM takes, \
     however it does."];
 
-/// Name of a variant, and the heading of its column.
-pub type Column = (&'static str, &'static str);
-
-/// Note below a table of whole phases.
-pub const WHOLE_PHASES: &str = "Times of whole phases, all vCPUs, seen from user space; medians.";
-
-/// Note that explains the columns of lost pace.
-pub const LOST: &str =
-    "“guest lost” is what is missing of the pace that the vCPUs kept with logging off.";
-
 /// Returns whether a result is from a guest under KVM in that scenario.
 pub fn is(m: &Measurement, scenario: &str) -> bool {
-    m.target == "kvm" && m.scenario == scenario
+    m.target == KVM && m.scenario == scenario
 }
 
-/// Returns the tables of a scenario: one with a column for each variant that was measured, then the
+/// A scenario whose results are shown in the one way that all guests have in common.
+pub trait Shown {
+    /// Its results.
+    const RESULTS: Results;
+}
+
+/// Returns the reader of a scenario's results.
+pub const fn reader<S: Shown>() -> Renderer {
+    Renderer {
+        reads: |m| is(m, S::RESULTS.name),
+        verdict: |results| said(results, &S::RESULTS),
+        tables: |results| of(results, &S::RESULTS),
+        meaning: MEANING,
+        ..Renderer::NONE
+    }
+}
+
+/// Returns the tables of a scenario: one with a column for each figure that was measured, then the
 /// stalls.
-pub fn of(
-    results: &[Measurement],
-    scenario: &str,
-    title: &str,
-    variants: &[Column],
-    note: &str,
-) -> Vec<Table> {
-    let columns = columns(results, scenario, title, variants, note);
-    columns.into_iter().chain(stalls(results, scenario)).collect()
+pub fn of(results: &[Measurement], shown: &Results) -> Vec<Table> {
+    let columns = columns(results, shown.name, shown.title, shown.columns, shown.note);
+    columns.into_iter().chain(stalls(results, shown.name)).collect()
+}
+
+/// Returns the sentence on a scenario, or nothing if it was not measured.
+pub fn said(results: &[Measurement], shown: &Results) -> Verdict {
+    match shown.said {
+        Said::PerPage(phase, said) => cost(results, shown.name, phase, said),
+        Said::Whole(figure, said) => extremes(results, shown.name, said, |row| {
+            let m = row.whole(figure)?;
+            Some((m.unit.clone(), Summary::of(&m.samples)?))
+        }),
+    }
 }
 
 /// Returns a sentence on what a page costs a vCPU in a phase, or nothing if no guest ran that
 /// phase.
-pub fn cost(results: &[Measurement], scenario: &str, phase: &str, said: &str) -> Verdict {
+fn cost(results: &[Measurement], scenario: &str, phase: Phase, said: &str) -> Verdict {
     // Divides each sample by the pages. Below, the vCPU with the largest median stands for the
     // guest.
     let by_page = |m: &Measurement| {
@@ -57,19 +67,11 @@ pub fn cost(results: &[Measurement], scenario: &str, phase: &str, said: &str) ->
         Summary::of(&m.samples.iter().map(|time| time / pages).collect::<Vec<_>>())
     };
     let worst = |row: &Row| {
-        let parts = row.measurements.iter().filter(|m| m.variant == phase);
-        let parts = parts.filter(|m| m.params.contains_key("vcpu")).filter_map(|m| by_page(m));
+        let parts = row.measurements.iter().filter(|m| phase == *m.variant);
+        let parts = parts.filter(|m| m.is_vcpu()).filter_map(|m| by_page(m));
         Some((Unit::SECONDS, parts.max_by(|a, b| a.median.total_cmp(&b.median))?))
     };
     extremes(results, scenario, &format!("{said} costs a vCPU, for each page,"), worst)
-}
-
-/// Returns a sentence on a variant of a scenario, or nothing if it was not measured.
-pub fn whole(results: &[Measurement], scenario: &str, variant: &str, said: &str) -> Verdict {
-    extremes(results, scenario, said, |row| {
-        let m = row.whole(variant)?;
-        Some((m.unit.clone(), Summary::of(&m.samples)?))
-    })
 }
 
 /// Returns a sentence with the smallest figure of a guest, and the largest.
@@ -110,17 +112,17 @@ pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
     let mut columns: Vec<String> = labels.headings().collect();
     columns.push("phase".to_owned());
     let label_count = columns.len();
-    columns.extend(shown_figures().map(|(_, _, heading)| (*heading).to_owned()));
+    columns.extend(shown_stalls().map(|stall| stall.heading().to_owned()));
     let mut cells = Vec::new();
     for row in &rows {
-        for phase in STALLED {
-            let figure = |name: &str| row.whole(&format!("{phase}-{name}"));
-            if figure("stall").is_none() {
+        for &phase in Phase::ALL.iter().filter(|phase| phase.can_stall()) {
+            let figure = |stall: Stall| row.whole(Figure::Stall(phase, stall));
+            if figure(Stall::Share).is_none() {
                 continue;
             }
             let mut line = labels.cells(row);
-            line.push(phase.to_owned());
-            line.extend(shown_figures().map(|(name, ..)| shown(figure(name))));
+            line.push(phase.to_string());
+            line.extend(shown_stalls().map(|stall| shown(figure(stall))));
             cells.push(line);
         }
     }
@@ -151,27 +153,27 @@ fn shown(measurement: Option<&Measurement>) -> String {
 }
 
 /// Returns the figures that fit beside each other on a screen; results.json has all of them.
-fn shown_figures() -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
-    FIGURES.iter().filter(|(name, ..)| !["stall-p95", "stolen"].contains(name))
+fn shown_stalls() -> impl Iterator<Item = Stall> {
+    Stall::ALL.into_iter().filter(|stall| !matches!(stall, Stall::P95 | Stall::Stolen))
 }
 
-/// Returns a table with a row for each guest, and a column for each variant that was measured.
+/// Returns a table with a row for each guest, and a column for each figure that was measured.
 pub fn columns(
     results: &[Measurement],
     scenario: &str,
     title: &str,
-    variants: &[Column],
+    figures: &[Column],
     note: &str,
 ) -> Option<Table> {
     let rows = rows(results, scenario, &["vcpu"]);
     let labels = Labels::of(&rows);
     let mut columns: Vec<String> = labels.headings().collect();
     let label_count = columns.len();
-    let measured = |name: &str| rows.iter().any(|row| row.whole(name).is_some());
-    let used: Vec<_> = variants.iter().filter(|(name, _)| measured(name)).collect();
+    let measured = |figure: Figure| rows.iter().any(|row| row.whole(figure).is_some());
+    let used: Vec<_> = figures.iter().filter(|(figure, _)| measured(*figure)).collect();
     columns.extend(used.iter().map(|(_, heading)| (*heading).to_owned()));
     let cells = rows.iter().map(|row| {
-        let figures = used.iter().map(|(name, _)| match row.whole(name) {
+        let figures = used.iter().map(|(figure, _)| match row.whole(*figure) {
             Some(m) if m.unit == Unit::ROUNDS => rounds(row, m),
             found => shown(found),
         });
@@ -191,6 +193,6 @@ pub fn columns(
 /// Formats the rounds of a migration, with `*` if it ended without converging.
 fn rounds(row: &Row, rounds: &Measurement) -> String {
     let Some(median) = median(&rounds.samples) else { return NOTHING.to_owned() };
-    let converged = row.whole("run").is_none_or(|run| run.counts.get("converged") == Some(&1));
+    let converged = row.whole(Phase::Run).is_none_or(|run| run.counts.get("converged") == Some(&1));
     format!("{}{}", rounds.unit.figure(median), if converged { "" } else { " *" })
 }

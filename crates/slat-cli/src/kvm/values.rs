@@ -59,43 +59,45 @@ impl fmt::Display for HotSet {
 }
 
 /// What backs the memory of a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum KvmBacking {
-    /// Pages of 4k, huge ones refused
-    #[value(name = "4k", alias = "anonymous")]
-    Small,
-    /// Transparent huge pages of 2m
-    #[value(name = "2m", alias = "anonymous_thp")]
-    Transparent2m,
-    /// Pages of 2m from the host's hugetlb pool
-    #[value(name = "hugetlb-2m", alias = "anonymous_hugetlb_2mb")]
-    Hugetlb2m,
-    /// Pages of 1g from the host's hugetlb pool
-    #[value(name = "hugetlb-1g", aliases = ["1g", "anonymous_hugetlb_1gb"])]
-    Hugetlb1g,
-    /// Shared memory without a name
-    #[value(name = "shmem")]
-    Shmem,
-    /// A memfd, mapped shared, as VMMs do that give the memory to other processes
-    #[value(name = "memfd")]
-    Memfd,
-    /// A memfd of 2m pages from the host's hugetlb pool
-    #[value(name = "memfd-hugetlb-2m", alias = "shared_hugetlb")]
-    MemfdHugetlb2m,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvmBacking(pub Backing);
+
+impl FromStr for KvmBacking {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let of_pool = |prefix| {
+            let Size(size) = text.strip_prefix(prefix)?.parse().ok()?;
+            size.is_power_of_two().then_some(size)
+        };
+        let memfd = of_pool("memfd-hugetlb-").map(Backing::MemfdHugetlb);
+        let pool = of_pool("hugetlb-").map(Backing::Hugetlb);
+        // Linux's selftests have the long names.
+        let named = || {
+            Some(match text {
+                "4k" | "anonymous" => Backing::Small,
+                "2m" | "anonymous_thp" => Backing::Thp,
+                "anonymous_hugetlb_2mb" => Backing::Hugetlb(2 << 20),
+                "1g" | "anonymous_hugetlb_1gb" => Backing::Hugetlb(1 << 30),
+                "shmem" => Backing::Shmem,
+                "memfd" => Backing::Memfd,
+                "shared_hugetlb" => Backing::MemfdHugetlb(2 << 20),
+                // Pages of this host, by their sizes.
+                _ => [Backing::Small, Backing::Thp].into_iter().find(|it| it.name() == text)?,
+            })
+        };
+        memfd.or(pool).or_else(named).map(Self).ok_or_else(|| {
+            format!(
+                "`{text}` is no backing; there are 4k, 2m, hugetlb-SIZE (hugetlb-2m), shmem, memfd \
+                 and memfd-hugetlb-SIZE"
+            )
+        })
+    }
 }
 
-impl KvmBacking {
-    /// Returns the backing, as `slat-kvm` names it.
-    pub fn in_kvm(self) -> Backing {
-        match self {
-            Self::Small => Backing::Small,
-            Self::Transparent2m => Backing::Thp,
-            Self::Hugetlb2m => Backing::Hugetlb2M,
-            Self::Hugetlb1g => Backing::Hugetlb1G,
-            Self::Shmem => Backing::Shmem,
-            Self::Memfd => Backing::Memfd,
-            Self::MemfdHugetlb2m => Backing::MemfdHugetlb2M,
-        }
+impl fmt::Display for KvmBacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -151,11 +153,31 @@ impl fmt::Display for ClearChunk {
     }
 }
 
-slat_lab::display_as_written!(KvmWay, Others, KvmBacking);
+slat_lab::display_as_written!(KvmWay, Others);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_backing_has_a_size_of_any_kernels_and_prints_as_it_is_written() {
+        for (text, backing) in [
+            ("hugetlb-2m", Backing::Hugetlb(2 << 20)),
+            ("hugetlb-512m", Backing::Hugetlb(512 << 20)),
+            ("hugetlb-64k", Backing::Hugetlb(64 << 10)),
+            ("memfd-hugetlb-32m", Backing::MemfdHugetlb(32 << 20)),
+            ("shmem", Backing::Shmem),
+        ] {
+            assert_eq!(text.parse(), Ok(KvmBacking(backing)));
+            assert_eq!(KvmBacking(backing).to_string(), text);
+        }
+        for backing in [Backing::Small, Backing::Thp] {
+            assert_eq!(backing.name().parse(), Ok(KvmBacking(backing)));
+        }
+        for text in ["3m", "hugetlb-3m", "hugetlb-", "memfd-2m", "hugetlb"] {
+            assert!(text.parse::<KvmBacking>().unwrap_err().contains("hugetlb-2m"), "{text}");
+        }
+    }
 
     #[test]
     fn a_hot_set_is_two_shares() {

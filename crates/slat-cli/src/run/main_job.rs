@@ -11,6 +11,7 @@ use crate::kvm::migrate::Migrate;
 use crate::kvm::options::{GuestArgs, KvmArgs, LogArgs, RunArgs};
 use crate::kvm::repeat::{Repeatable, Times};
 use crate::kvm::values::{KvmBacking, KvmWay};
+use slat_kvm::Backing;
 use slat_lab::cli::ReportFormat;
 use slat_lab::cli::Switch;
 use slat_lab::failure::is_interruption;
@@ -106,20 +107,20 @@ impl Plan {
     /// write-protects pages as the log is read, or as it is cleared. On huge pages: the ways that a
     /// VMM would choose.
     fn guests(&self) -> Vec<DirtyLogArgs> {
-        use KvmBacking::*;
+        use Backing::{Hugetlb, Small, Thp};
         use Switch::{Off, On};
         let ways = [
             (Small, Off, Off),
             (Small, On, Off),
-            (Transparent2m, Off, Off),
-            (Transparent2m, On, On),
-            (Hugetlb2m, On, On),
+            (Thp, Off, Off),
+            (Thp, On, On),
+            (Hugetlb(Thp.page_size()), On, On),
         ];
         let guest = |(backing, manual_protect, initially_set)| DirtyLogArgs {
             guest: GuestArgs {
                 memory: self.guest,
                 vcpus: self.vcpus,
-                backing,
+                backing: KvmBacking(backing),
                 run: RunArgs {
                     runs: Times::exactly(self.runs),
                     until: 10.0,

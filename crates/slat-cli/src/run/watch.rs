@@ -6,13 +6,13 @@ use crate::watch::report::{Ended, Report};
 use crate::watch::{live, page};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
+use slat_kvm::procfs::Files;
+use slat_kvm::watch::{Debugfs, Events, NotFound, Watch, Which, WorkingSets};
 use slat_lab::failure::bad_input;
 use slat_lab::files::write_whole;
 use slat_lab::run::output;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
-use slat_procfs::Files;
-use slat_watch::{Debugfs, Events, NotFound, Watch, Which, WorkingSets};
 use std::io::{IsTerminal, Write};
 use std::panic::resume_unwind;
 use std::path::Path;
@@ -226,7 +226,7 @@ impl View {
         ended.map_or(Ok(()), |ended| ended.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
-    fn show(&mut self, watch: &Watch<'_>, step: &slat_watch::Step) -> anyhow::Result<()> {
+    fn show(&mut self, watch: &Watch<'_>, step: &slat_kvm::watch::Step) -> anyhow::Result<()> {
         let text = if self.on_terminal {
             let size = rustix::termios::tcgetwinsize(std::io::stdout());
             let size = size.or_else(|_| rustix::termios::tcgetwinsize(std::io::stderr()));

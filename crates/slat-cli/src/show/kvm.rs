@@ -7,6 +7,7 @@
 use super::dump::{Dump, Rights, Run};
 use anyhow::{Context, bail};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// Folder of debugfs that has KVM's guests.
@@ -28,10 +29,16 @@ pub fn read(root: &Path, which: Option<&str>, page: u64) -> anyhow::Result<Dump>
             folder.display()
         )
     })?;
-    let mut guests: Vec<String> = entries
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| folder.join(name).join(FILE).exists())
-        .collect();
+    let names: Result<Vec<_>, _> =
+        entries.map(|entry| entry.map(|entry| entry.file_name())).collect();
+    let names = names.with_context(|| folder.display().to_string())?.into_iter();
+    // One that cannot be looked at is named, and its error told.
+    let has_file = |name: &String| {
+        let there = fs::metadata(folder.join(name).join(FILE)).map_err(|error| error.kind());
+        !matches!(there, Err(ErrorKind::NotFound | ErrorKind::NotADirectory))
+    };
+    let mut guests: Vec<String> =
+        names.filter_map(|name| name.into_string().ok()).filter(has_file).collect();
     guests.sort();
     let guest = match (which, &guests[..]) {
         (_, []) => bail!(
@@ -256,6 +263,12 @@ mod tests {
             fs::create_dir_all(&folder).unwrap();
             fs::write(folder.join(FILE), TEXT).unwrap();
         };
+        // A file of KVM's own beside the guests' folders; a guest that cannot be looked at.
+        fs::write(root.path().join(GUESTS).join("exits"), "0\n").unwrap();
+        let hidden = root.path().join(GUESTS).join("9-9");
+        std::os::unix::fs::symlink("9-9", &hidden).unwrap();
+        assert!(refused(None).contains("9-9/stage2_page_tables: Too many levels"));
+        fs::remove_file(hidden).unwrap();
         add("12-3");
         assert_eq!(read(root.path(), None, 4096).unwrap().leaves.len(), 4);
         add("15-4");

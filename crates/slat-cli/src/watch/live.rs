@@ -1,9 +1,9 @@
 //! The output while guests are watched: a table in one place on a terminal, lines elsewhere.
 
 use super::{coverage, mapped, rate, share, size};
+use slat_kvm::watch::{GuestTotal, Metric, Sample, Values, WatchedGuest};
 use slat_lab::report::text;
 use slat_lab::table::{NOTHING, Table};
-use slat_watch::{GuestTotal, Metric, Sample, Values, WatchedGuest};
 use std::fmt::Write;
 
 /// Moves the cursor so that the next text replaces the last one.

@@ -2,10 +2,10 @@
 
 use crate::forecast::{self, Guest};
 use serde::Serialize;
+use slat_kvm::watch::qmp::{DirtyRate, Migration, Qmp};
+use slat_kvm::watch::{GuestTotal, Metric};
 use slat_lab::numbers::{bytes, seconds};
 use slat_lab::rate::Rate;
-use slat_watch::qmp::{DirtyRate, Migration, Qmp};
-use slat_watch::{GuestTotal, Metric};
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -85,7 +85,7 @@ pub struct Asked {
 #[derive(Debug)]
 pub struct Monitor {
     qmp: Qmp,
-    memory: Option<u64>,
+    memory: Result<u64, String>,
     rates: Vec<DirtyRate>,
     measures: bool,
     migration: Migration,
@@ -102,7 +102,7 @@ impl Monitor {
     /// Why the monitor cannot be used, in words.
     pub fn connect(socket: &Path) -> Result<Self, String> {
         let mut qmp = Qmp::connect(socket)?;
-        let memory = qmp.memory().ok();
+        let memory = qmp.memory();
         let (rates, migration) = Default::default();
         let mut this =
             Self { qmp, memory, rates, measures: false, migration, migrated: None, why: None };
@@ -122,11 +122,11 @@ impl Monitor {
             let known = self.migration.bytes_per_second > 0.0 || self.migrated.is_none();
             self.migrated = Some(self.migration).filter(|_| known).or(self.migrated);
         }
-        if self.measures
-            && let Some(rate) = self.qmp.dirty_rate()?
-        {
-            self.rates.push(rate);
-            self.measures = false;
+        if self.measures {
+            // After an error, QEMU measures anew, if it does not measure still.
+            let rate = self.qmp.dirty_rate().inspect_err(|_| self.measures = false)?;
+            self.measures = rate.is_none();
+            self.rates.extend(rate);
         }
         // The log of a migration is exact: samples beside it cost the guest, and tell less.
         if self.migration.runs {
@@ -164,7 +164,7 @@ impl Monitor {
                 pid,
                 bytes_per_second: mean,
                 by: "samples of QEMU's (calc-dirty-rate)",
-                error: sampled(mean, self.memory, &self.rates),
+                error: sampled(mean, self.memory.as_ref().ok().copied(), &self.rates),
                 cost: "QEMU takes hashes of 512 pages of each GiB twice a second; nothing is \
                        protected",
             });
@@ -300,10 +300,14 @@ pub fn tell(guests: &[&GuestTotal], monitor: Option<&Monitor>, asked: &Asked) ->
     if let Some(why) = monitor.and_then(Monitor::why) {
         told.missing.push(format!("QEMU's monitor: {why}"));
     }
+    if let Some(Err(why)) = monitor.map(|monitor| &monitor.memory) {
+        let why = format!("the size of the memory, from QEMU's monitor: {why}");
+        told.missing.push(why);
+    }
     for guest in guests {
         let all = rates(guest, monitor, asked);
-        let memory = asked.memory.or_else(|| monitor.and_then(|monitor| monitor.memory));
-        let memory = memory.or_else(|| guest.total.get(&Metric::RssBytes).copied());
+        let of_qemu = || monitor?.memory.as_ref().ok().copied();
+        let memory = asked.memory.or_else(of_qemu).or_else(|| of_process(guest));
         match (asked.link, all.first(), memory.filter(|memory| *memory > 0)) {
             (None, ..) => {}
             (Some(link), Some(rate), Some(memory)) => {
@@ -320,6 +324,12 @@ pub fn tell(guests: &[&GuestTotal], monitor: Option<&Monitor>, asked: &Asked) ->
         told.rates.extend(all);
     }
     told
+}
+
+/// Returns all memory of a guest's process: what was swapped has to be sent as well.
+fn of_process(guest: &GuestTotal) -> Option<u64> {
+    let swapped = guest.total.get(&Metric::SwapBytes).copied().unwrap_or(0);
+    Some(guest.total.get(&Metric::RssBytes)?.saturating_add(swapped))
 }
 
 impl Told {
@@ -413,7 +423,7 @@ mod tests {
 
     const MIGRATES: &str = "{\"return\": {\"status\": \"active\", \"ram\": \
                             {\"dirty-pages-rate\": 100, \"page-size\": 4096, \
-                            \"dirty-sync-count\": 3}}}";
+                            \"dirty-sync-count\": 3, \"remaining\": 77}}}";
     const NOTHING: &str = "{\"return\": {}}";
     const REFUSED: &str = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"refused\"}}";
 
@@ -437,11 +447,17 @@ mod tests {
         use std::sync::atomic::{AtomicBool, Ordering};
         let refuses = Arc::new(AtomicBool::new(true));
         let now = Arc::clone(&refuses);
-        let (mut monitor, _) = monitor(move |command| match command {
+        let (mut monitor, _) = self::monitor(move |command| match command {
             "calc-dirty-rate" if now.load(Ordering::Relaxed) => REFUSED.to_owned(),
             _ => NOTHING.to_owned(),
         });
         assert!(monitor.why().is_some_and(|why| why.contains("refused")));
+        // It tells no size of the memory, either: that of the process is taken, and it is said.
+        let mut one = of_gib(1);
+        one.total.insert(Metric::SwapBytes, 1 << 30);
+        let told = tell(&[&one], Some(&monitor), &asked(Some(4.0 * GBIT)));
+        assert!(told.missing[1].contains("no base-memory"), "{told:?}");
+        assert_eq!(told.predictions[0].memory, 2 << 30);
         refuses.store(false, Ordering::Relaxed);
         monitor.step();
         assert_eq!(monitor.why(), None);

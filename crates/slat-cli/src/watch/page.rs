@@ -4,11 +4,11 @@ use super::live::{self, label};
 use super::migration::Told;
 use super::report::Report;
 use super::stalls;
+use slat_kvm::watch::{GuestTotal, Metric, Sample};
 use slat_lab::renderer::Chart;
 use slat_lab::report::charts::series::{self, Line};
 use slat_lab::report::html;
 use slat_lab::table::Table;
-use slat_watch::{GuestTotal, Metric, Sample};
 
 /// A chart of a guest: its title, the unit, the lines, and how values are shown.
 type Panel = (&'static str, &'static str, &'static [(Metric, &'static str)], By);

@@ -4,9 +4,9 @@ use super::live::{count, label, row, table};
 use super::migration::{Dirty, Prediction, Told};
 use super::stalls;
 use serde::Serialize;
+use slat_kvm::watch::{GuestTotal, Metric, State, WorkingSet};
 use slat_lab::numbers::{bytes, seconds, thousands};
 use slat_lab::report::text;
-use slat_watch::{GuestTotal, Metric, State, WorkingSet};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use textwrap::Options;
@@ -239,7 +239,7 @@ pub(super) fn name(metric: Metric) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use slat_watch::{Knowledge, Sample, Source, Stalls, Values, VcpuTotal};
+    use slat_kvm::watch::{Knowledge, Sample, Source, Stalls, Values, VcpuTotal};
 
     /// A guest that was watched for two seconds.
     pub fn guest(name: &str) -> GuestTotal {

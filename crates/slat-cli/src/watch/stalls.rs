@@ -1,9 +1,9 @@
 //! Table of how long vCPUs were out of the guest, by reason.
 
 use super::live::label;
+use slat_kvm::watch::{GuestTotal, Times, Why};
 use slat_lab::numbers::{seconds, thousands};
 use slat_lab::table::Table;
-use slat_watch::{GuestTotal, Times, Why};
 
 /// Returns the reason in words.
 pub fn reason(why: Why) -> &'static str {

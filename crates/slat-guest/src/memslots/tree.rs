@@ -303,7 +303,7 @@ mod tests {
     /// Entries cover overlapping addresses.
     #[test]
     fn random_changes_and_lookups_agree_with_a_sorted_map() {
-        for seed in slat_seed::seeds(20) {
+        for seed in crate::seed::seeds(20) {
             let mut rng = fastrand::Rng::with_seed(seed);
             let (mut tree, mut model) = (Tree::default(), BTreeMap::new());
             let mut old = Vec::new();

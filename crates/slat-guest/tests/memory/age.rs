@@ -98,7 +98,7 @@ on_all! {
     /// Two guests use the same pages. One is aged as a whole, the other in pieces, in any order, by
     /// guest or host addresses, some of them twice.
     fn any_partition_of_a_range_answers_as_the_whole_does<C: Case>() {
-        for seed in slat_seed::seeds(6) {
+        for seed in crate::seed::seeds(6) {
             let mut rng = fastrand::Rng::with_seed(seed);
             let size = [PageSize::SIZE_4K, PageSize::SIZE_2M][rng.usize(..2)];
             let config = Config { contiguous: rng.bool(), ..config() };

@@ -99,12 +99,12 @@ where
 
 #[test]
 fn a_log_of_intels_has_exactly_the_pages_that_were_written() {
-    slat_seed::seeds(2).for_each(|seed| exact::<Intel>(PML_ENTRIES, take_pml::<Intel>, seed));
+    crate::seed::seeds(2).for_each(|seed| exact::<Intel>(PML_ENTRIES, take_pml::<Intel>, seed));
 }
 
 #[test]
 fn a_log_of_arms_has_exactly_the_pages_that_were_written() {
-    for seed in slat_seed::seeds(2) {
+    for seed in crate::seed::seeds(2) {
         exact::<ArmDirty>(64, take_hdbss::<ArmDirty>, seed);
         exact::<ArmBreaks>(64, take_hdbss::<ArmBreaks>, seed);
     }
@@ -113,7 +113,7 @@ fn a_log_of_arms_has_exactly_the_pages_that_were_written() {
 #[cfg(feature = "every-format")]
 #[test]
 fn so_has_one_of_arms_with_feat_lpa2() {
-    slat_seed::seeds(2).for_each(|seed| exact::<ArmLpa2>(64, take_hdbss::<ArmLpa2>, seed));
+    crate::seed::seeds(2).for_each(|seed| exact::<ArmLpa2>(64, take_hdbss::<ArmLpa2>, seed));
 }
 
 #[test]

@@ -168,7 +168,7 @@ fn what_cannot_be_pinned_says_why() {
 /// accesses all that it can.
 #[test]
 fn no_pair_of_maps_and_unmaps_is_lost_under_races() {
-    for seed in slat_seed::seeds(3) {
+    for seed in crate::seed::seeds(3) {
         race::<ArmDirty>(seed);
         race::<ArmBreaks>(seed);
         race::<Intel>(seed);

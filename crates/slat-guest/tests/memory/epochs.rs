@@ -34,7 +34,7 @@ on_all! {
             if logging == Logging::Hardware && !C::HARDWARE_DIRTY {
                 continue;
             }
-            let seed = slat_seed::seed();
+            let seed = crate::seed::seed();
             let mut rng = fastrand::Rng::with_seed(seed);
             let config = Config { logging, ..config() };
             with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);

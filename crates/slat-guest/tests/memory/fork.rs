@@ -114,7 +114,7 @@ fn all(memory: &Cow<'_, Content>, content: &Content) -> Vec<u64> {
 
 on_all! {
     fn parent_and_child_have_what_they_wrote_and_share_the_rest<C: Case>() {
-        for seed in slat_seed::seeds(2) {
+        for seed in crate::seed::seeds(2) {
             let mut rng = fastrand::Rng::with_seed(seed);
             let content = Content::new::<C>();
             let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 2 * PAGES as u32);

@@ -575,7 +575,7 @@ fn histories<C: Case>()
 where
     C::A: 'static,
 {
-    for seed in slat_seed::seeds(count()) {
+    for seed in crate::seed::seeds(count()) {
         let run = std::panic::catch_unwind(|| history::<C>(seed));
         assert!(run.is_ok(), "run it again with SLAT_SEED={seed} HISTORIES=1");
     }

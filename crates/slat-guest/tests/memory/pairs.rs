@@ -114,7 +114,7 @@ where
     C::A: 'static,
 {
     let mut tested = 0;
-    let seeds = slat_seed::seeds(count().div_ceil(20));
+    let seeds = crate::seed::seeds(count().div_ceil(20));
     for (at, &one) in services.iter().enumerate() {
         for &two in &services[at..] {
             // Faults fill rings, so rings need write protection.

@@ -69,7 +69,7 @@ on_all! {
     /// Pages arrive in an order that faults and a random generator choose; the guest uses them all
     /// the time.
     fn no_leaf_reaches_beyond_what_is_there<C: Case>() {
-        for seed in slat_seed::seeds(1) {
+        for seed in crate::seed::seeds(1) {
             let mut rng = fastrand::Rng::with_seed(seed);
             let machine = C::machine(2).random(seed);
             let (ram, late) = memory::<C>(PageSize::SIZE_2M);

@@ -534,7 +534,7 @@ fn a_pin_waits_for_faults_that_were_inside_the_tables() {
 /// of it; each thread is one of the machine's CPUs.
 #[test]
 fn conversions_race_with_faults() {
-    for seed in slat_seed::seeds(3) {
+    for seed in crate::seed::seeds(3) {
         race::<ArmDirty>(seed);
         race::<ArmBreaks>(seed);
         race::<Intel>(seed);

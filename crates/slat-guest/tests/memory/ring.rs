@@ -111,7 +111,7 @@ on_all! {
 
 /// One thread harvests, and both reset, while a vCPU writes.
 fn harvested_beside_a_second_reset<C: Case>() {
-    let seed = slat_seed::seed();
+    let seed = crate::seed::seed();
     with_guest!(C, ringed(), logged(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let mut storages = [storage(), storage()];
     let [first, second] = &mut storages;

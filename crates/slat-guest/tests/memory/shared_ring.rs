@@ -119,7 +119,7 @@ fn entries_that_are_not_there_are_not_harvested() {
 
 #[test]
 fn a_hostile_user_of_the_ring_loses_no_page_and_stops_no_vcpu() {
-    for seed in slat_seed::seeds(4) {
+    for seed in crate::seed::seeds(4) {
         hostile(seed);
     }
 }

@@ -6,11 +6,28 @@
 
 use super::live::check_reads;
 use crate::Error;
+use crate::figure::{Figure::Time, Results, Said, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::idle::{Marker, Tracking};
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
 use crate::work::{Touch, Work};
+
+/// How its results are shown.
+pub const RESULTS: Results = Results {
+    name: "age",
+    title: "Ageing (KVM)",
+    columns: &[
+        (Time(Phase::Populate), "populate"),
+        (Time(Phase::Write), "write"),
+        (Time(Phase::Read), "read"),
+        (Time(Phase::MarkIdle), "mark idle"),
+        (Time(Phase::WriteIdle), "write to idle"),
+        (Time(Phase::ReadIdle), "read idle"),
+    ],
+    note: WHOLE_PHASES,
+    said: Said::PerPage(Phase::WriteIdle, "A write to memory that was marked idle"),
+};
 
 /// Results of a run.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,11 +8,21 @@
 
 use super::live::check_reads;
 use crate::Error;
+use crate::figure::{Figure::Time, Results, Said, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
 use crate::trace::Events;
 use crate::work::{Touch, Work};
+
+/// How its results are shown.
+pub const RESULTS: Results = Results {
+    name: "boot-caches",
+    title: "Caches switched off and on (KVM)",
+    columns: &[(Time(Phase::Populate), "populate"), (Time(Phase::Toggle), "switch")],
+    note: WHOLE_PHASES,
+    said: Said::Whole(Time(Phase::Toggle), "Switching the caches of all vCPUs off and on takes"),
+};
 
 /// Results of a run.
 #[derive(Debug, Clone, PartialEq)]

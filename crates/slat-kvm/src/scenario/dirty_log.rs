@@ -33,6 +33,9 @@ use crate::work::{Touch, Work};
 use crate::{Backing, Error, HostKvm, Mode};
 use std::time::Duration;
 
+/// Name of the scenario.
+pub const NAME: &str = "dirty-log";
+
 /// Configuration of a run. [`Default`] is a short run, in manual mode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {

@@ -5,10 +5,25 @@
 //! host that maps huge pages no-execute, the first call in a huge page splits it.
 
 use crate::Error;
+use crate::figure::{Figure::Time, Results, Said, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
 use crate::work::{Touch, Work};
+
+/// How its results are shown.
+pub const RESULTS: Results = Results {
+    name: "execute",
+    title: "Executing from all of memory (KVM)",
+    columns: &[
+        (Time(Phase::Populate), "populate"),
+        (Time(Phase::Execute), "execute"),
+        (Time(Phase::Read), "read"),
+        (Time(Phase::Write), "write"),
+    ],
+    note: WHOLE_PHASES,
+    said: Said::PerPage(Phase::Execute, "Executing from memory for the first time"),
+};
 
 /// Writes, then executes `iterations` times, then reads and writes again.
 ///

@@ -9,7 +9,7 @@ use crate::bitmap::DirtyBitmap;
 use crate::guest::{Guest, Shape};
 use crate::stage::Calls;
 use crate::work::Work;
-use crate::{Error, Mode};
+use crate::{Error, HostKvm, Mode};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -106,15 +106,20 @@ pub struct Verification {
     pub excess: u64,
 }
 
+/// Returns whether a CPU of the host may keep written pages in a buffer (Intel's PML), which is so
+/// where neither the module nor its parameter can be seen: a late page is not a lost one.
+fn buffers(host: &HostKvm) -> bool {
+    let may = cfg!(target_arch = "x86_64") && matches!(&*host.module, "" | "kvm_intel");
+    may && host.parameters.get("pml").is_none_or(|pml| pml == "Y" || pml == "1")
+}
+
 impl<'a> Harvester<'a> {
     /// Makes a harvester. It must be made before the vCPUs run.
     pub fn new(guest: &'a Guest, shape: &Shape, clear_chunk: Option<u64>) -> Result<Self, Error> {
-        let host = crate::probe()?;
-        let buffered = host.parameters.get("pml").is_some_and(|pml| pml == "Y" || pml == "1");
         Ok(Self {
             guest,
             clear_chunk,
-            late: buffered || shape.overlap,
+            late: buffers(&crate::probe()?) || shape.overlap,
             last_round: Duration::ZERO,
             fetches: 0,
             named: 0,
@@ -281,4 +286,29 @@ pub(crate) fn check_chunk(chunk: Option<u64>, mode: Mode) -> Result<(), Error> {
         return invalid("must be a multiple of 64 pages (KVM_CLEAR_DIRTY_LOG), and not 0");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn pages_may_be_late_where_no_buffer_is_known_to_be_off() {
+        let host = |module: &str, pml: Option<&str>| HostKvm {
+            module: module.to_owned(),
+            parameters: pml.map(|pml| ("pml".to_owned(), pml.to_owned())).into_iter().collect(),
+            ..HostKvm::default()
+        };
+        for (module, pml, late) in [
+            ("kvm_intel", Some("Y"), true),
+            ("kvm_intel", Some("N"), false),
+            ("kvm_intel", None, true),
+            ("", None, true),
+            ("kvm_amd", None, false),
+            ("kvm_pvm", None, false),
+        ] {
+            assert_eq!(buffers(&host(module, pml)), late, "{module} {pml:?}");
+        }
+    }
 }

@@ -10,6 +10,9 @@
 //! Each log is checked against the model of the vCPUs' writes, step by step ([`Verification`]).
 
 use super::harvest::{Harvester, LOGS, check_chunk};
+use super::pace::{loss, worst, written};
+use crate::figure::Figure::{self, LongestCall, Time};
+use crate::figure::{Results, Said, Value};
 use crate::guest::{Guest, Shape};
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Calls, Setting, Stage, perform};
@@ -19,6 +22,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use super::harvest::Verification;
+
+/// How its results are shown.
+pub const RESULTS: Results = Results {
+    name: "dirty-log-live",
+    title: "A log fetched beside running vCPUs (KVM)",
+    columns: &[
+        (Figure::LOSS, "guest lost"),
+        (Figure::WORST_LOSS, "worst second"),
+        (Time(Phase::Enable), "enable"),
+        (Time(Phase::Get), "get"),
+        (LongestCall(Phase::Get), "longest get"),
+        (Time(Phase::Clear), "a clear"),
+        (LongestCall(Phase::Clear), "longest clear"),
+    ],
+    note: "Every log was held against what the vCPUs wrote; “guest lost” is what is missing of the \
+           pace that the vCPUs kept with logging off.",
+    said: Said::Whole(
+        Figure::LOSS,
+        "A log that is fetched beside running vCPUs takes from their pace",
+    ),
+};
+
+/// Its figures.
+pub const FIGURES: &[Value<Report>] = &[
+    (Figure::WRITE_RATE, |report| Some(written(&report.samples, &report.config.work))),
+    (Figure::LOSS, |report| Some(loss(&report.samples, report.baseline))),
+    (Figure::WORST_LOSS, |report| Some(worst(&report.samples, report.baseline))),
+    (Time(Phase::Enable), |report| report.enable.mean()),
+    (LongestCall(Phase::Enable), |report| report.enable.longest()),
+    (Time(Phase::Get), |report| report.get.mean()),
+    (LongestCall(Phase::Get), |report| report.get.longest()),
+    (Time(Phase::Clear), |report| report.clear.mean()),
+    (LongestCall(Phase::Clear), |report| report.clear.longest()),
+];
 
 /// Time between two samples of the vCPUs' positions and stalls.
 const SAMPLE: Duration = Duration::from_millis(100);
@@ -84,6 +121,18 @@ pub struct CallTimes {
     pub seconds: f64,
     /// Seconds of the longest call.
     pub longest: f64,
+}
+
+impl CallTimes {
+    /// Returns the mean time of a call, if there was one.
+    pub fn mean(self) -> Option<f64> {
+        (self.count > 0).then(|| self.seconds / self.count as f64)
+    }
+
+    /// Returns the time of the longest call, if there was one.
+    pub fn longest(self) -> Option<f64> {
+        (self.count > 0).then_some(self.longest)
+    }
 }
 
 impl From<Calls> for CallTimes {

@@ -6,10 +6,26 @@
 //! faults, which exposes errors in the order of locks.
 
 use crate::Error;
+use crate::figure::{Figure::Time, Results, Said, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
 use crate::work::{Touch, Work};
+
+/// How its results are shown.
+pub const RESULTS: Results = Results {
+    name: "memory-stress",
+    title: "Memory taken away and filled again (KVM)",
+    columns: &[
+        (Time(Phase::Populate), "fill"),
+        (Time(Phase::Write), "write"),
+        (Time(Phase::Reset), "reset"),
+        (Time(Phase::Refill), "refill"),
+        (Time(Phase::Read), "read"),
+    ],
+    note: WHOLE_PHASES,
+    said: Said::PerPage(Phase::Refill, "Filling memory again that was taken away"),
+};
 
 /// Populates the memory; then `iterations` times writes all of it, deletes and adds the memslots,
 /// writes again, and reads.

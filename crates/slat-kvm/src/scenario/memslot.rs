@@ -16,14 +16,53 @@
 //! | read | every vCPU reads each of its pages |
 
 use super::live::{CallTimes, Sample, baseline, check_reads, sampled, wait};
+use super::pace::{loss, worst};
 use super::writes::{check_last, positions};
+use crate::figure::Figure::{self, LongestCall, Time};
+use crate::figure::{Results, Said, Value};
 use crate::guest::{Guest, Shape};
-use crate::phase::{Phase, PhaseRun};
+use crate::phase::{Phase, PhaseRun, VcpuRun};
 use crate::stage::{Calls, Setting, perform};
 use crate::work::{Touch, Work};
 use crate::{Error, HostKvm};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// How its results are shown.
+pub const RESULTS: Results = Results {
+    name: "memslot",
+    title: "A memslot that comes, moves and goes beside running vCPUs (KVM)",
+    columns: &[
+        (Figure::LOSS, "guest lost"),
+        (Figure::WORST_LOSS, "worst second"),
+        (FAULTS, "faults"),
+        (Time(Phase::Add), "add"),
+        (LongestCall(Phase::Add), "longest"),
+        (Time(Phase::Move), "move"),
+        (LongestCall(Phase::Move), "longest"),
+        (Time(Phase::Delete), "delete"),
+        (LongestCall(Phase::Delete), "longest"),
+    ],
+    note: "No vCPU touches the slot. “guest lost” is what is missing of the pace that the vCPUs \
+           kept before; “faults” are theirs for each move and deletion.",
+    said: Said::Whole(Figure::LOSS, "Memslots that come, move and go take from the guest's pace"),
+};
+
+/// The faults of all vCPUs for each move and deletion.
+const FAULTS: Figure = Figure::Own("faults", "faults");
+
+/// Its figures.
+pub const FIGURES: &[Value<Report>] = &[
+    (Figure::LOSS, |report| Some(loss(&report.samples, report.baseline))),
+    (Figure::WORST_LOSS, |report| Some(worst(&report.samples, report.baseline))),
+    (FAULTS, faults),
+    (Time(Phase::Add), |report| report.add.mean()),
+    (LongestCall(Phase::Add), |report| report.add.longest()),
+    (Time(Phase::Move), |report| report.shift.mean()),
+    (LongestCall(Phase::Move), |report| report.shift.longest()),
+    (Time(Phase::Delete), |report| report.delete.mean()),
+    (LongestCall(Phase::Delete), |report| report.delete.longest()),
+];
 
 /// Time that the vCPUs run undisturbed.
 const BASELINE: Duration = Duration::from_millis(500);
@@ -87,6 +126,17 @@ pub struct Report {
     pub shift: CallTimes,
     /// Calls that deleted it.
     pub delete: CallTimes,
+}
+
+/// Returns the faults of all vCPUs for each move and deletion, if KVM counts them.
+fn faults(report: &Report) -> Option<f64> {
+    let run = report.phases.iter().find(|run| run.phase == Phase::Run)?;
+    let has = |vcpu: &VcpuRun| vcpu.counters.get("pf_taken").copied();
+    // A phase lists only counters that changed: a counter that no phase lists may not exist.
+    let counted = report.phases.iter().flat_map(|run| &run.vcpus).any(|vcpu| has(vcpu).is_some());
+    let faults: i64 = run.vcpus.iter().filter_map(has).sum();
+    let changes = report.shift.count + report.delete.count;
+    counted.then(|| faults as f64 / changes.max(1) as f64)
 }
 
 /// Runs vCPUs while a memslot is added, moved and deleted.

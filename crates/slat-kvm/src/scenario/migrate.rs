@@ -9,7 +9,10 @@ use super::harvest::{Harvester, check_chunk};
 use super::live::{
     CallTimes, Sample, Verification, baseline, check_reads, keep_emptying, sampled, wait,
 };
+use super::pace::{loss, worst, written};
 use crate::bitmap::DirtyBitmap;
+use crate::figure::Figure::{self, LongestCall, Time};
+use crate::figure::{Column, Results, Said, Value};
 use crate::guest::{Guest, Shape};
 use crate::memory::HostMemory;
 use crate::phase::{Phase, PhaseRun};
@@ -18,6 +21,85 @@ use crate::work::Work;
 use crate::{Backing, Error, HostKvm, Mode, meminfo};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// From the start to the end of the downtime.
+pub const TOTAL: Figure = Figure::Own("total", "s");
+/// The time in which the vCPUs stood still.
+pub const DOWNTIME: Figure = Time(Phase::Downtime);
+/// The rate at which pages were copied while the vCPUs ran.
+pub const COPY_RATE: Figure = Figure::Own("copy-rate", "MiB/s");
+const ROUNDS: Figure = Figure::Own("rounds", "rounds");
+const COPIED: Figure = Figure::Own("copied", "MiB");
+/// The pages that each pass left to the next.
+pub const PASS_LEFT: Figure = Figure::Own("pass-left", "pages");
+/// The end of each pass.
+pub const PASS_AT: Figure = Figure::Own("pass-at", "s");
+/// When the vCPUs stopped, and the end.
+pub const PASS_STOP: Figure = Figure::Own("pass-stop", "s");
+
+/// How its results are shown.
+pub const RESULTS: Results = Results {
+    name: "migrate",
+    title: "Migrating a running guest (KVM)",
+    columns: &[
+        (TOTAL, "total"),
+        (DOWNTIME, "downtime"),
+        (ROUNDS, "rounds"),
+        (COPIED, "copied"),
+        (Figure::WRITE_RATE, "written at"),
+        (COPY_RATE, "copied at"),
+        (Figure::LOSS, "guest lost"),
+        (Figure::WORST_LOSS, "worst second"),
+    ],
+    note: "Copied into a second memory, no faster than the link, and held against it word by word. \
+           “written at” and “copied at”: what was reached of the dirty rate and of the link that \
+           were asked for. Rounds with * did not come to fit into the downtime allowed: the guest \
+           was stopped all the same. “guest lost” is what is missing of the pace that the vCPUs \
+           kept with logging off.",
+    said: Said::Whole(TOTAL, "A migration takes"),
+};
+
+/// The columns of its calls, which have a table of their own.
+pub const CALLS: &[Column] = &[
+    (Time(Phase::Enable), "enable"),
+    (LongestCall(Phase::Get), "longest get"),
+    (LongestCall(Phase::Clear), "longest clear"),
+];
+
+/// Its figures.
+pub const FIGURES: &[Value<Report>] = &[
+    (TOTAL, |report| Some(report.seconds)),
+    (DOWNTIME, |report| Some(report.downtime)),
+    (ROUNDS, |report| Some(report.passes.len() as f64)),
+    (COPIED, |report| Some(report.bytes as f64 / f64::from(1 << 20))),
+    (Figure::WRITE_RATE, |report| Some(written(&report.samples, &report.config.work))),
+    (COPY_RATE, |report| Some(copied(report))),
+    (Figure::LOSS, |report| Some(loss(&report.samples, report.baseline))),
+    (Figure::WORST_LOSS, |report| Some(worst(&report.samples, report.baseline))),
+    (Time(Phase::Enable), |report| Some(report.enable.seconds)),
+    (LongestCall(Phase::Get), |report| Some(report.get.longest)),
+    (LongestCall(Phase::Clear), |report| report.clear.longest()),
+];
+
+/// Returns the rate at which pages were copied while the vCPUs ran, in MiB/s.
+fn copied(report: &Report) -> f64 {
+    let pages: u64 = report.passes.iter().map(|pass| pass.pages).sum();
+    let seconds: f64 = report.passes.iter().map(|pass| pass.seconds).sum();
+    (pages * Backing::Small.page_size()) as f64
+        / seconds.max(f64::MIN_POSITIVE)
+        / f64::from(1 << 20)
+}
+
+/// Returns the course of the passes over time.
+pub fn course(report: &Report) -> [(Figure, Vec<f64>); 4] {
+    let of = |of: fn(&Pass) -> f64| report.passes.iter().map(of).collect();
+    [
+        (Figure::Own("pass", "pages"), of(|pass| pass.pages as f64)),
+        (PASS_LEFT, of(|pass| pass.left as f64)),
+        (PASS_AT, of(|pass| pass.end)),
+        (PASS_STOP, vec![report.seconds - report.downtime, report.seconds]),
+    ]
+}
 
 /// Time between two harvests of the rings while pages are copied.
 const RING_INTERVAL: Duration = Duration::from_millis(10);

@@ -13,5 +13,6 @@ pub mod live;
 pub mod memory_stress;
 pub mod memslot;
 pub mod migrate;
+pub mod pace;
 pub mod populate;
 mod writes;

@@ -1,11 +1,21 @@
 //! First touches of a guest's memory: the cost of allocating and mapping it.
 
 use crate::Error;
+use crate::figure::{Figure::Time, Results, Said, WHOLE_PHASES};
 use crate::guest::Shape;
-use crate::phase::PhaseRun;
+use crate::phase::{Phase, PhaseRun};
 use crate::scenario::live::check_reads;
 use crate::stage::{Setting, perform};
 use crate::work::{Touch, Work};
+
+/// How its results are shown.
+pub const RESULTS: Results = Results {
+    name: "populate",
+    title: "First touches (KVM)",
+    columns: &[(Time(Phase::Populate), "populate"), (Time(Phase::Warm), "again")],
+    note: WHOLE_PHASES,
+    said: Said::PerPage(Phase::Populate, "The first touch of memory"),
+};
 
 /// Writes each page for the first time, and then reads it.
 ///

@@ -107,11 +107,7 @@ pub struct NoiseArgs {
 
     /// Instead: so many comparisons, as `compare` makes them of two processes, or with --in-turns
     /// as `ab` does; says how many would fail, and how many find a slowdown
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..=10_000)
-    )]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub check: Option<u32>,
 
     /// Check what `ab` says of --pairs processes in turns
@@ -131,12 +127,8 @@ pub struct NoiseArgs {
 #[derive(Clone, Debug, Args)]
 pub struct Repeat {
     /// How often the order A, B, B, A is gone through, after one run of each that warms up
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 5,
-        value_parser = clap::value_parser!(u32).range(1..=100)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     pub pairs: u32,
 
     /// The least change that counts, in percent: the whole interval has to lie beyond

@@ -10,7 +10,7 @@ impl FromStr for Cpus {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let cpus = slat_procfs::list(text).map(Self);
+        let cpus = slat_kvm::procfs::list(text).map(Self);
         cpus.ok_or_else(|| format!("`{text}` is no list of CPUs; write it as 0-3,8"))
     }
 }

@@ -45,13 +45,13 @@ impl Run {
                 .map_err(|error| bad_input(format!("{name}: results: {error}")))?
                 .into_iter()
                 // Results that were made of others are not compared in addition to them.
-                .filter(|m| !m.scenario.ends_with("-asked") && m.scenario != "replay")
+                .filter(|m| !m.is_derived())
                 // A course over time has no samples to compare.
-                .filter(|m| !m.variant.starts_with("pace") && !m.variant.starts_with("pass"))
+                .filter(|m| !m.is_course())
                 // More of a rate is better; the time of the same work is compared instead.
                 .filter(|m| !m.unit.is_rate())
                 // The parts of single vCPUs are not compared in addition to the whole.
-                .filter(|m| !m.params.contains_key("vcpu"))
+                .filter(|m| !m.is_vcpu())
                 .collect(),
         })
     }

@@ -57,7 +57,7 @@ fn hosts_table(hosts: &[HostReport]) -> Table {
 fn named(hosts: &[HostReport]) -> Vec<Measurement> {
     let mut all: Vec<(&Measurement, Vec<Measurement>)> = Vec::new();
     for host in hosts {
-        let whole = |m: &&Measurement| !m.is_derived() && !m.params.contains_key("vcpu");
+        let whole = |m: &&Measurement| !m.is_derived() && !m.is_vcpu();
         for m in host.report.results.iter().filter(whole) {
             let mut one = m.clone();
             let _ = one.params.insert("host".to_owned(), host.name.clone().into());

@@ -93,8 +93,8 @@ impl<'a> Row<'a> {
     }
 
     /// Returns the measurement of one variant for all vCPUs together.
-    pub fn whole(&self, variant: &str) -> Option<&'a Measurement> {
-        let whole = |m: &&&Measurement| m.variant == variant && !m.params.contains_key("vcpu");
+    pub fn whole(&self, variant: impl PartialEq<str>) -> Option<&'a Measurement> {
+        let whole = |m: &&&Measurement| variant == *m.variant && !m.is_vcpu();
         self.measurements.iter().find(whole).copied()
     }
 

@@ -392,7 +392,7 @@ mod tests {
     fn heat_and_its_rules_are_those_of_a_model_that_sorts_all_pages() {
         const PAGES: u32 = 130;
         let mut led = 0;
-        for seed in slat_seed::seeds(6) {
+        for seed in crate::seed::seeds(6) {
             let mut rng = Rng::with_seed(seed);
             let mut heat = Heat::new(PAGES);
             let mut model = Model {

@@ -453,7 +453,7 @@ where
     C::A: 'static,
 {
     let count = number("HISTORIES").map_or(count, |many| (count * many / 60).max(1));
-    let mut seeds = slat_seed::seeds(8 * count);
+    let mut seeds = crate::seed::seeds(8 * count);
     let mut run = |many: u64| -> Vec<_> {
         seeds
             .by_ref()

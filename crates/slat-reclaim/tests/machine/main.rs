@@ -7,5 +7,7 @@
 
 mod cases;
 mod history;
+#[path = "../../../../tests/seed.rs"]
+mod seed;
 mod turns;
 mod world;

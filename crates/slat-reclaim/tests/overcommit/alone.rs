@@ -454,7 +454,7 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
             (vcpu, cpu)
         })
         .collect();
-    let mut rng = fastrand::Rng::with_seed(slat_seed::seed());
+    let mut rng = fastrand::Rng::with_seed(crate::seed::seed());
     let mut versions = [[0u64; 1024]; 2];
     for step in 0..40_000 {
         let (index, page) = (rng.usize(..2), rng.u64(..1024));

@@ -16,6 +16,8 @@ mod fixture;
 mod forgotten;
 mod hooked;
 mod neighbours;
+#[path = "../../../../tests/seed.rs"]
+mod seed;
 mod shares;
 mod storm;
 mod unwinds;

@@ -166,7 +166,7 @@ fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
 
 fn nothing_is_lost_with_everything_at_once<F: Format, A: Arch>(format: F, arch: A) {
     let rounds = std::env::var("ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
-    let seed = slat_seed::seed();
+    let seed = crate::seed::seed();
     for round in 0..rounds {
         let seed = seed + 100 * round;
         let setup = Setup::new(PAGES, PAGES * 2 / 3);
@@ -190,7 +190,7 @@ fn hardware_log(log: Logging) -> slat_guest::Config {
 #[test]
 fn nothing_is_lost_where_hardware_keeps_the_log() {
     let setup = Setup { guest: hardware_log(Logging::Hardware), ..Setup::new(PAGES, 1300) };
-    let seed = slat_seed::seed();
+    let seed = crate::seed::seed();
     storm(ept(), slat_sim::Ept::default(), setup, seed + 7);
     let (format, arch) = arm(true);
     storm(format, arch, setup, seed + 8);

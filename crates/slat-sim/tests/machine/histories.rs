@@ -393,29 +393,29 @@ fn arm_history<const G: u32>(bbm: u8, seed: u64, blocks: u64, steps: usize) {
 
 #[test]
 fn histories_on_4k_with_breaks_are_clean() {
-    slat_seed::seeds(4).for_each(|seed| arm_history::<12>(0, seed, 3, 80));
+    crate::seed::seeds(4).for_each(|seed| arm_history::<12>(0, seed, 3, 80));
 }
 
 #[test]
 fn histories_on_4k_at_level_2_are_clean() {
-    slat_seed::seeds(4).for_each(|seed| arm_history::<12>(2, seed, 3, 80));
+    crate::seed::seeds(4).for_each(|seed| arm_history::<12>(2, seed, 3, 80));
 }
 
 #[test]
 fn histories_on_4k_at_level_3_are_clean() {
-    slat_seed::seeds(4).for_each(|seed| arm_history::<12>(3, seed, 3, 80));
+    crate::seed::seeds(4).for_each(|seed| arm_history::<12>(3, seed, 3, 80));
 }
 
 #[test]
 fn histories_on_16k_are_clean() {
-    for (bbm, seed) in [0, 3].into_iter().zip(slat_seed::seeds(2)) {
+    for (bbm, seed) in [0, 3].into_iter().zip(crate::seed::seeds(2)) {
         arm_history::<14>(bbm, seed, 2, 30);
     }
 }
 
 #[test]
 fn histories_on_64k_are_clean() {
-    for (bbm, seed) in [0, 2].into_iter().zip(slat_seed::seeds(2)) {
+    for (bbm, seed) in [0, 2].into_iter().zip(crate::seed::seeds(2)) {
         arm_history::<16>(bbm, seed + 1, 2, 10);
     }
 }
@@ -434,13 +434,13 @@ fn histories_without_hardware_state_are_clean() {
         hardware_dirty: false,
         ..arm64()
     };
-    let seed = slat_seed::seed();
+    let seed = crate::seed::seed();
     let machine = Machine::new(arch, 3).random(seed);
     History::new(&machine, format, seed, 2).with_consumers(seed).run(60);
 }
 
 fn histories_are_clean<C: Case>() {
-    for seed in slat_seed::seeds(6) {
+    for seed in crate::seed::seeds(6) {
         let machine = C::machine();
         let machine = if seed % 2 == 0 { machine } else { machine.random(seed) };
         let blocks = if C::F::PAGE_SHIFT == 12 { 3 } else { 2 };

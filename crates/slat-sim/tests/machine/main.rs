@@ -24,5 +24,8 @@ mod order;
 #[cfg(feature = "every-format")]
 mod power;
 mod races;
+#[path = "../../../../tests/seed.rs"]
+mod seed;
+mod seeds;
 mod threads;
 mod walks;

@@ -117,7 +117,7 @@ fn the_engines_split_during_write_protection_loses_no_write_and_no_protection<C:
 /// Rounds of logging by subtrees on real threads, while faults push protection down.
 fn the_engines_push_down_during_rounds_of_protection_loses_no_write<C: Case>() {
     const PAGES: u64 = 24;
-    for seed in slat_seed::seeds(4) {
+    for seed in crate::seed::seeds(4) {
         let machine = C::machine().random(seed);
         let guest = C::guest(&machine);
         guest.map_clean(BASE, RAM, PAGES << 12, K4);

@@ -124,14 +124,14 @@ fn run<F: Format + Sync, A: Arch>(machine: &Machine<A>, format: F, seed: u64, ke
 
 #[test]
 fn threads_on_arm_leave_nothing_behind() {
-    for (seed, bbm) in slat_seed::seeds(3).zip([0, 2, 3]) {
+    for (seed, bbm) in crate::seed::seeds(3).zip([0, 2, 3]) {
         let machine = Machine::new(Arm { bbm, ..arm() }, 2).random(seed);
         run(&machine, arm64::<12>(), seed, bbm != 2);
     }
 }
 
 fn threads_leave_nothing_behind<C: Case>() {
-    for (seed, kept) in slat_seed::seeds(2).zip([true, false]) {
+    for (seed, kept) in crate::seed::seeds(2).zip([true, false]) {
         let machine = C::machine().random(seed);
         run(&machine, C::format(), seed, kept);
     }

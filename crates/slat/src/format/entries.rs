@@ -5,22 +5,11 @@ use crate::addr::Hpa;
 use crate::{Attributes, Execute, Memory};
 use std::vec::Vec;
 
-const TOKENS: [u64; 5] = [0, 1, 0x5555_5555_5555, 1 << 47, (1 << 48) - 1];
+#[path = "../../tests/engine/common/attributes.rs"]
+mod attributes;
+use attributes::all_attributes;
 
-/// Attributes in every combination, with the first two software bits.
-pub fn all_attributes() -> impl Iterator<Item = Attributes> {
-    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
-    let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
-    (0..1024usize).map(move |n| Attributes {
-        read: n & 1 != 0,
-        write: n & 2 != 0,
-        accessed: n & 4 != 0,
-        dirty: n & 8 != 0,
-        software: Software::new(n & 16 != 0, n & 512 != 0),
-        execute: executes[n >> 5 & 3],
-        memory: memories[n >> 7 & 3],
-    })
-}
+const TOKENS: [u64; 5] = [0, 1, 0x5555_5555_5555, 1 << 47, (1 << 48) - 1];
 
 /// Leaves at the highest address, with all attributes that the format has.
 pub fn leaves<F: Format>(format: F, level: u8) -> impl Iterator<Item = u64> {

@@ -132,7 +132,7 @@ mod tests {
     use std::vec::Vec;
 
     proptest! {
-        #![proptest_config(slat_seed::config())]
+        #![proptest_config(crate::properties::config())]
 
         #[test]
         fn runs_name_exactly_the_bits_that_are_set(bits in proptest::collection::vec(

@@ -394,7 +394,7 @@ fn play<F: Format>(format: F, bbm: BreakBeforeMake, ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(slat_seed::config())]
+    #![proptest_config(crate::properties::config())]
 
     #[test]
     fn any_history_of_memory_that_changes_hands_agrees_with_a_map_of_pages(

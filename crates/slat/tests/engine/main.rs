@@ -48,6 +48,8 @@ mod owned;
 mod owned_pages;
 mod owners;
 mod promises;
+#[path = "../../../../tests/properties.rs"]
+mod properties;
 mod protect;
 mod queries;
 mod queries_concurrent;
@@ -56,6 +58,8 @@ mod refusals;
 mod replaced;
 mod reservations;
 mod rounds;
+#[path = "../../../../tests/seed.rs"]
+mod seed;
 mod software;
 mod splits;
 mod steps;

@@ -18,7 +18,7 @@ use slat::{
 };
 
 fn any_history_agrees_with_the_flat_model<H: Hardware>(bits: [u32; 4], frames: usize) {
-    let config = ProptestConfig { source_file: Some(file!()), ..slat_seed::config() };
+    let config = ProptestConfig { source_file: Some(file!()), ..crate::properties::config() };
     proptest!(config, |(history in history())| {
         Space::<H>::new(bits[history.bits], frames).play(&history);
     });

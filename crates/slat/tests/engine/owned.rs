@@ -197,7 +197,7 @@ where
 }
 
 proptest! {
-    #![proptest_config(slat_seed::config())]
+    #![proptest_config(crate::properties::config())]
 
     #[test]
     fn any_history_of_one_owner_agrees_with_a_map_of_pages(

@@ -101,7 +101,7 @@ fn takes<H: Hardware>(case: &Case, bits: u32) {
 const MOST: usize = 40;
 
 fn no_operation_takes_more_table_pages_than_its_bound<H: Hardware>(widths: &[u32]) {
-    let config = ProptestConfig { source_file: Some(file!()), ..slat_seed::config() };
+    let config = ProptestConfig { source_file: Some(file!()), ..crate::properties::config() };
     proptest!(config, |(case in case())| {
         widths.iter().for_each(|&bits| takes::<H>(&case, bits));
     });

@@ -92,7 +92,7 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
 }
 
 fn inactive_tables_are_mapped_protected_and_unmapped_as_live_ones<H: Hardware>() {
-    let config = slat_seed::config();
+    let config = crate::properties::config();
     let config = ProptestConfig { cases: 64, source_file: Some(file!()), ..config };
     proptest!(config, |(steps in prop::collection::vec(step(), 1..8))| {
         same::<H>(H::usual(), &steps);

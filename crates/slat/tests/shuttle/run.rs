@@ -45,7 +45,7 @@ pub fn sample(name: &str, way: Way, iterations: u64, history: impl Fn() + Send +
         return;
     }
     let iterations = number("SHUTTLE_ITERATIONS").unwrap_or(iterations) as usize;
-    let seed = slat_seed::seed();
+    let seed = crate::seed::seed();
     let begin = Instant::now();
     match way {
         Way::Random => explore(RandomScheduler::new_from_seed(seed, iterations), history),

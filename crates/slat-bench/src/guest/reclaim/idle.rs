@@ -66,23 +66,14 @@ pub struct IdleArgs {
     pub interval: f64,
 
     /// Number of walks before pages are taken, and after
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 48,
-        value_parser = clap::value_parser!(u32).range(2..=1000)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 48)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub walks: u32,
 
     /// Pages that may come back between two walks, in percent of the guest's; one guest for each
     /// value
-    #[arg(
-        long,
-        value_name = "PERCENT,...",
-        value_delimiter = ',',
-        default_value = "1,2,5",
-        value_parser = percent
-    )]
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_value = "1,2,5")]
+    #[arg(value_parser = percent)]
     pub may_return: Vec<f64>,
 
     /// Do not invalidate at the end of a walk: pages in a TLB look idle
@@ -167,56 +158,48 @@ impl Scenario for IdlePages {
     type Settings = IdleArgs;
 
     fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        run(args, session)
-    }
-}
-
-/// Measures what `args` asks for.
-///
-/// # Errors
-/// Sizes that cannot be right, too little memory, no swap file, or a guest that lost a page.
-pub fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    use AccessPattern::{Fill, Phase, Scan, Trace, Zipf};
-    let memory = args.memory.unwrap_or(Size(if args.quick { 8 << 20 } else { 64 << 20 }));
-    let walks = if args.quick { args.walks.min(24) } else { args.walks };
-    let pattern = match &args.pattern[..] {
-        [] if args.trace.is_some() => vec![Trace],
-        [] => vec![Zipf, Phase, Scan, Trace],
-        given => given.to_vec(),
-    };
-    if pattern.contains(&Fill) {
-        return Err(bad_input("fill uses each page once; take another --pattern"));
-    }
-    let needed = (f64::from(2 * walks) * args.interval).ceil() as u32;
-    let guests = ReclaimArgs {
-        tables: args.tables,
-        pattern,
-        trace: args.trace.clone(),
-        guest: vec![1.0],
-        accesses: Some(needed.max(1)),
-        fresh: !args.stale,
-        ..ReclaimArgs::of(args.quick)
-    };
-    let cases = cases(&guests, memory, session)?;
-    let swap = &args.swap;
-    session.start("idle", (cases.len() * args.may_return.len()) as u64);
-    let mut results = Vec::new();
-    for case in &cases {
-        on_machine!(&args.tables, |format, arch| {
-            let machine = case.machine(arch)?;
-            let mut params = params(case, swap);
-            params.retain(|name, _| !["memory", "huge"].contains(&name.as_str()));
-            params.insert("format".to_owned(), json!(args.tables.format.to_string()));
-            params.insert("interval".to_owned(), json!(args.interval));
-            let query = Query { case, args, walks, swap, params };
-            results.extend(query.answer(format, &machine, session)?);
-        });
-        if session.interrupted() {
-            break;
+        use AccessPattern::{Fill, Phase, Scan, Trace, Zipf};
+        let memory = args.memory.unwrap_or(Size(if args.quick { 8 << 20 } else { 64 << 20 }));
+        let walks = if args.quick { args.walks.min(24) } else { args.walks };
+        let pattern = match &args.pattern[..] {
+            [] if args.trace.is_some() => vec![Trace],
+            [] => vec![Zipf, Phase, Scan, Trace],
+            given => given.to_vec(),
+        };
+        if pattern.contains(&Fill) {
+            return Err(bad_input("fill uses each page once; take another --pattern"));
         }
+        let needed = (f64::from(2 * walks) * args.interval).ceil() as u32;
+        let guests = ReclaimArgs {
+            tables: args.tables,
+            pattern,
+            trace: args.trace.clone(),
+            guest: vec![1.0],
+            accesses: Some(needed.max(1)),
+            fresh: !args.stale,
+            ..ReclaimArgs::of(args.quick)
+        };
+        let cases = cases(&guests, memory, session)?;
+        let swap = &args.swap;
+        session.start("idle", (cases.len() * args.may_return.len()) as u64);
+        let mut results = Vec::new();
+        for case in &cases {
+            on_machine!(&args.tables, |format, arch| {
+                let machine = case.machine(arch)?;
+                let mut params = params(case, swap);
+                params.retain(|name, _| !["memory", "huge"].contains(&name.as_str()));
+                params.insert("format".to_owned(), json!(args.tables.format.to_string()));
+                params.insert("interval".to_owned(), json!(args.interval));
+                let query = Query { case, args, walks, swap, params };
+                results.extend(query.answer(format, &machine, session)?);
+            });
+            if session.interrupted() {
+                break;
+            }
+        }
+        session.finish();
+        Ok(results)
     }
-    session.finish();
-    Ok(results)
 }
 
 struct Query<'q> {
@@ -378,7 +361,7 @@ mod tests {
     fn what_was_taken_comes_back_about_as_often_as_was_expected() {
         for format in [TableFormat::Ept, TableFormat::Arm64K4] {
             let args = IdleArgs { walks: 24, ..args(AccessPattern::Zipf, format) };
-            let results = run(&args, &mut Session::quiet()).unwrap();
+            let results = IdlePages::run(&args, &mut Session::quiet()).unwrap();
             let figure = |asked: &str, figure: &str| {
                 let wanted = |m: &&Measurement| m.variant == asked && m.params["figure"] == figure;
                 let samples = &results.iter().find(wanted).unwrap().samples;
@@ -399,10 +382,13 @@ mod tests {
 
     #[test]
     fn what_says_nothing_of_idle_pages_is_refused() {
-        let fill = run(&args(AccessPattern::Fill, TableFormat::Ept), &mut Session::quiet());
+        let fill =
+            IdlePages::run(&args(AccessPattern::Fill, TableFormat::Ept), &mut Session::quiet());
         assert!(fill.unwrap_err().to_string().contains("another --pattern"));
         let odd =
             IdleArgs { memory: Some(Size(3 << 20)), ..args(AccessPattern::Zipf, TableFormat::Ept) };
-        assert!(run(&odd, &mut Session::quiet()).unwrap_err().to_string().contains("2m"));
+        assert!(
+            IdlePages::run(&odd, &mut Session::quiet()).unwrap_err().to_string().contains("2m")
+        );
     }
 }

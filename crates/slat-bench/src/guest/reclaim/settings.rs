@@ -37,13 +37,8 @@ pub struct ReclaimArgs {
     pub memory: Option<Size>,
 
     /// Memory that the guest sees, in multiples of the memory that it may have
-    #[arg(
-        long,
-        value_name = "N,...",
-        value_delimiter = ',',
-        default_value = "1.5",
-        value_parser = factor
-    )]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1.5")]
+    #[arg(value_parser = factor)]
     pub guest: Vec<f64>,
 
     /// Order in which it uses its pages [default: uniform,zipf,scan,phase,trace]
@@ -61,13 +56,8 @@ pub struct ReclaimArgs {
     pub policy: Vec<ReclaimPolicy>,
 
     /// vCPUs
-    #[arg(
-        long,
-        short = 'v',
-        value_name = "N",
-        default_value_t = 1,
-        value_parser = clap::value_parser!(u16).range(1..=64)
-    )]
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     pub vcpus: u16,
 
     /// Accesses of each vCPU, in multiples of the guest's pages [default: 20, and 400 of a trace]
@@ -90,12 +80,8 @@ pub struct ReclaimArgs {
     pub huge: bool,
 
     /// Pages that one call of an ageing walk by bitmap covers
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub window: u32,
 
     /// Invalidate at the end of each walk: pages in a TLB do not look idle
@@ -103,12 +89,8 @@ pub struct ReclaimArgs {
     pub fresh: bool,
 
     /// Pages that are given up together
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(u32).range(1..=4096)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
 
     /// Time that a page stays after it came back

@@ -4,7 +4,7 @@ use super::ecdf;
 use super::strips::{self, Strip};
 use crate::compare::LEAST;
 use crate::param::{heading, is_prose, shown};
-use crate::record::Measurement;
+use crate::record::{KVM, Measurement};
 use crate::renderer::{Chart, Renderer};
 use crate::report::tables::{Labels, Row};
 use crate::table::NOTHING;
@@ -71,7 +71,7 @@ impl<'a> Topic<'a> {
         let named = ["operation", "part", "figure"].into_iter();
         let name = named.filter_map(|name| m.params.get(name)?.as_str()).next();
         // Under KVM a variant is a phase, and the parameters distinguish the ways.
-        let is_phase = name.is_none() && m.target == "kvm";
+        let is_phase = name.is_none() && m.target == KVM;
         let name = name.unwrap_or(if is_phase { &m.variant } else { "" });
         Self { scenario: &m.scenario, unit: &m.unit, name, is_phase }
     }

@@ -91,7 +91,7 @@ mod tests {
         let results = fake::report().results;
         let tables = tables(&results);
         let lines: usize = tables.iter().map(|table| table.rows.len()).sum();
-        let whole = results.iter().filter(|m| !m.params.contains_key("vcpu"));
+        let whole = results.iter().filter(|m| !m.is_vcpu());
         let counts: usize = whole.map(|m| m.counts.len()).sum();
         assert!(counts > 0);
         assert_eq!(lines, counts);

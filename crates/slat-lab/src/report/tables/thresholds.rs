@@ -36,7 +36,7 @@ const TOLD: usize = 4;
 /// that have no threshold.
 pub fn said(results: &[Measurement]) -> Verdict {
     let (mut met, mut missed, mut open) = (0, Vec::new(), Vec::new());
-    for m in results.iter().filter(|m| m.scenario.ends_with("-asked")) {
+    for m in results.iter().filter(|m| m.is_asked()) {
         let Some(summary) = Summary::of(&m.samples) else { continue };
         let reached = m.unit.with_spread(&summary);
         match m.params.get("asked").and_then(|asked| asked.as_f64()) {
@@ -128,16 +128,14 @@ mod tests {
             "asked": 1.25, "against": "cas",
         });
         let serde_json::Value::Object(params) = params else { unreachable!() };
-        Measurement {
-            scenario: "x-asked".to_owned(),
-            target: "engine".to_owned(),
-            variant: "age, all young".to_owned(),
+        Measurement::new(
+            "x-asked",
+            "engine",
+            "age, all young",
             params,
-            unit: Unit::RATIO,
-            samples: samples.to_vec(),
-            groups: Vec::new(),
-            counts: Default::default(),
-        }
+            Unit::RATIO,
+            samples.to_vec(),
+        )
     }
 
     #[test]

@@ -227,7 +227,7 @@ fn history<H: Hardware>(bbm: BreakBeforeMake, ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(slat_seed::config())]
+    #![proptest_config(crate::properties::config())]
 
     #[test]
     fn in_any_history_each_consumer_finds_exactly_what_was_written_since_it_looked(

@@ -161,7 +161,7 @@ where
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: ProptestConfig::default().cases / 4, ..slat_seed::config()
+        cases: ProptestConfig::default().cases / 4, ..crate::properties::config()
     })]
 
     #[test]

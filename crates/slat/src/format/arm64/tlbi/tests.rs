@@ -97,7 +97,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..slat_seed::config() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..crate::properties::config() })]
 
     #[test]
     fn everything_asked_for_is_gone_and_neighbours_stay(

@@ -1,0 +1,370 @@
+//! A client of QEMU's monitor (QMP), for measurements that QEMU itself makes of a guest.
+//!
+//! `calc-dirty-rate` hashes sampled pages, waits, and then compares (`page-sampling`). It protects
+//! no page and stops no vCPU. Its other modes enable a dirty log, and are not used here.
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest time that QEMU may take to answer.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// Most bytes of a message.
+const MOST: usize = 1 << 20;
+
+/// States of a migration that has ended or never begun (`MigrationStatus` in QEMU's
+/// qapi/migration.json). In any other, also one that is not known here, it runs.
+const OVER: [&str; 4] = ["none", "completed", "failed", "cancelled"];
+
+/// A connection to QEMU's monitor.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: BufReader<UnixStream>,
+    /// The beginning of a line that is not complete yet.
+    line: Vec<u8>,
+}
+
+/// QEMU's measurement of how fast a guest writes to its memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DirtyRate {
+    /// Bytes per second in pages that changed. A page counts once, however often it was written.
+    pub bytes_per_second: f64,
+    /// Length of the measurement, in seconds.
+    pub seconds: f64,
+    /// Sampled pages per GiB.
+    pub pages_per_gib: u64,
+}
+
+/// QEMU's account of a migration.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Migration {
+    /// Whether a migration has begun and not ended.
+    pub runs: bool,
+    /// Number of times that the dirty log was read.
+    pub rounds: u64,
+    /// Bytes per second that the guest dirties, by the dirty log.
+    pub bytes_per_second: f64,
+    /// Bytes that are still to be sent.
+    pub remaining: u64,
+}
+
+impl Qmp {
+    /// Connects to a monitor, and leaves its capabilities mode without enabling any capability.
+    ///
+    /// # Errors
+    /// Why the monitor cannot be used, in words.
+    pub fn connect(socket: &Path) -> Result<Self, String> {
+        let failed = |error: std::io::Error| {
+            let what = match error.kind() {
+                ErrorKind::NotFound => "no such socket".to_owned(),
+                ErrorKind::PermissionDenied => {
+                    "no permission: run as root, or as QEMU's user".to_owned()
+                }
+                ErrorKind::ConnectionRefused => "nobody listens there: the guest ended".to_owned(),
+                _ => error.to_string(),
+            };
+            format!("{}: {what}", socket.display())
+        };
+        let stream = UnixStream::connect(socket).map_err(failed)?;
+        stream.set_read_timeout(Some(ANSWER)).map_err(failed)?;
+        stream.set_write_timeout(Some(ANSWER)).map_err(failed)?;
+        let mut this = Self { stream: BufReader::new(stream), line: Vec::new() };
+        let greeting = this.message().map_err(|why| {
+            format!(
+                "{}: {why}; a monitor talks to one client at a time: give QEMU a second one \
+                 (-qmp unix:PATH,server=on,wait=off)",
+                socket.display()
+            )
+        })?;
+        if greeting.get("QMP").is_none() {
+            return Err(format!("{}: that is no QMP monitor", socket.display()));
+        }
+        this.ask("qmp_capabilities", json!({}))?;
+        Ok(this)
+    }
+
+    /// Returns the next message from QEMU.
+    fn message(&mut self) -> Result<Value, String> {
+        let end = Instant::now() + ANSWER;
+        loop {
+            let got = match self.stream.fill_buf() {
+                Ok([]) => return Err("QEMU closed the monitor".to_owned()),
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    return Err(match error.kind() {
+                        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                            "QEMU does not answer".to_owned()
+                        }
+                        ErrorKind::ConnectionReset => "QEMU closed the monitor".to_owned(),
+                        _ => error.to_string(),
+                    });
+                }
+            };
+            let (taken, whole) = match got.iter().position(|byte| *byte == b'\n') {
+                Some(at) => (at + 1, true),
+                None => (got.len(), false),
+            };
+            self.line.extend_from_slice(&got[..taken]);
+            self.stream.consume(taken);
+            if self.line.len() > MOST || (!whole && Instant::now() > end) {
+                return Err("that is no QMP monitor".to_owned());
+            }
+            if whole {
+                let line = std::mem::take(&mut self.line);
+                if line.trim_ascii().is_empty() {
+                    continue;
+                }
+                return serde_json::from_slice(&line)
+                    .map_err(|_| "that is no QMP monitor".to_owned());
+            }
+        }
+    }
+
+    /// Executes a command and returns its result. Events in between are skipped.
+    fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, String> {
+        let mut text = json!({ "execute": command, "arguments": arguments }).to_string();
+        text.push('\n');
+        let sent = self.stream.get_mut().write_all(text.as_bytes());
+        sent.map_err(|error| format!("QEMU closed the monitor: {error}"))?;
+        let end = Instant::now() + ANSWER;
+        loop {
+            let mut message = self.message()?;
+            if let Some(answer) = message.get_mut("return") {
+                return Ok(answer.take());
+            }
+            if let Some(error) = message.get("error") {
+                let why = error["desc"].as_str().unwrap_or("no reason given");
+                return Err(format!("{command}: {why}"));
+            }
+            if Instant::now() > end {
+                return Err(format!("{command}: QEMU does not answer"));
+            }
+        }
+    }
+
+    /// Returns the size of the guest's memory, in bytes.
+    ///
+    /// # Errors
+    /// The error that QEMU reports.
+    pub fn memory(&mut self) -> Result<u64, String> {
+        let answer = self.ask("query-memory-size-summary", json!({}))?;
+        let base = number(&answer, "base-memory")?;
+        // A machine to which no memory can be plugged leaves this out.
+        let plugged = match answer.get("plugged-memory") {
+            None => 0,
+            Some(_) => number(&answer, "plugged-memory")?,
+        };
+        Ok(base.saturating_add(plugged))
+    }
+
+    /// Begins to measure the dirty rate over `seconds` seconds, clamped to 1 to 60.
+    ///
+    /// # Errors
+    /// The error that QEMU reports: a measurement is active, or QEMU is older than 5.2.
+    pub fn begin_dirty_rate(&mut self, seconds: u64) -> Result<(), String> {
+        let arguments = json!({ "calc-time": seconds.clamp(1, 60) });
+        self.ask("calc-dirty-rate", arguments).map(drop)
+    }
+
+    /// Returns the dirty rate, or `None` while it is measured.
+    ///
+    /// # Errors
+    /// The error that QEMU reports, or that it measures nothing.
+    pub fn dirty_rate(&mut self) -> Result<Option<DirtyRate>, String> {
+        let answer = self.ask("query-dirty-rate", json!({}))?;
+        match answer["status"].as_str() {
+            Some("measuring") => return Ok(None),
+            Some("measured") => {}
+            _ => return Err("query-dirty-rate: QEMU measures nothing".to_owned()),
+        }
+        // It is -1 if QEMU could sample no page.
+        let rate = answer["dirty-rate"].as_f64().filter(|rate| *rate >= 0.0);
+        let rate = rate.ok_or("query-dirty-rate: QEMU measured no rate")?;
+        Ok(Some(DirtyRate {
+            bytes_per_second: rate * f64::from(1 << 20),
+            seconds: number(&answer, "calc-time")? as f64,
+            // QEMU tells them since 6.1, and took so many before.
+            pages_per_gib: match answer.get("sample-pages") {
+                None => 512,
+                Some(_) => number(&answer, "sample-pages")?,
+            },
+        }))
+    }
+
+    /// Returns the state of the migration, if there is one.
+    ///
+    /// # Errors
+    /// The error that QEMU reports.
+    pub fn migration(&mut self) -> Result<Migration, String> {
+        let answer = self.ask("query-migrate", json!({}))?;
+        let runs = answer["status"].as_str().is_some_and(|status| !OVER.contains(&status));
+        let Some(ram) = answer.get("ram") else {
+            return Ok(Migration { runs, ..Migration::default() });
+        };
+        // It has all of them; a size of pages that is guessed would make the rate a guess.
+        Ok(Migration {
+            runs,
+            rounds: number(ram, "dirty-sync-count")?,
+            bytes_per_second: number(ram, "dirty-pages-rate")? as f64
+                * number(ram, "page-size")? as f64,
+            remaining: number(ram, "remaining")?,
+        })
+    }
+}
+
+/// Returns a number of an answer.
+fn number(answer: &Value, name: &str) -> Result<u64, String> {
+    answer[name].as_u64().ok_or_else(|| format!("QEMU tells no {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+
+    /// Starts a monitor that gives these answers in order. Returns its folder and the commands that
+    /// it got.
+    fn monitor(greeting: &'static str, answers: Vec<&'static str>) -> (tempfile::TempDir, Asked) {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // In two pieces: a line need not arrive whole.
+            let (one, two) = greeting.split_at(greeting.len() / 2);
+            stream.write_all(one.as_bytes()).unwrap();
+            stream.write_all(two.as_bytes()).unwrap();
+            let mut asked = Vec::new();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            for answer in answers {
+                let Some(Ok(line)) = lines.next() else { break };
+                asked.push(serde_json::from_str::<Value>(&line).unwrap());
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+            asked
+        });
+        (folder, thread)
+    }
+
+    type Asked = std::thread::JoinHandle<Vec<Value>>;
+
+    const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
+    const AGREED: &str = "{\"return\": {}}\r\n";
+
+    #[test]
+    fn a_dirty_rate_is_asked_for_and_taken_once_it_is_measured() {
+        let (folder, asked) = monitor(
+            GREETING,
+            vec![
+                AGREED,
+                "{\"return\": {\"base-memory\": 1073741824, \"plugged-memory\": 4096}}\n",
+                "{\"event\": \"NIC_RX_FILTER_CHANGED\"}\n{\"return\": {}}\n",
+                "{\"return\": {\"status\": \"measuring\", \"calc-time\": 1}}\n",
+                "{\"return\": {\"status\": \"measured\", \"dirty-rate\": 108, \"calc-time\": 1, \
+                 \"sample-pages\": 256}}\n",
+                "{\"return\": {\"status\": \"active\", \"ram\": {\"dirty-pages-rate\": 100, \
+                 \"page-size\": 4096, \"dirty-sync-count\": 3, \"remaining\": 77}}}\n",
+                "{\"return\": {}}\n",
+                "{\"return\": {\"status\": \"completed\"}}\n",
+                "{\"return\": {\"status\": \"setup\"}}\n",
+            ],
+        );
+        let mut qmp = Qmp::connect(&folder.path().join("qmp")).unwrap();
+        assert_eq!(qmp.memory(), Ok((1 << 30) + 4096));
+        qmp.begin_dirty_rate(1).unwrap();
+        assert_eq!(qmp.dirty_rate(), Ok(None));
+        let rate = qmp.dirty_rate().unwrap().unwrap();
+        assert_eq!((rate.bytes_per_second, rate.pages_per_gib), (108.0 * 1_048_576.0, 256));
+        let migration = qmp.migration().unwrap();
+        assert_eq!((migration.runs, migration.rounds, migration.remaining), (true, 3, 77));
+        assert_eq!(migration.bytes_per_second, 409_600.0);
+        assert_eq!(
+            qmp.migration(),
+            Ok(Migration { bytes_per_second: 0.0, ..Migration::default() })
+        );
+        let runs = [(); 2].map(|()| qmp.migration().unwrap().runs);
+        assert_eq!(runs, [false, true]);
+        drop(qmp);
+        let asked = asked.join().unwrap();
+        let words: Vec<_> = asked.iter().map(|it| it["execute"].as_str().unwrap()).collect();
+        assert_eq!(
+            words[..3],
+            ["qmp_capabilities", "query-memory-size-summary", "calc-dirty-rate"]
+        );
+        assert_eq!(asked[2]["arguments"]["calc-time"], 1);
+    }
+
+    #[test]
+    fn what_qemu_does_not_tell_is_no_zero_and_no_guess() {
+        let returns = |answer: &str| format!("{{\"return\": {answer}}}\n").leak() as &str;
+        let (folder, _asked) = monitor(
+            GREETING,
+            vec![
+                AGREED,
+                returns("{\"base-memory\": 4096}"),
+                returns("{\"base-memory\": 4096, \"plugged-memory\": \"none\"}"),
+                returns("{\"plugged-memory\": 4096}"),
+                returns("{\"status\": \"measured\", \"calc-time\": 1, \"dirty-rate\": -1}"),
+                returns("{\"status\": \"measured\", \"dirty-rate\": 3}"),
+                returns("{\"status\": \"unstarted\", \"calc-time\": 1}"),
+                returns(
+                    "{\"status\": \"active\", \"ram\": {\"dirty-pages-rate\": 100, \
+                     \"dirty-sync-count\": 3, \"remaining\": 77}}",
+                ),
+                returns("{\"status\": \"of a later QEMU\"}"),
+            ],
+        );
+        let mut qmp = Qmp::connect(&folder.path().join("qmp")).unwrap();
+        assert_eq!(qmp.memory(), Ok(4096));
+        assert!(qmp.memory().unwrap_err().contains("no plugged-memory"));
+        assert!(qmp.memory().unwrap_err().contains("no base-memory"));
+        assert!(qmp.dirty_rate().unwrap_err().contains("measured no rate"));
+        assert!(qmp.dirty_rate().unwrap_err().contains("no calc-time"));
+        assert!(qmp.dirty_rate().unwrap_err().contains("measures nothing"));
+        assert!(qmp.migration().unwrap_err().contains("no page-size"));
+        assert!(qmp.migration().unwrap().runs);
+    }
+
+    #[test]
+    fn a_socket_that_is_no_monitor_and_a_refusal_are_reported_in_words() {
+        let missing = Qmp::connect(Path::new("/proc/nowhere")).unwrap_err();
+        assert!(missing.contains("no such socket"), "{missing}");
+        let (folder, _asked) = monitor("SSH-2.0-OpenSSH_9.2\r\n", Vec::new());
+        let other = Qmp::connect(&folder.path().join("qmp")).unwrap_err();
+        assert!(other.contains("no QMP monitor"), "{other}");
+        let refusal = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"The command \
+                       calc-dirty-rate has not been found\"}}\n";
+        let (folder, _asked) = monitor(GREETING, vec![AGREED, refusal]);
+        let mut qmp = Qmp::connect(&folder.path().join("qmp")).unwrap();
+        let refused = qmp.begin_dirty_rate(1).unwrap_err();
+        assert!(refused.contains("has not been found"), "{refused}");
+        let closed = qmp.dirty_rate().unwrap_err();
+        assert!(closed.contains("closed"), "{closed}");
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused_before_it_fills_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.write_all(&vec![b'x'; 2 * MOST]);
+            let _ = stream.read(&mut [0; 16]);
+        });
+        let error = Qmp::connect(&folder.path().join("qmp")).unwrap_err();
+        assert!(error.contains("no QMP monitor"), "{error}");
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_monitor_that_another_client_has_is_said_to_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let _listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
+        let error = Qmp::connect(&folder.path().join("qmp")).unwrap_err();
+        assert!(error.contains("one client at a time"), "{error}");
+    }
+}
