@@ -87,12 +87,12 @@ fn an_owners_page_next_to_others_keeps_its_owner() {
         let mut storage = [const { None }; 1];
         let mut cache = TableCache::new(platform, &mut storage);
         let page = range(16 * K, 4 * K);
-        space.enter_mut().set_owner(page, None, Some(owner), &mut cache).unwrap();
+        space.enter().set_owner(page, None, Some(owner), &mut cache).unwrap();
         map_from(space, 5);
         assert_eq!(unmap(space, 4), None);
         let reason = space.map(page, Hpa(0), RAM, PAGE).unwrap_err().reason;
         assert_eq!(reason, SpaceError::Map(MapError::Owned { owner }));
-        assert_eq!(space.enter_mut().owner(page.start()), Ok(Some(owner)));
+        assert_eq!(space.enter().owner(page.start()), Ok(Some(owner)));
     });
 }
 
@@ -114,7 +114,7 @@ fn a_member_of_a_group_is_unfolded_before_it_is_unmapped() {
         let mut storage = [const { None }; 1];
         let mut cache = TableCache::new(platform, &mut storage);
         let group = range(64 * K, 64 * K);
-        space.enter_mut().map_contiguous(group, Hpa(64 * K), RAM, PAGE, &mut cache).unwrap();
+        space.enter().map_contiguous(group, Hpa(64 * K), RAM, PAGE, &mut cache).unwrap();
         map_from(space, 4);
         assert_eq!(space.query(group.start()).unwrap().size.bytes(), 64 * K);
         assert_eq!(unmap(space, 20), Some(Hpa(80 * K)));
@@ -133,7 +133,7 @@ fn what_a_guard_dropped_is_invalidated_by_the_next_unmap_of_a_page() {
             let mut storage = [const { None }; 1];
             let mut cache = TableCache::new(platform, &mut storage);
             cache.fill(1).unwrap();
-            let mut guard = space.enter_mut();
+            let mut guard = space.enter();
             if removes {
                 let mut batch = guard.unmap_batch(&mut places);
                 guard.unmap(range(0, 4 * K), &mut batch).unwrap();
@@ -153,7 +153,7 @@ fn what_a_guard_dropped_is_invalidated_by_the_next_unmap_of_a_page() {
 #[test]
 fn a_page_that_is_unmapped_beside_a_forgotten_clean_is_dirty() {
     with_pages(|_, space| {
-        let mut guard = space.enter_mut();
+        let mut guard = space.enter();
         guard.clean(range(0, 4 * K)).unwrap();
         std::mem::forget(guard);
         let clean = Attributes { write: false, dirty: false, ..RAM };
