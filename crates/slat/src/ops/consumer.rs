@@ -196,7 +196,7 @@ mod tests {
     use crate::format::arm64::Arm64K4;
 
     const MINE: u64 = 1 << 55;
-    const THEIRS: u64 = 1 << 57 | 1 << 59;
+    const THEIRS: u64 = 1 << 56 | 1 << 59;
 
     fn take(hardware_dirty: bool) -> Take<Arm64K4> {
         let format = Arm64K4 { hardware_dirty, ..Default::default() };
@@ -222,7 +222,7 @@ mod tests {
     fn a_consumer_that_takes_only_its_mark_changes_no_other_mark() {
         let take = take(true);
         let clean = leaf(&take.format, true, false);
-        for theirs in [0, 1 << 57, 1 << 59, THEIRS] {
+        for theirs in [0, 1 << 56, 1 << 59, THEIRS] {
             assert_eq!(take.taken(clean | theirs), clean | theirs);
             assert_eq!(take.taken(clean | MINE | theirs), clean | theirs);
         }

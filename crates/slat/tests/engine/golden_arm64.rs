@@ -88,10 +88,10 @@ fn a_writable_clean_leaf_is_the_one_that_qemu_marked_in_hardware() {
     assert!(matches!(regime.access(&platform, root, 0x5000, true), Access::Done { .. }));
     assert_eq!(now(), 0x0008_0000_7c20_67ff);
     assert_eq!((state().accessed, state().dirty), (true, true));
-    // Protected: S2AP[1] and DBM are clear, or hardware would make it writable; bit 56 keeps the
+    // Protected: S2AP[1] and DBM are clear, or hardware would make it writable; bit 57 keeps the
     // dirty state.
     let done = guard.write_protect(page);
-    assert_eq!(now(), 0x0100_0000_7c20_677f);
+    assert_eq!(now(), 0x0200_0000_7c20_677f);
     assert_eq!(regime.access(&platform, root, 0x5000, true), Access::Fault);
     assert_eq!((done, state().write, state().dirty), (Ok(0x1000), false, true));
     drop((cache, guard, look));
@@ -142,8 +142,8 @@ fn each_attribute_is_the_bit_that_linux_names() {
     assert_eq!(execute(no_xnx, Execute::None), 1 << 54);
     // KVM_PTE_LEAF_ATTR_HI_SW is 58:55; VTCR_EL2_HWU59 to HWU62 give 62:59 to hardware, or not.
     let places = (0..6).map(|bit| raw(plain, Attributes { software: Software::bit(bit), ..ram }));
-    assert!(places.eq([55, 57, 59, 60, 61, 62].map(|place| base | 1 << place)));
-    assert_eq!(raw(plain, Attributes { dirty: true, ..read_only }), base & !(1 << 7) | 1 << 56);
+    assert!(places.eq([55, 56, 59, 60, 61, 62].map(|place| base | 1 << place)));
+    assert_eq!(raw(plain, Attributes { dirty: true, ..read_only }), base & !(1 << 7) | 1 << 57);
     let sh = |shareability| raw(Arm64K4 { shareability, ..plain }, ram) >> 8 & 3;
     let (outer, inner) = (sh(Shareability::Outer), sh(Shareability::Inner));
     assert_eq!((sh(Shareability::Non), outer, inner), (0b00, 0b10, 0b11));
@@ -172,8 +172,8 @@ fn manual(a: Attributes, fwb: bool, hd: bool, sh: u64) -> Leaf {
             Execute::Kernel => 0b11,
         },
         software: u64::from(a.software.contains(Software::A))
-            + 4 * u64::from(a.software.contains(Software::B))
-            + 2 * u64::from(a.dirty && !a.write),
+            + 2 * u64::from(a.software.contains(Software::B))
+            + 4 * u64::from(a.dirty && !a.write),
         ignored: 0,
     }
 }

@@ -76,6 +76,6 @@ fn a_run_of_leaves_goes_on_where_address_bit_48_changes() {
 fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
     // AF=0, S2AP=01, DBM=1, inner shareable, normal write-back; bits 51:48 of the address are 0xc.
     let words = [0xc37f, 0xc77f, 0xc7ff].map(|low| 0x0008_0000_7c20_0000 | low);
-    let words = [words[0], words[1], words[2], 0x0100_0000_7c20_c77f];
+    let words = [words[0], words[1], words[2], 0x0200_0000_7c20_c77f];
     is_marked::<16>((0x8_1234_5678_0000, 0xc_0000_7c20_0000), words);
 }

@@ -118,7 +118,7 @@ pub fn is_marked<const G: u32>((gpa, hpa): (u64, u64), words: [u64; 4]) {
 fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
     // AF=0, S2AP=01, DBM=1, normal write-back; bits 51:50 of the address are 11.
     let words = [0x637f, 0x677f, 0x67ff].map(|low| 0x0008_0000_7c20_0000 | low);
-    let words = [words[0], words[1], words[2], 0x0100_0000_7c20_677f];
+    let words = [words[0], words[1], words[2], 0x0200_0000_7c20_677f];
     is_marked::<12>((0x8_1234_5678_9000, 0xc_0000_7c20_6000), words);
 }
 

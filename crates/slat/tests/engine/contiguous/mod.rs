@@ -77,7 +77,7 @@ fn a_folded_page_is_the_descriptor_of_the_manual() {
         // One page loses a right: all become single leaves, without the bit.
         guard.write_protect(range(0x7_5000, 4 * K)).unwrap();
         assert_eq!(guard.descriptor(Gpa(0x7_3000)).unwrap().0, 0x0000_0000_8000_37ff);
-        assert_eq!(guard.descriptor(Gpa(0x7_5000)).unwrap().0, 0x0100_0000_8000_577f);
+        assert_eq!(guard.descriptor(Gpa(0x7_5000)).unwrap().0, 0x0200_0000_8000_577f);
         let counts = guard.counts();
         assert_eq!((counts.broken, counts.invalidations), (16, 1));
     });

@@ -51,7 +51,7 @@ pub enum Descriptor {
 }
 
 /// The ignored bits that the engine does not use.
-pub const USERS: [u32; 6] = [55, 57, 59, 60, 61, 62];
+pub const USERS: [u32; 6] = [55, 56, 59, 60, 61, 62];
 
 fn bits(raw: u64, high: u32, low: u32) -> u64 {
     raw >> low & ((1 << (high - low + 1)) - 1)
@@ -149,7 +149,7 @@ impl<const G: u32, const WIDE: bool> Arm<G, WIDE> {
             (other, fwb) => panic!("MemAttr {other:#b} with FWB={fwb}"),
         };
         assert!(self.hardware_dirty || !leaf.dbm, "DBM without HD would not be writable");
-        assert!(leaf.software & 0b0010 == 0 || !leaf.dbm && leaf.s2ap < 2, "written, twice over");
+        assert!(leaf.software & 0b0100 == 0 || !leaf.dbm && leaf.s2ap < 2, "written, twice over");
         Attributes {
             read: leaf.s2ap & 0b01 != 0,
             write: leaf.s2ap & 0b10 != 0 || leaf.dbm,
@@ -157,7 +157,7 @@ impl<const G: u32, const WIDE: bool> Arm<G, WIDE> {
                 [leaf.xn as usize],
             memory,
             accessed: leaf.af,
-            dirty: leaf.s2ap & 0b10 != 0 || leaf.software & 0b0010 != 0,
+            dirty: leaf.s2ap & 0b10 != 0 || leaf.software & 0b0100 != 0,
             software: super::software(leaf.software << 55 | leaf.ignored << 59, &USERS),
         }
     }
