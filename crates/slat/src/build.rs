@@ -285,3 +285,43 @@ pub(crate) unsafe fn dismantle<F: Format, P: Platform>(
         }
     }
 }
+
+/// Gives back frames of tables below `ptes`, the lowest first, up to `most`, which counts down, and
+/// empties the entries that linked them. Returns whether none is left.
+///
+/// # Safety
+/// That of [`dismantle`]. Tables came from caches of this platform, and no other software reads
+/// `ptes`.
+pub(crate) unsafe fn dismantle_some<F: Format, P: Platform>(
+    platform: &P,
+    ptes: &[Pte],
+    level: u8,
+    most: &mut usize,
+) -> bool {
+    for pte in ptes {
+        let raw = pte.load();
+        if level == 0 || F::kind(raw, level) != Kind::Table {
+            continue;
+        }
+        let hpa = F::table_address(raw);
+        // SAFETY: a linked table is allocated with that many entries; the caller's contract covers
+        // everything below.
+        let empty = unsafe {
+            let children = table::entries(platform, hpa, F::entries(level - 1));
+            dismantle_some::<F, P>(platform, children, level - 1, most)
+        };
+        if !empty || *most == 0 {
+            return false;
+        }
+        *most -= 1;
+        pte.init(0);
+        // SAFETY: caches allocate `TABLE_BYTES`; the table was linked by this entry alone, which is
+        // empty now, and nothing is linked below it.
+        unsafe {
+            if let Some(frame) = Frame::from_hpa(hpa) {
+                platform.free(frame, F::TABLE_BYTES);
+            }
+        }
+    }
+    true
+}

@@ -4,17 +4,21 @@
 use crate::format::Format;
 use crate::platform::{Platform, same};
 use crate::table::Frame;
+use core::fmt;
 
 /// Table pages that an operation may take; its caller fills the cache beforehand.
 ///
 /// The caller provides the storage ([`TableCache::new`]), as the engine allocates nothing. With the
 /// feature `alloc`, [`TableCache::filled`] makes a cache that owns it. Pages that are left over
 /// stay in the cache, and go back to the platform when it is dropped.
-#[derive(Debug)]
 pub struct TableCache<'a, F: Format, P: Platform> {
     platform: &'a P,
     storage: &'a mut [Option<Frame>],
     len: usize,
+    /// The number of tables that are kept at the end of the storage.
+    kept: usize,
+    /// Asked for a page when the cache has none.
+    source: Option<&'a mut dyn FnMut() -> Option<Frame>>,
     /// Gives the storage back, if the cache owns it.
     pub(crate) release: Option<unsafe fn(*mut [Option<Frame>])>,
     format: core::marker::PhantomData<F>,
@@ -23,7 +27,26 @@ pub struct TableCache<'a, F: Format, P: Platform> {
 impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
     /// Makes an empty cache over the caller's storage, whose content is overwritten.
     pub fn new(platform: &'a P, storage: &'a mut [Option<Frame>]) -> Self {
-        Self { platform, storage, len: 0, release: None, format: core::marker::PhantomData }
+        let format = core::marker::PhantomData;
+        Self { platform, storage, len: 0, kept: 0, source: None, release: None, format }
+    }
+
+    /// Makes an empty cache that asks `source` for a page whenever an operation needs one and the
+    /// cache has none: for a hypervisor that has a cache of its own, which it fills before it takes
+    /// locks. If the source has none, the operation ends as with an empty cache. The storage holds
+    /// tables that a split has filled and not linked yet, and pages that were not linked after all.
+    ///
+    /// # Safety
+    /// The source returns frames as [`Platform::allocate`] of this platform does for
+    /// `F::TABLE_BYTES`, and all of their bytes are 0. [`Platform::free`] may be called for them.
+    pub unsafe fn asking(
+        platform: &'a P,
+        storage: &'a mut [Option<Frame>],
+        source: &'a mut dyn FnMut() -> Option<Frame>,
+    ) -> Self {
+        let mut this = Self::new(platform, storage);
+        this.source = Some(source);
+        this
     }
 
     /// Allocates table pages until the cache has `pages` of them, or the storage is full.
@@ -62,8 +85,30 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
 
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Frame> {
+        if self.len == 0 { self.ask() } else { self.pop() }
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<Frame> {
         self.len = self.len.checked_sub(1)?;
         self.storage[self.len].take()
+    }
+
+    /// Takes a page whose entries are 0, for a table at `level`.
+    pub(crate) fn take_empty(&mut self, level: u8) -> Option<Frame> {
+        if self.len == 0 {
+            return self.ask();
+        }
+        let mut frame = self.pop()?;
+        self.platform.fill(frame.entries_mut::<F>(self.platform, level), 0, 0);
+        Some(frame)
+    }
+
+    /// Asks the source for a page, if there is a place where a split could keep its table.
+    #[cold]
+    fn ask(&mut self) -> Option<Frame> {
+        let source = self.source.as_mut().filter(|_| self.kept < self.storage.len())?;
+        source()
     }
 
     /// Keeps a table that is not linked yet, under a number of the caller's, counted from 0. It
@@ -75,6 +120,13 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
         let place = self.storage.len() - 1 - number;
         debug_assert!(place >= self.len, "a page of another cache's is kept");
         self.storage[place] = Some(table);
+        self.kept = number + 1;
+    }
+
+    /// Notes that the caller has taken all kept tables out of their places.
+    #[inline]
+    pub(crate) const fn none_kept(&mut self) {
+        self.kept = 0;
     }
 
     /// Returns the places of the first `count` kept tables, from number 0 on.
@@ -87,27 +139,37 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
     /// Removes a kept table from its place.
     pub(crate) fn release(&mut self, number: usize) -> Option<Frame> {
         let place = self.storage.len() - 1 - number;
+        self.kept = number;
         self.storage[place].take()
     }
 
     /// Adds a page to the cache, or gives it back to the platform where the storage is full.
     #[inline]
     pub(crate) fn put(&mut self, frame: Frame) {
-        match self.storage.get_mut(self.len) {
+        let places = self.storage.len() - self.kept;
+        match self.storage[..places].get_mut(self.len) {
             Some(place) => {
                 *place = Some(frame);
                 self.len += 1;
             }
-            // SAFETY: `fill` allocated the frame as a page, or the engine took it from a cache of
-            // this platform (`serves`). A table goes into a cache only if it was never linked.
+            // SAFETY: `fill` allocated the frame as a page, or the source returned it as one, or
+            // the engine took it from a cache of this platform (`serves`). A table goes into a
+            // cache only if it was never linked.
             None => unsafe { self.platform.free(frame, F::TABLE_BYTES) },
         }
     }
 }
 
+impl<F: Format, P: Platform> fmt::Debug for TableCache<'_, F, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let asks = self.source.is_some();
+        f.debug_struct("TableCache").field("len", &self.len).field("asks", &asks).finish()
+    }
+}
+
 impl<F: Format, P: Platform> Drop for TableCache<'_, F, P> {
     fn drop(&mut self) {
-        while let Some(frame) = self.take() {
+        while let Some(frame) = self.pop() {
             // SAFETY: as in `put`.
             unsafe { self.platform.free(frame, F::TABLE_BYTES) };
         }
@@ -127,8 +189,8 @@ pub struct OutOfFrames {
     pub available: usize,
 }
 
-impl core::fmt::Display for OutOfFrames {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl fmt::Display for OutOfFrames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "the platform has no more table pages: {} of {} at hand",

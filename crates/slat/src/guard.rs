@@ -279,6 +279,19 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
+    /// Gives up the invalidation that is owed, and returns it: for a caller that invalidates later,
+    /// by its own means, what several calls took. A [`Shootdown`] that is dropped instead costs an
+    /// invalidation of all of the guest.
+    ///
+    /// # Safety
+    /// The caller invalidates that, or more, on all CPUs before it relies on anything that this
+    /// guard took. The guard has cleared no dirty state.
+    pub unsafe fn hand_over(&mut self) -> Option<Invalidation> {
+        debug_assert_eq!(self.sums.owed.cleans(), 0, "a guard that cleared dirty state completes");
+        let owed = core::mem::replace(&mut self.sums.owed, PendingFlush::NOTHING);
+        if self.live { self.tables.invalidation(&owed) } else { None }
+    }
+
     /// Takes the invalidation that is owed, to merge it with other threads' or to complete it
     /// later.
     pub fn shootdown(&mut self) -> Shootdown<'t, 'p, F, P> {

@@ -133,7 +133,9 @@ pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 pub use any::AnyAddressSpace;
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::OpCounts;
-pub use format::{Access, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software};
+pub use format::{
+    Access, Accesses, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software,
+};
 pub use guard::{Guard, WrongPlatform, WrongTables};
 #[cfg(loom)]
 #[doc(hidden)]
@@ -154,6 +156,7 @@ pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Test
 pub use platform::{Maintenance, Platform};
 pub use reader::Reader;
 pub use readers::{GracePeriod, ReaderSlot, Readers, TooManyReaders};
+pub use retired::RetiredTables;
 pub use shootdown::Shootdown;
 pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Pte};

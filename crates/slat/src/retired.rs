@@ -202,12 +202,71 @@ impl Retired {
         freed
     }
 
+    /// Takes all tables that hardware cannot be in, after `invalidate` where it still may be. Leaves
+    /// them to another thread that has the turn.
+    pub fn take<F: Format>(&self, invalidate: impl Fn()) -> RetiredTables<F> {
+        let mut taken = RetiredTables { lists: [0, 0], format: PhantomData };
+        if !self.is_idle() && self.turn.take() {
+            if self.forgotten.lists(Ordering::Relaxed) == [0, 0] {
+                taken.lists = [self.unlinked.take(), self.invalidated.take()];
+                if taken.lists[0] != 0 {
+                    invalidate();
+                }
+            } else {
+                taken.lists = self.forgotten.lists(Ordering::Relaxed);
+                self.forgotten.set([0, 0]);
+            }
+            self.turn.end();
+        }
+        taken
+    }
+
     /// Gives back all tables. The caller knows that neither hardware nor software is in them any
     /// more.
     pub fn free_all<F: Format>(&self, platform: &impl Platform) {
         self.forgotten.free::<F>(platform, |_| true);
         self.forgotten.set([self.unlinked.take(), self.invalidated.take()]);
         self.forgotten.free::<F>(platform, |_| true);
+    }
+}
+
+/// Tables that were unlinked and that no hardware can be in, for a hypervisor that waits for threads
+/// by its own read-copy-update: the result of [`Tables::take_retired`](crate::Tables::take_retired).
+///
+/// Dropping it leaks the tables.
+#[must_use = "dropped, the tables are leaked"]
+#[derive(Debug)]
+pub struct RetiredTables<F> {
+    lists: [u64; 2],
+    format: PhantomData<F>,
+}
+
+impl<F: Format> RetiredTables<F> {
+    /// Returns whether there is no table.
+    pub fn is_empty(&self) -> bool {
+        self.lists == [0, 0]
+    }
+
+    /// Returns the tables as two words, to be kept by code that knows no Rust.
+    pub const fn into_words(self) -> [u64; 2] {
+        self.lists
+    }
+
+    /// Makes the value again from its words.
+    ///
+    /// # Safety
+    /// [`RetiredTables::into_words`] returned them, and nothing was made of them since.
+    pub const unsafe fn from_words(lists: [u64; 2]) -> Self {
+        Self { lists, format: PhantomData }
+    }
+
+    /// Gives the tables back to the platform, and returns how many.
+    ///
+    /// # Safety
+    /// They are of tables of this platform. No thread is inside that was inside when they were
+    /// taken: a grace period has passed.
+    pub unsafe fn free(self, platform: &impl Platform) -> usize {
+        self.lists.into_iter().map(|list| free_list::<F>(platform, list)).sum()
     }
 }
 

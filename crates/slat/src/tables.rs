@@ -8,12 +8,12 @@ mod scans;
 mod tokens;
 
 use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
-use crate::build::dismantle;
+use crate::build::{dismantle, dismantle_some};
 use crate::format::{Attributes, Format, Geometry, GuestRoot, Kind};
 use crate::invalidation::{Invalidation, PendingFlush, Vmid};
 use crate::platform::Platform;
 use crate::readers::GracePeriod;
-use crate::retired::Retired;
+use crate::retired::{Retired, RetiredTables};
 use crate::sync::{AtomicU64, Ordering, acquired, agreed};
 use crate::table::{Frame, Pte};
 use crate::underway::Pending;
@@ -359,6 +359,23 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.retired.reclaim::<F>(self.platform, || self.invalidate_all(), now, passed)
     }
 
+    /// Returns whether there are tables that were unlinked and not given back.
+    #[inline]
+    pub fn has_retired(&self) -> bool {
+        !self.retired.is_idle()
+    }
+
+    /// Takes the tables that were unlinked, for a caller whose threads are inside by its own means
+    /// ([`Tables::enter_unchecked`]): it waits for those threads, by read-copy-update or by a lock
+    /// that they hold, and then calls [`RetiredTables::free`].
+    ///
+    /// Hardware cannot be in them: where their invalidation has not completed, one of the whole
+    /// guest covers them first. While another thread does this, or [`Tables::reclaim`], it returns
+    /// none. Tables of removals that have not completed stay.
+    pub fn take_retired(&self) -> RetiredTables<F> {
+        self.retired.take(|| self.invalidate_all())
+    }
+
     /// Returns whether all threads that were inside tables of this guest when `period` began have
     /// left, or [refreshed](crate::Guard::refresh) their guards. Threads inside another guest's
     /// tables count only if those were made with the same VMID. A caller that is inside never finds
@@ -377,6 +394,17 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
                 .platform
                 .thread()
                 .is_some_and(|thread| self.platform.readers().has(thread, self.reader_vmid))
+    }
+
+    /// Gives back tables below the root that the caller owns and that hardware no longer uses, up
+    /// to `most`; returns whether none is left.
+    pub(crate) fn free_some(&mut self, mut most: usize) -> bool {
+        let platform = self.platform;
+        self.retired.free_all::<F>(platform);
+        let level = self.geometry.root_level;
+        // SAFETY: as in `free_all`, but for the root, which stays; and entries of what is given
+        // back are emptied.
+        unsafe { dismantle_some::<F, P>(platform, self.root_entries(), level, &mut most) }
     }
 
     /// Gives back every frame of tables that the caller owns and that hardware no longer uses.

@@ -38,6 +38,14 @@ impl<'p, F: Format, P: Platform> UnloadedTables<'p, F, P> {
         self.0
     }
 
+    /// Gives back up to `most` tables, and with them all that was mapped below; returns whether
+    /// only the root is left, which [`UnloadedTables::destroy`] gives back. For a guest so large
+    /// that its destruction would keep the CPU for too long: the caller lets others run between the
+    /// calls.
+    pub fn destroy_some(&mut self, most: usize) -> bool {
+        self.0.free_some(most)
+    }
+
     /// Gives back every frame to the platform.
     pub fn destroy(self) {
         self.0.free_all();

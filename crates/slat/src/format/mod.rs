@@ -344,6 +344,40 @@ impl Access {
     }
 }
 
+/// A set of accesses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Accesses(u8);
+
+impl Accesses {
+    const ALL: [Access; 5] =
+        [Access::Read, Access::Write, Access::Execute, Access::ExecuteUser, Access::ExecuteKernel];
+
+    /// No access.
+    pub const NONE: Self = Self(0);
+
+    /// Returns the set with `access` as well.
+    #[must_use]
+    pub const fn with(self, access: Access) -> Self {
+        Self(self.0 | 1 << access as u8)
+    }
+
+    /// Returns whether `access` is one of them.
+    pub const fn has(self, access: Access) -> bool {
+        self.0 & 1 << access as u8 != 0
+    }
+
+    /// Returns the accesses.
+    pub fn iter(self) -> impl Iterator<Item = Access> {
+        Self::ALL.into_iter().filter(move |access| self.has(*access))
+    }
+}
+
+impl From<Access> for Accesses {
+    fn from(access: Access) -> Self {
+        Self::NONE.with(access)
+    }
+}
+
 /// Content of an entry of a table (an entry).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {

@@ -209,12 +209,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                             return Ok((pte, reserved, level));
                         }
                     } else {
-                        let mut frame = cache.take().ok_or(MapError::CacheEmpty)?;
-                        tables.platform.fill(
-                            frame.entries_mut::<F>(tables.platform, level - 1),
-                            0,
-                            0,
-                        );
+                        let frame = cache.take_empty(level - 1).ok_or(MapError::CacheEmpty)?;
                         let base = gpa & !((1 << F::shift(level)) - 1);
                         let broke = tables.break_before_fill(raw, level, base);
                         self.sums.counts.invalidations += u64::from(broke);

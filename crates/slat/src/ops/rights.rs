@@ -12,12 +12,12 @@ mod rewrite;
 use super::map::maintenance;
 use super::push_down::Pushed;
 use super::rules::{
-    Exactly, Executable, ForExecute, ForRead, ForWrite, Marked, NoExecute, NoWrite, Rule, Writable,
-    WriteAt,
+    Exactly, Executable, ForEach, ForExecute, ForRead, ForWrite, Marked, NoExecute, NoWrite, Rule,
+    Writable, WriteAt,
 };
 use super::{ChangeError, Pages};
 use crate::addr::{Gpa, GpaRange, Hpa};
-use crate::format::{Access, Attributes, Execute, Format, Kind, Rights, Software};
+use crate::format::{Access, Accesses, Attributes, Execute, Format, Kind, Rights, Software};
 use crate::guard::Guard;
 use crate::local_flush::LocalFlush;
 use crate::platform::Platform;
@@ -142,6 +142,35 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             Access::Write => self.grant(range, ForWrite(format, needed)),
             access => self.relax_to_look(range, access, needed),
         }
+    }
+
+    /// Gives the leaf that translates `gpa`, of whatever size, the rights and the state that all of
+    /// `accesses` need, in one change. Returns `None` if no leaf is there. For a hypervisor whose
+    /// fault handler knows the page, and by what rights, before it looks into the tables; a block
+    /// gets the rights as a whole. Otherwise as [`Guard::relax`].
+    ///
+    /// # Errors
+    /// [`ChangeError::Range`] and [`ChangeError::Contended`]: nothing is done.
+    pub fn relax_leaf(
+        &mut self,
+        gpa: Gpa,
+        accesses: Accesses,
+    ) -> Result<Option<LocalFlush<'t, 'p, F, P>>, Stopped<ChangeError>> {
+        let (tables, format, page) = (self.tables, self.tables.format, 1 << F::PAGE_SHIFT);
+        let range = match GpaRange::new(Gpa(gpa.0 & !(page - 1)), page) {
+            Ok(range) => range,
+            Err(reason) => return Self::stopped(gpa, ChangeError::Range(reason)),
+        };
+        let bytes = if accesses.has(Access::Write) {
+            self.rewrite::<Atomically, _>(range, ForEach::<_, true>(format, accesses))
+        } else {
+            self.rewrite::<Atomically, _>(range, ForEach::<_, false>(format, accesses))
+        }?;
+        let found = bytes != 0 || {
+            let Found { raw, level, .. } = tables.lookup_at_once(gpa.0);
+            matches!(F::kind(raw, level), Kind::Leaf | Kind::Sealed)
+        };
+        Ok(found.then(|| LocalFlush::new(tables, range, bytes)))
     }
 
     /// As [`Guard::relax_where`], for a read or a fetch. It is a function of its own, so that the

@@ -1,7 +1,7 @@
 //! Rules: the new value of a leaf whose rights, or software bits, are changed.
 
 use crate::addr::Hpa;
-use crate::format::{Access, Execute, Format, Rights};
+use crate::format::{Access, Accesses, Execute, Format, Rights};
 
 /// A rule by which leaves are rewritten.
 pub(crate) trait Rule<F: Format>: Copy {
@@ -63,6 +63,9 @@ pub(crate) struct ForRead<F>(pub(crate) F, pub(crate) u64);
 pub(crate) struct ForWrite<F>(pub(crate) F, pub(crate) u64);
 #[derive(Clone, Copy)]
 pub(crate) struct ForExecute<F>(pub(crate) F, pub(crate) u64, pub(crate) Access);
+/// For a set of accesses. `WRITES`: one of them is a write.
+#[derive(Clone, Copy)]
+pub(crate) struct ForEach<F, const WRITES: bool>(pub(crate) F, pub(crate) Accesses);
 /// A right that is given without a use: leaves do not become accessed.
 #[derive(Clone, Copy)]
 pub(crate) struct Writable<F>(pub(crate) F, pub(crate) u64);
@@ -123,6 +126,19 @@ impl<F: Format> Rule<F> for ForExecute<F> {
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
         where_all(raw, self.1, self.0.relaxed(raw, self.2))
+    }
+}
+
+impl<F: Format, const WRITES: bool> Rule<F> for ForEach<F, WRITES> {
+    const STALE: bool = false;
+    const WHOLE: bool = false;
+    const TOUCHES: bool = true;
+    const WRITES: bool = WRITES;
+    const EXECUTES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        self.1.iter().fold(raw, |raw, access| self.0.relaxed(raw, access))
     }
 }
 

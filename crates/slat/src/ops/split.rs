@@ -531,7 +531,9 @@ fn link<F: Format, P: Platform>(
         }
         tables.platform.publish();
     }
-    if frozen != places {
+    if frozen == places {
+        cache.none_kept();
+    } else {
         for number in (0..count).rev() {
             if let Some(table) = cache.release(number) {
                 give_back(tables, cache, sums, table, level);

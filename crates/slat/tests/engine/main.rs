@@ -44,6 +44,7 @@ mod moved;
 mod named;
 mod numbered;
 mod obligations;
+mod own_rcu;
 mod owned;
 mod owned_pages;
 mod owners;

@@ -284,7 +284,7 @@ fn a_platform_has_as_many_readers_as_slots() {
     let readers = [(); 4].map(|()| platform.register());
     let error = Reader::register(&platform).err().unwrap();
     assert_eq!(error, TooManyReaders { slots: 4 });
-    says(&error.to_string(), &["all 4 reader slots", "drop a reader"]);
+    says(&error.to_string(), &["all 4 reader slots", "drop a `Reader`"]);
     drop(readers);
     assert!(Reader::register(&platform).is_ok());
 }
