@@ -36,7 +36,10 @@ pub(crate) struct Host {
 
 impl Host {
     pub fn give(&mut self, hpa: u64, bytes: u64) {
-        self.given.insert(hpa, hpa + bytes);
+        let around = self.given.range(..=hpa).next_back();
+        if around.is_none_or(|(_, &end)| end < hpa + bytes) {
+            self.given.insert(hpa, hpa + bytes);
+        }
         if !self.pages.is_empty() {
             for page in hpa >> PAGE..(hpa + bytes) >> PAGE {
                 if let Some(page) = self.pages.get_mut(&page) {
