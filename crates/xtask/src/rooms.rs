@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates. Each may depend on those before it.
-const CRATES: [&str; 14] = [
+const CRATES: [&str; 15] = [
     "slat",
     "slat-capi",
     "slat-guest",
     "slat-programs",
     "slat-sim",
+    "slat-linux",
     "slat-axvm",
     "slat-reclaim",
     "slat-kvm",
