@@ -4,6 +4,7 @@ use crate::vm::{Architecture, Teller};
 use crate::{Edited, Tree, config, copy, tools};
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -67,8 +68,8 @@ impl Build<'_> {
         (self.tell.say)("looking for what changed in the tree");
         let options = config::options(self.arch, self.options);
         let how = [&*options, &tools::compiler(self.arch)];
-        let (tree, files) = (&self.tree.path, &self.edited.files);
-        let fingerprint = copy::fingerprint(tree, files, &how, self.stop)?;
+        let (tree, files) = (&self.tree.path, self.files()?);
+        let fingerprint = copy::fingerprint(tree, &files, &how, self.stop)?;
         let kept = self.folder.join("images").join(format!("{}-{fingerprint:016x}", self.arch));
         let log = objects.join(LOG);
         let built = |steps| -> anyhow::Result<Built> {
@@ -172,8 +173,22 @@ impl Build<'_> {
     pub fn sources(self) -> anyhow::Result<PathBuf> {
         let _lock = self.lock()?;
         let source = self.source();
-        copy::make(&self.tree.path, &self.edited.files, &source, self.stop)?;
+        copy::make(&self.tree.path, &self.files()?, &source, self.stop)?;
         Ok(source)
+    }
+
+    /// Returns the files that differ from the tree's: those of the edits, and objects of Rust, which
+    /// are compiled unless they were before.
+    fn files(self) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
+        let texts = self.edited.files.iter();
+        let mut files: BTreeMap<_, _> =
+            texts.map(|(path, text)| (path.clone(), text.clone().into_bytes())).collect();
+        for object in self.edited.patches.iter().flat_map(|(edit, _)| &edit.objects) {
+            (self.tell.say)("compiling the engine");
+            let options = config::options(self.arch, self.options);
+            files.insert(object.file.clone(), object.build(&options, self.folder)?);
+        }
+        Ok(files)
     }
 
     fn source(self) -> PathBuf {
@@ -258,7 +273,7 @@ impl<'a> Build<'a> {
         );
         (self.tell.say)("copying what changed in the tree");
         let source = self.source();
-        copy::make(&self.tree.path, &self.edited.files, &source, self.stop)?;
+        copy::make(&self.tree.path, &self.files()?, &source, self.stop)?;
         let log = File::create(objects.join(LOG)).context("cannot write the build's log")?;
         Ok(Make { build: self, source, objects, log, steps: 0 })
     }
@@ -282,7 +297,8 @@ impl Make<'_> {
                 build.tree.name,
                 lacking.join(", ")
             );
-            Ok(())
+            let objects = build.edited.patches.iter().flat_map(|(edit, _)| &edit.objects);
+            objects.map(|object| object.check(&text)).collect()
         });
         if done.is_err() {
             let _ = fs::remove_file(&wanted);

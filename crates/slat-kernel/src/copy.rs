@@ -34,7 +34,7 @@ fn is_left_out(path: &str) -> bool {
 /// covers names, lengths and times of the files, the whole of edited files, and `how` it is built.
 pub fn fingerprint(
     tree: &Path,
-    files: &BTreeMap<String, String>,
+    files: &BTreeMap<String, Vec<u8>>,
     how: &[&str],
     stop: &AtomicBool,
 ) -> anyhow::Result<u64> {
@@ -54,7 +54,7 @@ pub fn fingerprint(
 /// A folder cannot be read or written, or `stop` was set.
 pub fn make(
     tree: &Path,
-    files: &BTreeMap<String, String>,
+    files: &BTreeMap<String, Vec<u8>>,
     copy: &Path,
     stop: &AtomicBool,
 ) -> anyhow::Result<()> {
@@ -66,11 +66,11 @@ pub fn make(
         }
         Ok(())
     })?;
-    for (path, text) in files {
+    for (path, bytes) in files {
         known.insert(path.clone());
         let place = copy.join(path);
-        if fs::read(&place).ok().as_deref() != Some(text.as_bytes()) {
-            replace(&place, text.as_bytes())?;
+        if fs::read(&place).ok().as_deref() != Some(&**bytes) {
+            replace(&place, bytes)?;
         }
     }
     let mut gone = Vec::new();
@@ -175,8 +175,8 @@ fn replace(place: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    fn edits(text: &str) -> BTreeMap<String, String> {
-        [("kvm/mmu.c".to_owned(), text.to_owned()), ("kvm/new.c".to_owned(), "n".to_owned())].into()
+    fn edits(text: &str) -> BTreeMap<String, Vec<u8>> {
+        [("kvm/mmu.c".to_owned(), text.into()), ("kvm/new.c".to_owned(), "n".into())].into()
     }
 
     fn tree() -> tempfile::TempDir {
@@ -253,10 +253,10 @@ mod tests {
     #[test]
     fn a_fingerprint_differs_after_every_change() {
         let (tree, stop) = (tree(), AtomicBool::new(false));
-        let built = |files: &BTreeMap<String, String>, how: &str| {
+        let built = |files: &BTreeMap<String, Vec<u8>>, how: &str| {
             fingerprint(tree.path(), files, &[how], &stop).unwrap()
         };
-        let of = |files: &BTreeMap<String, String>| built(files, "gcc");
+        let of = |files: &BTreeMap<String, Vec<u8>>| built(files, "gcc");
         assert_ne!(of(&BTreeMap::new()), built(&BTreeMap::new(), "another gcc"));
         let (plain, edited) = (of(&BTreeMap::new()), of(&edits("new")));
         assert!(plain == of(&BTreeMap::new()) && plain != edited && edited != of(&edits("newer")));

@@ -1,5 +1,6 @@
 //! A folder of edits: series in their order, and single semantic patches, `NAME.cocci`.
 
+use crate::object::RustObject;
 use crate::step::Step;
 use crate::{Error, Version};
 use std::fs;
@@ -41,6 +42,8 @@ pub struct Edit {
     pub steps: Vec<Step>,
     /// New files: their paths in the tree, and their text.
     pub files: Vec<(String, String)>,
+    /// Objects of Rust, which a build compiles.
+    pub objects: Vec<RustObject>,
 }
 
 impl Edits {
@@ -117,6 +120,7 @@ impl Series {
             message: name.to_owned(),
             steps: vec![step],
             files: Vec::new(),
+            objects: Vec::new(),
         };
         let step = Step::read(path)?;
         let series =
@@ -157,16 +161,22 @@ impl Series {
 impl Edit {
     fn read(name: String, folder: &Path) -> Result<Self, Error> {
         let message = text(&folder.join(MESSAGE))?;
-        let (mut steps, mut files) = (Vec::new(), Vec::new());
+        let (mut steps, mut files, mut objects) = (Vec::new(), Vec::new(), Vec::new());
         for path in entries(folder) {
-            steps.extend(Step::read(&path)?);
+            if path.extension().is_some_and(|of| of == "rust") {
+                let object = RustObject::parse(&path, &text(&path)?);
+                let malformed = |why| Error::Malformed { step: path.clone(), why };
+                objects.push(object.map_err(malformed)?);
+            } else {
+                steps.extend(Step::read(&path)?);
+            }
         }
         new_files(&folder.join("files"), "", &mut files)?;
-        if steps.is_empty() && files.is_empty() {
-            let why = "it changes nothing: no .cocci, no .lines, no files/".to_owned();
+        if steps.is_empty() && files.is_empty() && objects.is_empty() {
+            let why = "it changes nothing: no .cocci, no .lines, no .rust, no files/".to_owned();
             return Err(Error::Malformed { step: folder.to_owned(), why });
         }
-        Ok(Self { name, message, steps, files })
+        Ok(Self { name, message, steps, files, objects })
     }
 
     /// Returns its subject.

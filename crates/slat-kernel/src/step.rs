@@ -25,8 +25,16 @@ enum Kind {
     /// Texts in the result: how many more of each there are than before; at least one more if there
     /// is no number.
     Semantic { leaves: Vec<(Option<usize>, String)> },
-    /// Lines, and the line before or after which they are added.
-    Lines { after: bool, anchor: String, lines: Vec<String> },
+    /// Lines, and the line that they are added to, or that they replace.
+    Lines { place: Place, anchor: String, lines: Vec<String> },
+}
+
+/// Where lines go, seen from their anchor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Before,
+    After,
+    Instead,
 }
 
 impl Step {
@@ -61,7 +69,9 @@ impl Step {
                 ("leaves", Some(count)) if count.parse::<usize>().is_ok() => {
                     leaves.push((count.parse().ok(), value));
                 }
-                ("before" | "after", None) => anchor = Some((key == "after", value)),
+                ("before", None) => anchor = Some((Place::Before, value)),
+                ("after", None) => anchor = Some((Place::After, value)),
+                ("instead", Some("of")) => anchor = Some((Place::Instead, value)),
                 _ => {}
             }
         }
@@ -76,10 +86,11 @@ impl Step {
             }
             Kind::Semantic { leaves }
         } else {
-            let (after, anchor) =
-                anchor.ok_or("it has no line `# before: LINE` or `# after: LINE`")?;
+            let (place, anchor) = anchor.ok_or(
+                "it has no line `# before: LINE`, `# after: LINE` or `# instead of: LINE`",
+            )?;
             let (_, body) = text.split_once("\n---\n").ok_or("it has no line `---`")?;
-            Kind::Lines { after, anchor, lines: body.lines().map(str::to_owned).collect() }
+            Kind::Lines { place, anchor, lines: body.lines().map(str::to_owned).collect() }
         };
         Ok(Self { path: path.to_owned(), files, versions, kind })
     }
@@ -103,8 +114,8 @@ impl Step {
                 let after = coccinelle(&self.path, before)?;
                 missing(leaves, before, &after).map_or(Ok(after), |why| Err(Failed::Why(why)))
             }
-            Kind::Lines { after, anchor, lines } => {
-                insert(before, *after, anchor, lines).map_err(Failed::Why)
+            Kind::Lines { place, anchor, lines } => {
+                insert(before, *place, anchor, lines).map_err(Failed::Why)
             }
         }
     }
@@ -146,15 +157,19 @@ fn missing(leaves: &[(Option<usize>, String)], before: &str, after: &str) -> Opt
     })
 }
 
-fn insert(before: &str, after: bool, anchor: &str, lines: &[String]) -> Result<String, String> {
+fn insert(before: &str, place: Place, anchor: &str, lines: &[String]) -> Result<String, String> {
     let places: Vec<usize> =
         before.lines().enumerate().filter(|(_, l)| l.trim() == anchor).map(|(at, _)| at).collect();
-    let [place] = places[..] else {
+    let [at] = places[..] else {
         return Err(format!("the line `{anchor}` is there {} times, not once", places.len()));
     };
     let mut all: Vec<&str> = before.lines().collect();
-    let at = place + usize::from(after);
-    all.splice(at..at, lines.iter().map(String::as_str));
+    let replaced = match place {
+        Place::Before => at..at,
+        Place::After => at + 1..at + 1,
+        Place::Instead => at..at + 1,
+    };
+    all.splice(replaced, lines.iter().map(String::as_str));
     Ok(all.join("\n") + "\n")
 }
 
@@ -223,11 +238,12 @@ mod tests {
     #[test]
     fn lines_are_inserted_next_to_the_one_line_that_is_named() {
         let lines = ["b".to_owned()];
-        assert_eq!(insert("a\nc\n", true, "a", &lines).unwrap(), "a\nb\nc\n");
-        assert_eq!(insert("a\nc\n", false, "c", &lines).unwrap(), "a\nb\nc\n");
+        assert_eq!(insert("a\nc\n", Place::After, "a", &lines).unwrap(), "a\nb\nc\n");
+        assert_eq!(insert("a\nc\n", Place::Before, "c", &lines).unwrap(), "a\nb\nc\n");
+        assert_eq!(insert("a\nc\n", Place::Instead, "c", &lines).unwrap(), "a\nb\n");
         // A header has the line without its indentation.
-        assert_eq!(insert("\ta\nc\n", true, "a", &lines).unwrap(), "\ta\nb\nc\n");
-        assert!(insert("a\na\n", true, "a", &lines).unwrap_err().contains("2 times"));
-        assert!(insert("x\n", true, "a", &lines).unwrap_err().contains("0 times"));
+        assert_eq!(insert("\ta\nc\n", Place::After, "a", &lines).unwrap(), "\ta\nb\nc\n");
+        assert!(insert("a\na\n", Place::After, "a", &lines).unwrap_err().contains("2 times"));
+        assert!(insert("x\n", Place::After, "a", &lines).unwrap_err().contains("0 times"));
     }
 }
