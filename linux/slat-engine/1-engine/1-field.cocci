@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// file: arch/arm64/include/asm/kvm_pgtable.h
+// leaves 1: void *slat;
+
+@@
+@@
+ struct kvm_pgtable {
+ ...
+ kvm_pgtable_force_pte_cb_t force_pte_cb;
++
++	/* The tables on Slat's engine, or NULL. */
++	void *slat;
+ };

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef __ARM64_KVM_SLAT_H__
+#define __ARM64_KVM_SLAT_H__
+
+/*
+ * Stage 2 of a VM on Slat's engine, or on the page table code of KVM: each
+ * function looks at the VM. See arch/arm64/kvm/slat.c.
+ */
+#include <asm/kvm_pgtable.h>
+
+int slat_kvm_pgtable_stage2_init(struct kvm_pgtable *pgt, struct kvm_s2_mmu *mmu,
+				 struct kvm_pgtable_mm_ops *mm_ops);
+void slat_kvm_pgtable_stage2_destroy(struct kvm_pgtable *pgt);
+int slat_kvm_pgtable_stage2_map(struct kvm_pgtable *pgt, u64 addr, u64 size, u64 phys,
+				enum kvm_pgtable_prot prot, void *mc,
+				enum kvm_pgtable_walk_flags flags);
+int slat_kvm_pgtable_stage2_unmap(struct kvm_pgtable *pgt, u64 addr, u64 size);
+int slat_kvm_pgtable_stage2_wrprotect(struct kvm_pgtable *pgt, u64 addr, u64 size);
+kvm_pte_t slat_kvm_pgtable_stage2_mkyoung(struct kvm_pgtable *pgt, u64 addr);
+bool slat_kvm_pgtable_stage2_test_clear_young(struct kvm_pgtable *pgt, u64 addr,
+					      u64 size, bool mkold);
+int slat_kvm_pgtable_stage2_relax_perms(struct kvm_pgtable *pgt, u64 addr,
+					enum kvm_pgtable_prot prot);
+int slat_kvm_pgtable_stage2_flush(struct kvm_pgtable *pgt, u64 addr, u64 size);
+int slat_kvm_pgtable_stage2_split(struct kvm_pgtable *pgt, u64 addr, u64 size,
+				  struct kvm_mmu_memory_cache *mc);
+
+#endif /* __ARM64_KVM_SLAT_H__ */
