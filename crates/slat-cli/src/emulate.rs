@@ -141,6 +141,7 @@ fn initramfs(
         modules: load,
         command: words.to_vec(),
         tests: Vec::new(),
+        read: Vec::new(),
         port: arch.port().to_owned(),
     };
     if let Some(other) = other {
@@ -173,7 +174,7 @@ pub fn add_job(archive: &mut Initramfs, job: &Job) -> anyhow::Result<()> {
 }
 
 fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
-    let Answer { error, mut exit_code, mut stderr, report, tests } = answer;
+    let Answer { error, mut exit_code, mut stderr, report, tests, read: _ } = answer;
     if let Some(error) = error {
         return Err(no_report(format!("in the machine: {error}")));
     }

@@ -91,6 +91,35 @@ pub struct Results {
     pub counts_instructions: bool,
     /// The result of each test.
     pub tests: Vec<Test>,
+    /// What the series `slat-engine` counted in all tests: VMs with tables of the engine, VMs that
+    /// stayed in C, and calls of the engine.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub counters: BTreeMap<String, String>,
+}
+
+/// Parameters of KVM that count what ran on the engine, with the series `slat-engine`.
+const COUNTERS: [&str; 3] = ["slat_vms", "slat_refused", "slat_calls"];
+
+fn parameter(name: &str) -> String {
+    format!("/sys/module/kvm/parameters/{name}")
+}
+
+impl Results {
+    /// Returns a sentence on what ran on the engine, if the kernel has it.
+    pub fn engine(&self) -> Option<String> {
+        let [vms, refused, calls] = COUNTERS.map(|name| self.counters.get(name));
+        let (vms, refused, calls) = (vms?, refused?, calls?);
+        Some(format!(
+            "Stage 2 on the engine: {vms} VMs; {refused} VMs that could not use it (the kernel's \
+             log says why); calls: {calls}."
+        ))
+    }
+
+    /// Returns whether no VM ran on the engine, although it was on: such a run proves nothing.
+    pub fn is_without_engine(&self, append: Option<&str>) -> bool {
+        let is_off = append.is_some_and(|words| words.contains("kvm.slat=0"));
+        !is_off && self.counters.get("slat_vms").is_some_and(|vms| vms == "0")
+    }
 }
 
 /// The result of one test.
@@ -230,7 +259,13 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         }
     }
     ensure!(!tests.is_empty(), "this tree has none of these tests");
-    let job = Job { modules: Vec::new(), command: Vec::new(), port: arch.port().to_owned(), tests };
+    let job = Job {
+        modules: Vec::new(),
+        command: Vec::new(),
+        read: COUNTERS.map(parameter).to_vec(),
+        port: arch.port().to_owned(),
+        tests,
+    };
     emulate::add_job(&mut archive, &job)?;
     session.say(&format!("running {} tests", named.len()));
     let initramfs = archive.finish()?;
@@ -261,6 +296,11 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     if let Some(error) = answer.error {
         return Err(no_report(format!("in the machine: {error}")));
     }
+    let counter = |name| {
+        let text = answer.read.get(&parameter(name))?;
+        Some((name.to_owned(), text.trim().to_owned()))
+    };
+    let counters = COUNTERS.into_iter().filter_map(counter).collect();
     let tests = named.into_iter().zip(answer.tests).map(|(name, ran)| Test::of(name, ran));
     Ok(Results {
         architecture: arch.name().to_owned(),
@@ -269,6 +309,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         release: built.release,
         counts_instructions: args.count_instructions,
         tests: tests.collect(),
+        counters,
     })
 }
 

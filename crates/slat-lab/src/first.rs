@@ -95,7 +95,9 @@ fn run(job: &Job) -> anyhow::Result<Answer> {
     }
     if !job.tests.is_empty() {
         let tests = job.tests.iter().map(test).collect::<anyhow::Result<_>>()?;
-        return Ok(Answer { tests, ..Answer::default() });
+        let text = |path: &String| Some((path.clone(), fs::read_to_string(path).ok()?));
+        let read = job.read.iter().filter_map(text).collect();
+        return Ok(Answer { tests, read, ..Answer::default() });
     }
     fs::create_dir(REPORT).context("cannot make a directory for the report")?;
     let mut command = Command::new(PROGRAM);

@@ -39,6 +39,13 @@ const PAGES: u64 = 2048;
 /// The series of one arm64 kernel, so that few kernels are built.
 const ALL: &str = "bounded-walks,split-in-a-loop,lockless-ageing,flush-once";
 
+/// The target that the engine is compiled for as a part of Linux.
+const SOFT_FLOAT: &str = "aarch64-unknown-none-softfloat";
+
+/// Selftests that run on the engine.
+const ON_THE_ENGINE: &str = "set_memory_region_test,demand_paging_test,dirty_log_perf_test,\
+                             access_tracking_perf_test,kvm_page_table_test,page_fault_test";
+
 /// The series that change x86.
 const OF_X86: &str = "split-on-fault-before,lockless-ageing";
 
@@ -49,6 +56,7 @@ pub fn test() -> anyhow::Result<Outcome> {
         let missing = LIBRARIES.iter().filter(|(_, file)| !Path::new(file).exists());
         missing.map(|(name, _)| *name).try_for_each(setup::install)?;
         setup::emulator(Architecture::Aarch64.qemu())?;
+        setup::target(SOFT_FLOAT)?;
         static_build::build(&[Architecture::Aarch64], &[Program::Slat], Effort::Quick)?;
         peers::whole_tree()
     };
@@ -74,6 +82,7 @@ pub fn test() -> anyhow::Result<Outcome> {
     flush_once(&tree).context("flush-once")?;
     ageing_races(&tree).context("lockless-ageing, races")?;
     idle_pages(&tree).context("idle pages of a watched guest")?;
+    slat_engine(&tree).context("slat-engine")?;
     Ok(Outcome::Ran(Vec::new()))
 }
 

@@ -232,10 +232,16 @@ fn test(args: &TestArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
             notes: Vec::new(),
         };
         text::grid(&mut shown, &table, output::width());
+        if let Some(engine) = results.engine() {
+            let _ = writeln!(shown, "\n{engine}");
+        }
         for test in results.tests.iter().filter(|test| test.failed()) {
             let _ = writeln!(shown, "\nThe last that {} said:\n{}", test.name, test.output);
         }
         print(&shown)?;
+    }
+    if results.is_without_engine(args.machine.append.as_deref()) {
+        anyhow::bail!("no VM ran on the engine, so the tests say nothing about it");
     }
     Ok(ExitCode::from(u8::from(failed > 0)))
 }

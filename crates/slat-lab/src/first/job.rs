@@ -4,6 +4,7 @@
 //! breaks off must not look like a shorter one.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Path of the file from which the first process reads its job.
 pub const PATH: &str = "/job.json";
@@ -18,6 +19,9 @@ pub struct Job {
     /// Programs to run one after the other.
     #[serde(default)]
     pub tests: Vec<Test>,
+    /// Files to read when all tests have ended, such as counters of a kernel module.
+    #[serde(default)]
+    pub read: Vec<String>,
     /// The serial line to answer on.
     pub port: String,
 }
@@ -71,6 +75,9 @@ pub struct Answer {
     /// The result of each test.
     #[serde(default)]
     pub tests: Vec<Tested>,
+    /// The text of each file of [`Job::read`] that is there.
+    #[serde(default)]
+    pub read: BTreeMap<String, String>,
 }
 
 const MAGIC: &[u8] = b"slat-answer ";
@@ -135,6 +142,7 @@ mod tests {
             stderr: "line\n".to_owned(),
             report: Some("{\"schema\": 1}\n".to_owned()),
             error: None,
+            read: BTreeMap::new(),
             tests: Vec::new(),
         }
     }
