@@ -228,6 +228,8 @@ fn memory_is_clean_when_an_unmap_returns_without_forced_write_back() {
     for at in (0..32).step_by(2) {
         machine.host_write(Hpa(RAM + at * PAGE));
         vm.fault(BASE + at * PAGE, PAGE, ALL).unwrap();
+        // The caches get a copy, which the uncached write leaves behind.
+        machine.cpu(0).read(BASE + at * PAGE).unwrap();
         machine.cpu(1).access_uncached(BASE + at * PAGE, Access::Write).unwrap();
     }
     vm.stage2.unmap(BASE, 32 * PAGE).unwrap();
