@@ -143,8 +143,8 @@ mod tests {
             ("poke 2", "no multiple of 4"),
             ("poke 4 0x100000000", "32 bits"),
         ] {
-            let reason = parse(line).unwrap_err();
-            assert!(reason.contains(reason), "{line}: {reason}");
+            let refusal = parse(line).unwrap_err();
+            assert!(refusal.contains(reason), "{line}: {refusal}");
         }
     }
 }
