@@ -179,9 +179,13 @@ fn code(result: Result<(), Errno>) -> c_int {
 }
 
 /// Returns a source of table pages from a cache of KVM's.
-fn source(mc: *mut c_void) -> impl FnMut() -> Option<Frame> {
+fn source(mc: *mut c_void) -> impl FnMut() -> Option<Frame> + Send {
+    // A number may go to another thread, as the type demands; none does.
+    let mc = mc.expose_provenance();
     // SAFETY: the cache is the calling thread's, and its pages are nobody's.
-    move || unsafe { Frame::from_hpa(Hpa(slat_c_take(mc))) }
+    move || unsafe {
+        Frame::from_hpa(Hpa(slat_c_take(core::ptr::with_exposed_provenance_mut(mc))))
+    }
 }
 
 #[unsafe(no_mangle)]

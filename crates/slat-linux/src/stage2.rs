@@ -117,7 +117,7 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
         size: u64,
         hpa: u64,
         prot: u64,
-        source: &mut dyn FnMut() -> Option<Frame>,
+        mut source: &mut (dyn FnMut() -> Option<Frame> + Send),
     ) -> Result<(), Errno> {
         let wanted = gpa.checked_add(size).and_then(|end| Self::pages(gpa, end));
         let (Some(leaf), Some(wanted)) = (attributes(prot), wanted) else {
@@ -126,7 +126,8 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
         let largest = PageSize::from_bytes(size).ok_or(Errno::INVALID)?;
         let mut storage = [None];
         // SAFETY: the caller's pages are those of the kernel's cache: zeroed, and freed as tables.
-        let mut cache = unsafe { TableCache::asking(self.tables.platform(), &mut storage, source) };
+        let mut cache =
+            unsafe { TableCache::asking(self.tables.platform(), &mut storage, &mut source) };
         let mut guard = self.enter();
         for _ in 0..TRIES {
             let reason = match guard.reserve(Gpa(gpa), largest, &mut cache) {
@@ -368,13 +369,14 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
         &self,
         gpa: u64,
         size: u64,
-        source: &mut dyn FnMut() -> Option<Frame>,
+        mut source: &mut (dyn FnMut() -> Option<Frame> + Send),
     ) -> Result<(), Errno> {
         let end = gpa.checked_add(size).ok_or(Errno::INVALID)?;
         let page = PageSize::from_bytes(Self::PAGE).ok_or(Errno::INVALID)?;
         let mut storage = [const { None }; TOGETHER];
         // SAFETY: as in `map`.
-        let mut cache = unsafe { TableCache::asking(self.tables.platform(), &mut storage, source) };
+        let mut cache =
+            unsafe { TableCache::asking(self.tables.platform(), &mut storage, &mut source) };
         let mut guard = self.enter();
         let mut at = gpa;
         for _ in 0..TRIES {

@@ -5,6 +5,33 @@ use crate::format::Format;
 use crate::platform::{Platform, same};
 use crate::table::Frame;
 use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+
+/// A borrowed closure. A reference to a trait object would make the cache invariant in its
+/// lifetime, so that two caches with different lives would no longer be of one type.
+struct Source<'a> {
+    call: unsafe fn(NonNull<()>) -> Option<Frame>,
+    state: NonNull<()>,
+    borrow: PhantomData<&'a mut ()>,
+}
+
+// SAFETY: the closure may be called on any thread (`new`), and a shared reference calls nothing.
+unsafe impl Send for Source<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Source<'_> {}
+
+impl<'a> Source<'a> {
+    fn new<S: FnMut() -> Option<Frame> + Send>(source: &'a mut S) -> Self {
+        /// # Safety
+        /// `state` is a closure `S` that nothing else uses.
+        unsafe fn call<S: FnMut() -> Option<Frame>>(state: NonNull<()>) -> Option<Frame> {
+            // SAFETY: the caller's contract.
+            unsafe { state.cast::<S>().as_mut()() }
+        }
+        Self { call: call::<S>, state: NonNull::from(source).cast(), borrow: PhantomData }
+    }
+}
 
 /// Table pages that an operation may take; its caller fills the cache beforehand.
 ///
@@ -18,16 +45,16 @@ pub struct TableCache<'a, F: Format, P: Platform> {
     /// The number of tables that are kept at the end of the storage.
     kept: usize,
     /// Asked for a page when the cache has none.
-    source: Option<&'a mut dyn FnMut() -> Option<Frame>>,
+    source: Option<Source<'a>>,
     /// Gives the storage back, if the cache owns it.
     pub(crate) release: Option<unsafe fn(*mut [Option<Frame>])>,
-    format: core::marker::PhantomData<F>,
+    format: PhantomData<F>,
 }
 
 impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
     /// Makes an empty cache over the caller's storage, whose content is overwritten.
     pub fn new(platform: &'a P, storage: &'a mut [Option<Frame>]) -> Self {
-        let format = core::marker::PhantomData;
+        let format = PhantomData;
         Self { platform, storage, len: 0, kept: 0, source: None, release: None, format }
     }
 
@@ -39,13 +66,13 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
     /// # Safety
     /// The source returns frames as [`Platform::allocate`] of this platform does for
     /// `F::TABLE_BYTES`, and all of their bytes are 0. [`Platform::free`] may be called for them.
-    pub unsafe fn asking(
+    pub unsafe fn asking<S: FnMut() -> Option<Frame> + Send>(
         platform: &'a P,
         storage: &'a mut [Option<Frame>],
-        source: &'a mut dyn FnMut() -> Option<Frame>,
+        source: &'a mut S,
     ) -> Self {
         let mut this = Self::new(platform, storage);
-        this.source = Some(source);
+        this.source = Some(Source::new(source));
         this
     }
 
@@ -108,7 +135,9 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
     #[cold]
     fn ask(&mut self) -> Option<Frame> {
         let source = self.source.as_mut().filter(|_| self.kept < self.storage.len())?;
-        source()
+        // SAFETY: the source that `call` was made for lives as long as the cache, and is borrowed
+        // by it alone.
+        unsafe { (source.call)(source.state) }
     }
 
     /// Keeps a table that is not linked yet, under a number of the caller's, counted from 0. It

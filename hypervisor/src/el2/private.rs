@@ -274,7 +274,7 @@ fn convert(
                 done.pages += pages;
                 return Ok(());
             }
-            Err(stopped) if stopped.reason == ConvertError::Denied(Denied(answer::BUSY)) => {
+            Err(stopped) if stopped.reason == ConvertError::Denied(Denial(answer::BUSY)) => {
                 done.busy += 1;
             }
             Err(stopped) => return Err(format!("{} to {to:?}: {stopped}", run.start())),

@@ -14,6 +14,18 @@ use slat::{
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
+/// A source whose test has one thread.
+struct Alone<S>(S);
+
+// SAFETY: the value stays on the test's only thread.
+unsafe impl<S> Send for Alone<S> {}
+
+impl<S: FnMut() -> Option<Frame>> Alone<S> {
+    fn call(&mut self) -> Option<Frame> {
+        (self.0)()
+    }
+}
+
 /// A page of a hypervisor's own cache: zeroed.
 fn page(platform: &TestPlatform) -> Option<Frame> {
     let frame = platform.allocate(4096)?;
@@ -105,11 +117,12 @@ fn a_source_is_asked_when_a_table_is_needed_and_not_before() {
     let tables = Tables::new(Arm64K4::default(), Vmid(1), 40, &platform).unwrap();
     let asked = std::cell::Cell::new(0);
     let most = std::cell::Cell::new(usize::MAX);
-    let mut source = || {
+    let mut alone = Alone(|| {
         most.set(most.get().checked_sub(1)?);
         asked.set(asked.get() + 1);
         page(&platform)
-    };
+    });
+    let mut source = move || alone.call();
     let mut storage = [const { None }; 4];
     {
         // SAFETY: the pages are as `allocate` returns them, and zeroed.
