@@ -297,8 +297,8 @@ impl Make<'_> {
                 build.tree.name,
                 lacking.join(", ")
             );
-            let objects = build.edited.patches.iter().flat_map(|(edit, _)| &edit.objects);
-            objects.map(|object| object.check(&text)).collect()
+            let mut objects = build.edited.patches.iter().flat_map(|(edit, _)| &edit.objects);
+            objects.try_for_each(|object| object.check(&text))
         });
         if done.is_err() {
             let _ = fs::remove_file(&wanted);
