@@ -258,8 +258,8 @@ static void arm64(void)
     owing = slat_write_protect(&space, gpa + 2 * MIB, 2 * MIB);
     SAME(owing.result.done, 2 * MIB);
     SAME(machine.invalidations, before);
-    /* S2AP[1] and DBM clear; bit 56 remembers that the page was written. */
-    SAME(walk(&machine, &space, gpa + 2 * MIB, 0), 0x010000008020077full);
+    /* S2AP[1] and DBM clear; bit 57 remembers that the page was written. */
+    SAME(walk(&machine, &space, gpa + 2 * MIB, 0), 0x020000008020077full);
     SAME(slat_complete(&space, owing.owed), SLAT_STATUS_OK);
     SAME(machine.invalidations, before + 1);
     SAME(machine.last.start, gpa + 2 * MIB);
@@ -321,7 +321,7 @@ static void arm64(void)
     done = slat_protect(&space, gpa + 3 * MIB, 4 * KIB,
                         attributes(SLAT_READ, SLAT_EXECUTE_NONE, SLAT_MEMORY_NORMAL));
     SAME(done.done, 4 * KIB);
-    SAME(walk(&machine, &space, gpa + 3 * MIB, 0), 0x014000008030077full);
+    SAME(walk(&machine, &space, gpa + 3 * MIB, 0), 0x024000008030077full);
 
     /* Unmapped in runs, once nobody reaches the memory. */
     memset(&heap, 0, sizeof(heap));

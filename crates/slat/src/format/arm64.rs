@@ -94,8 +94,9 @@ const XN_SHIFT: u32 = 53;
 const XN: u64 = 0b11 << XN_SHIFT;
 /// Hardware ignores bits 58:55 of a leaf, and 62:59 where VTCR_EL2 (and an SMMU's STE) has HWU59 to
 /// HWU62 clear. Bit 57 remembers a written leaf that lost the right to write, bit 58 is the marker,
-/// and the engine's user has the others: Linux's KVM uses 55 and 56 for nested guests. Bit 63 stays clear: it is AMEC with FEAT_MEC. In a Realm's
-/// tables hardware reads bit 55 as NS, so this format is not for them.
+/// and the engine's user has the others: Linux's KVM uses 55 and 56 for nested guests. Bit 63 stays
+/// clear: it is AMEC with FEAT_MEC. In a Realm's tables hardware reads bit 55 as NS, so this format
+/// is not for them.
 const SW_USER: [u64; Software::MOST] =
     software::masks([1 << 55, 1 << 56, 1 << 59, 1 << 60, 1 << 61, 1 << 62]);
 const SW_DIRTY: u64 = 1 << 57;
