@@ -65,8 +65,8 @@ impl Scenario for Engine {
         let available = session.memory_available();
         if bytes > available / 10 * 9 {
             return Err(bad_input(format!(
-                "the tables of {memory} take {} MiB, and this machine has {} MiB free; take a smaller \
-             --memory",
+                "the tables of {memory} take {} MiB, and this machine has {} MiB free; take a \
+                 smaller --memory",
                 bytes >> 20,
                 available >> 20
             )));

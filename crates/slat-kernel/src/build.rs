@@ -177,8 +177,8 @@ impl Build<'_> {
         Ok(source)
     }
 
-    /// Returns the files that differ from the tree's: those of the edits, and objects of Rust, which
-    /// are compiled unless they were before.
+    /// Returns the files that differ from the tree's: those of the edits, and objects of Rust,
+    /// which are compiled unless they were before.
     fn files(self) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
         let texts = self.edited.files.iter();
         let mut files: BTreeMap<_, _> =

@@ -21,7 +21,10 @@ macro_rules! phases {
             /// Returns whether memory management can stall vCPUs in it.
             pub fn can_stall(self) -> bool {
                 use Phase::*;
-                matches!(self, Run | Dirty | Execute | Refill | Write | WriteIdle | ReadIdle | Toggle)
+                matches!(
+                    self,
+                    Run | Dirty | Execute | Refill | Write | WriteIdle | ReadIdle | Toggle
+                )
             }
 
             /// Returns the name for reports.

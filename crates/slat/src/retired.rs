@@ -202,8 +202,8 @@ impl Retired {
         freed
     }
 
-    /// Takes all tables that hardware cannot be in, after `invalidate` where it still may be. Leaves
-    /// them to another thread that has the turn.
+    /// Takes all tables that hardware cannot be in, after `invalidate` where it still may be.
+    /// Leaves them to another thread that has the turn.
     pub fn take<F: Format>(&self, invalidate: impl Fn()) -> RetiredTables<F> {
         let mut taken = RetiredTables { lists: [0, 0], format: PhantomData };
         if !self.is_idle() && self.turn.take() {
@@ -230,8 +230,9 @@ impl Retired {
     }
 }
 
-/// Tables that were unlinked and that no hardware can be in, for a hypervisor that waits for threads
-/// by its own read-copy-update: the result of [`Tables::take_retired`](crate::Tables::take_retired).
+/// Tables that were unlinked and that no hardware can be in, for a hypervisor that waits for
+/// threads by its own read-copy-update: the result of
+/// [`Tables::take_retired`](crate::Tables::take_retired).
 ///
 /// Dropping it leaks the tables.
 #[must_use = "dropped, the tables are leaked"]

@@ -85,8 +85,8 @@ pub const TESTED: [&str; 4] = [
     "--workspace",
     "--no-default-features",
     "--features",
-    "slat-bench/peers,slat-bench/granules,slat-cli/granules,slat-programs/counts,slat-programs/work,\
-     slat-capi/default,slat-axvm/default",
+    "slat-bench/peers,slat-bench/granules,slat-cli/granules,slat-programs/counts,\
+     slat-programs/work,slat-capi/default,slat-axvm/default",
 ];
 
 /// Words of cargo that run `slat-bench` as it is tested.

@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser};
 use slat_lab::scenario::Program;
 
 /// Programs of others, which no test runs.
-const OTHERS: [&str; 2] = ["sudo", "echo"];
+const OTHERS: [&str; 3] = ["sudo", "echo", "rustup"];
 
 /// Placeholders in command lines, with values for them.
 const FORMS: [(&str, &str); 4] = [

@@ -60,8 +60,8 @@ pub struct VcpuTotal {
     pub thread: Option<i32>,
     /// Values over the time of the watch.
     pub total: Values,
-    /// Counters of KVM that changed until [`Watch::end`](crate::watch::Watch::end) or the guest's end, by
-    /// the kernel's names.
+    /// Counters of KVM that changed until [`Watch::end`](crate::watch::Watch::end) or the guest's
+    /// end, by the kernel's names.
     pub statistics: Changes,
     /// How long the vCPU was out of the guest, by reason, if tracepoints provide it.
     pub stalls: Stalls,
@@ -94,8 +94,8 @@ pub struct GuestTotal {
     pub knowledge: Knowledge,
     /// Values over the time of the watch. Levels are those of the last sample.
     pub total: Values,
-    /// Counters of the VM that changed until [`Watch::end`](crate::watch::Watch::end) or the guest's end,
-    /// by the kernel's names.
+    /// Counters of the VM that changed until [`Watch::end`](crate::watch::Watch::end) or the
+    /// guest's end, by the kernel's names.
     pub statistics: Changes,
     /// How long the vCPUs were out of the guest, by reason, if tracepoints provide it.
     pub stalls: Stalls,
