@@ -117,7 +117,7 @@ fn marks(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
     fixture.says("it arrives", MEMORY.read(WRITTEN + 8) == 77);
     fixture.says("its leaf is dirty", fixture.state(WRITTEN, 4) == Some(ACCESSED | DIRTY));
     guest.clean(page(WRITTEN)).expect("mapped");
-    guest.complete();
+    guest.invalidate();
     fixture.says("a cleaned leaf is not", fixture.state(WRITTEN, 4) == Some(ACCESSED));
     fixture.done("the next write is allowed", Does::Write(WRITTEN + 8, 78));
     fixture.says("and marks it again", fixture.state(WRITTEN, 4) == Some(ACCESSED | DIRTY));
@@ -128,7 +128,7 @@ fn marks(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
         let mut unanswered = [0; 8];
         let mut ages = AgeBitmaps { young, unanswered: &mut unanswered };
         guest.age(range(0, 2 * M), &mut ages, how).expect("mapped");
-        guest.complete();
+        guest.invalidate();
     };
     age(&mut [0; 8]);
     fixture.says("an aged table is not accessed", fixture.tables_accessed(READ) == 2);
@@ -147,7 +147,7 @@ fn faults(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
     fixture.faults("a write to nothing faults", Does::Write(1 << 29, 0), error, 1 << 29);
 
     guest.write_protect(page(PROTECTED)).expect("mapped");
-    guest.complete();
+    guest.invalidate();
     let write = Does::Write(PROTECTED + 0x40, 5);
     let error = FINAL | USER | WRITE | PRESENT;
     fixture.faults("a write without the right faults", write, error, PROTECTED + 0x40);
@@ -160,7 +160,7 @@ fn faults(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
     MEMORY.write(EXECUTED, VMMCALL);
     fixture.done("code is executed", Does::Execute(EXECUTED));
     guest.execute_protect(page(EXECUTED)).expect("mapped");
-    guest.complete();
+    guest.invalidate();
     let error = FINAL | USER | FETCH | PRESENT;
     fixture.faults("a fetch without the right faults", Does::Execute(EXECUTED), error, EXECUTED);
     fixture.done("a read is still allowed", Does::Read(EXECUTED));
@@ -170,7 +170,7 @@ fn faults(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
 
 fn subtrees(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
     guest.write_protect_subtrees(range(0, 1 << 30)).expect("mapped");
-    guest.complete();
+    guest.invalidate();
     let error = GUEST_WALK | USER | WRITE | PRESENT;
     let read = Does::Read(PUSHED);
     fixture.faults("a guest's walk needs the right to write", read, error, GUEST_TABLES);
@@ -208,9 +208,9 @@ fn blocks(
     all(fixture, "a block of 2m is read, all of it");
     fixture.says("one leaf stands for it", fixture.state(BLOCK, 3) == Some(ACCESSED | DIRTY));
     guest.clean(block).expect("mapped");
-    guest.complete();
+    guest.invalidate();
     guest.split(block, PageSize::SIZE_4K, cache).expect("frames");
-    guest.complete();
+    guest.invalidate();
     let leaf = fixture.state(BLOCK + M, 4);
     fixture.says("split, a page has the block's state", leaf == Some(ACCESSED));
     all(fixture, "each of 512 pages is where it was");
@@ -221,7 +221,7 @@ fn blocks(
     guest.harvest(block, &mut bits).expect("mapped");
     fixture.says("a harvest finds those four", bits == [1, 3, 0, 0, 0, 0, 0, 1 << 63]);
     guest.collapse(block, PageSize::SIZE_2M).expect("uniform");
-    guest.complete();
+    guest.invalidate();
     fixture.says("collapsed, one leaf stands for them", fixture.state(BLOCK, 3).is_some());
     all(fixture, "and all of it is read");
 }
