@@ -1,5 +1,5 @@
 //! Checks whether a copy of the guest's memory has the state of one moment, by the stamps that the
-//! guest's program, in `tests/programs/src/work`, wrote there. Its `crew.rs` defines their order.
+//! guest's program, in `tests/programs/src/jobs`, wrote there. Its `crew.rs` defines their order.
 
 use core::fmt;
 

@@ -89,7 +89,7 @@ pub struct Results {
     pub said: Said,
 }
 
-/// The note below a table of whole phases.
+/// The note below a table of phases.
 pub const WHOLE_PHASES: &str = "Times of whole phases, all vCPUs, seen from user space; medians.";
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Creates a measurement without counts, each of whose samples is of its own.
+    /// Creates a measurement without counts, whose samples no other measurement shares.
     pub fn new(
         scenario: impl Into<String>,
         target: impl Into<String>,

@@ -45,7 +45,7 @@ const BUSY_EVERY: u64 = 16;
 const FIRM: u64 = 2 << 20;
 
 /// Results that the guest reads after a conversion, other than 0. `private.rs` of the program in
-/// `tests/programs/src/work` has the same.
+/// `tests/programs/src/jobs` has the same.
 mod answer {
     pub const BUSY: u64 = 1;
     pub const FIRM: u64 = 2;
