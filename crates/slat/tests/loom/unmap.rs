@@ -105,6 +105,28 @@ fn two_unmaps_of_neighbouring_tables_retire_both() {
 }
 
 #[test]
+fn a_retired_table_is_taken_once_whoever_unlinked_it() {
+    bounded("unmap, take retired || unmap, take retired", 3, || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
+        let other = spawn(move || {
+            let (_, rest) = guest.unmap(BLOCK..BIG);
+            assert!(rest.is_none());
+            guest.tables().take_retired()
+        });
+        let (_, rest) = guest.unmap(0..BLOCK);
+        assert!(rest.is_none());
+        let here = guest.tables().take_retired();
+        let there = other.join().unwrap();
+        let left = guest.tables().take_retired();
+        // SAFETY: they are of this platform, and all threads were joined.
+        let freed = [here, there, left].map(|taken| unsafe { taken.free(guest.world) });
+        assert_eq!(freed.iter().sum::<usize>(), 2, "{freed:?}");
+        guest.end(0);
+    });
+}
+
+#[test]
 fn two_unmaps_of_one_page_each_hand_it_out_between_them_once() {
     // As above.
     bounded("unmap || unmap, page and block", 2, || {
