@@ -9,13 +9,13 @@
  *                                   a walk where these are pages; topping the cache up is included;
  *                                   PROT: 1 execute, 2 write, 4 read
  *   warm BYTES | cool BYTES         the first BYTES of table memory into the caches, or out of them
- *   map START SIZE PHYS LEAF PROT   a fault for each leaf; table pages are at hand
+ *   map START SIZE PHYS LEAF PROT   a fault for each leaf; table pages are at hand; finds how many are to be tried again
  *   unmap START SIZE
  *   split START SIZE CHUNK          as logging is enabled; topping the cache up is included
  *   protect START SIZE
  *   clear START SIZE MASK CHUNK     64 pages at a time, those of MASK; split by CHUNK unless 0
  *   age START SIZE EACH             test and clear, in one walk or page by page
- *   relax START SIZE PROT           a permission fault on each page
+ *   relax START SIZE PROT           a permission fault on each page; finds how many are to be tried again
  *   young START SIZE                an access fault on each page
  *   addresses COUNT                 then COUNT addresses of 8 bytes, to be looked up
  *   lookup                          looks them up
@@ -107,6 +107,7 @@ static int map_each(u64 start, u64 size, u64 phys, u64 leaf, enum kvm_pgtable_pr
 
 		if (ret && ret != -EAGAIN)
 			return ret;
+		found += ret == -EAGAIN;
 	}
 	return 0;
 }
@@ -172,6 +173,7 @@ static int relax(u64 start, u64 size, u64 prot)
 
 		if (ret && ret != -EAGAIN)
 			return ret;
+		found += ret == -EAGAIN;
 	}
 	return 0;
 }

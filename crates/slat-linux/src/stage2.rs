@@ -96,11 +96,13 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
         GpaRange::new(Gpa(start), end.checked_sub(start)?).ok()
     }
 
-    /// The range, with all of the blocks of `size` that it cuts: KVM acts on whole blocks.
+    /// The range, with all of the blocks that its ends cut: KVM acts on whole blocks.
     #[cold]
-    fn around(range: GpaRange, size: PageSize) -> Option<GpaRange> {
-        let mask = size.bytes() - 1;
-        Self::pages(range.start().0 & !mask, (range.end().0 + mask) & !mask)
+    fn around(guard: &Inside<'_, 'p, F, P>, range: GpaRange) -> Option<GpaRange> {
+        let (start, end) = (range.start().0, range.end().0);
+        // What has no entry of its own is empty, and may be in the range.
+        let below = |gpa| guard.descriptor(Gpa(gpa)).map_or(0, |(_, size)| size.bytes() - 1);
+        Self::pages(start & !below(start), ((end - 1) | below(end - 1)) + 1)
     }
 
     /// Maps `size` bytes, a page or a block, as a fault does, or as the map of a device.
@@ -218,7 +220,10 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
         let (mut tries, mut result) = (TRIES, Ok(()));
         while let Err(Stopped { at, reason }) = guard.unmap(range, &mut removals) {
             let rest = match reason {
-                UnmapError::CutsBlock { size } => Self::around(range, size),
+                UnmapError::CutsBlock { .. } if tries > 0 => {
+                    tries -= 1;
+                    Self::around(guard, range)
+                }
                 UnmapError::Full => {
                     self.complete(&mut removals);
                     Self::pages(at.0, range.end().0)
@@ -230,8 +235,9 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
                 _ => None,
             };
             let Some(rest) = rest else {
-                let held = matches!(reason, UnmapError::Contended);
-                result = Err(if held { Errno::AGAIN } else { Errno::INVALID });
+                let changes =
+                    matches!(reason, UnmapError::Contended | UnmapError::CutsBlock { .. });
+                result = Err(if changes { Errno::AGAIN } else { Errno::INVALID });
                 break;
             };
             range = rest;
@@ -298,12 +304,15 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
         let result = loop {
             let Err(Stopped { at, reason }) = guard.write_protect(range) else { break Ok(()) };
             let rest = match reason {
-                ChangeError::CutsBlock { size } => Self::around(range, size),
+                ChangeError::CutsBlock { .. } if tries > 0 => {
+                    tries -= 1;
+                    Self::around(&guard, range)
+                }
                 ChangeError::Contended if tries > 0 => {
                     tries -= 1;
                     Self::pages(at.0, range.end().0)
                 }
-                ChangeError::Contended => break Err(Errno::AGAIN),
+                ChangeError::Contended | ChangeError::CutsBlock { .. } => break Err(Errno::AGAIN),
                 _ => None,
             };
             let Some(rest) = rest else { break Err(Errno::INVALID) };
@@ -316,28 +325,34 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
     }
 
     /// Returns whether any page of `size` bytes at `gpa` was used since it was aged last; with
-    /// `clear` ages them. The leaf of a single page is aged as a whole. Nothing is invalidated.
+    /// `clear` ages them, and the whole of a block that they cut. Nothing is invalidated.
     pub fn age(&self, gpa: u64, size: u64, clear: bool) -> bool {
         const WORDS: usize = 16;
+        let chunk = WORDS as u64 * 64 * Self::PAGE;
         let mut guard = self.enter();
+        let (mut young, mut used) = (false, false);
+        let mut leaf = |guard: &mut Inside<'_, 'p, F, P>, page: u64| {
+            let found = guard.age_leaf(Gpa(page), clear).ok().flatten();
+            young |= found.is_some_and(|(_, used)| used);
+            found.map_or((page, page + Self::PAGE), |(leaf, _)| (leaf.start().0, leaf.end().0))
+        };
+        // A walk only tests a block that its range cuts. So the leaf at the end is aged by itself,
+        // and the one at the start of each chunk, which are aligned: blocks inside are whole.
         let (mut at, end) = (gpa & !(Self::PAGE - 1), gpa.saturating_add(size));
-        if end - at <= Self::PAGE {
-            return matches!(guard.age_leaf(Gpa(at), clear), Ok(Some((_, true))));
-        }
-        let how = AgeOptions { clear, ..AgeOptions::LEAVES };
-        let mut young = false;
+        let (end, _) = leaf(&mut guard, (end - 1) & !(Self::PAGE - 1));
         while at < end {
-            let to = end.min(at + WORDS as u64 * 64 * Self::PAGE);
+            (_, at) = leaf(&mut guard, at);
+            let to = end.min(at.next_multiple_of(chunk));
+            let Some(range) = Self::pages(at, to).filter(|_| at < to) else { continue };
             let (mut found, mut unanswered) = ([0; WORDS], [0; WORDS]);
             let mut ages = AgeBitmaps { young: &mut found, unanswered: &mut unanswered };
-            if let Some(range) = Self::pages(at, to) {
-                // A page without an answer is being changed: KVM is told that it is old.
-                _ = guard.age(range, &mut ages, how);
-            }
-            young |= found.iter().any(|word| *word != 0);
+            let how = AgeOptions { clear, ..AgeOptions::LEAVES };
+            // A page without an answer is being changed: KVM is told that it is old.
+            _ = guard.age(range, &mut ages, how);
+            used |= found.iter().any(|word| *word != 0);
             at = to;
         }
-        young
+        young || used
     }
 
     /// Cleans the memory of `size` bytes at `gpa` to the point of coherency.

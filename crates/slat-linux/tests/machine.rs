@@ -221,6 +221,25 @@ fn an_unmap_that_cuts_a_block_takes_all_of_it() {
 }
 
 #[test]
+fn what_cuts_a_block_spares_the_pages_before_it() {
+    let machine = machine(true);
+    let vm = Vm::new(&machine);
+    vm.fault(BASE + 7 * PAGE, PAGE, ALL).unwrap();
+    vm.fault(BASE + BLOCK, BLOCK, ALL).unwrap();
+    let (from, bytes) = (BASE + 8 * PAGE, BLOCK);
+    assert!(vm.stage2.age(from, bytes, true), "the block is used");
+    assert!(!vm.stage2.age(from, bytes, false), "all of it is old now");
+    assert!(vm.stage2.age(BASE, from - BASE, false), "the page before is not");
+    vm.stage2.wrprotect(from, bytes).unwrap();
+    vm.flush();
+    assert!(machine.cpu(0).write(BASE + 7 * PAGE).is_ok());
+    vm.stage2.unmap(from, bytes).unwrap();
+    assert_eq!(machine.cpu(0).read(BASE + 7 * PAGE), Ok(Hpa(RAM + 7 * PAGE)));
+    assert!(machine.cpu(0).read(BASE + 2 * BLOCK - PAGE).is_err());
+    vm.end();
+}
+
+#[test]
 fn memory_is_clean_when_an_unmap_returns_without_forced_write_back() {
     let machine = machine(false);
     let vm = Vm::new(&machine);

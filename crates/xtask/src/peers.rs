@@ -49,8 +49,9 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     if long {
         tests.envs([("HISTORIES", "120"), ("ROUNDS", "20")]);
     }
-    let ran_tests =
-        ran(tests.args(["--test", "trees", "--test", "peers"]).env("SLAT_LINUX_TREES", &tree))?;
+    let ran_tests = ran(tests
+        .args(["--test", "trees", "--test", "kvm", "--test", "peers"])
+        .env("SLAT_LINUX_TREES", &tree))?;
     if !long {
         return Ok(ran_tests);
     }

@@ -104,7 +104,7 @@ impl fmt::Display for Op {
 pub struct Answer {
     /// Time on a CPU.
     pub seconds: f64,
-    /// Young pages or walks, or the sum of a look-up.
+    /// Young pages or walks; faults that are to be tried again; or the sum of a look-up.
     pub found: u64,
     /// Exact counts by name, if the program counts.
     pub counts: Vec<(String, u64)>,
