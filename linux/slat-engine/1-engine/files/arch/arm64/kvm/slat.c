@@ -353,11 +353,15 @@ bool slat_kvm_pgtable_stage2_test_clear_young(struct kvm_pgtable *pgt, u64 addr,
 					      u64 size, bool mkold)
 {
 	void *vm = slat_enter(pgt, AGE);
+	bool young;
 
 	if (!vm)
 		return kvm_pgtable_stage2_test_clear_young(pgt, addr, size, mkold);
-	slat_assert_read(pgt);
-	return slat_kvm_age(vm, addr, size, mkold);
+	/* With lockless-ageing the caller does not hold mmu_lock. */
+	rcu_read_lock();
+	young = slat_kvm_age(vm, addr, size, mkold);
+	rcu_read_unlock();
+	return young;
 }
 
 int slat_kvm_pgtable_stage2_relax_perms(struct kvm_pgtable *pgt, u64 addr,
