@@ -3,7 +3,7 @@
 use crate::cli::{ConfigArgs, TreeChoice};
 use anyhow::Context;
 use slat_kernel::vm::{Architecture, SOURCES, Teller, cache_folder, linux_source};
-use slat_kernel::{Build, Built, Edited, Edits, Error, Tree};
+use slat_kernel::{Build, Built, Edited, Edits, Error, SETS, Tree};
 use slat_lab::failure::{Failure, bad_input};
 use slat_lab::session::Session;
 use std::path::{Path, PathBuf};
@@ -151,8 +151,11 @@ fn kept_as(tree: &Tree) -> String {
     format!("{name}-{:08x}", crc32fast::hash(path))
 }
 
-/// Reads options of a kernel configuration from a file.
+/// Returns a set of options by its name, or reads options of a kernel configuration from a file.
 fn options(path: &Path) -> anyhow::Result<String> {
+    if let Some((_, text)) = SETS.iter().find(|(name, _)| path == Path::new(name)) {
+        return Ok((*text).to_owned());
+    }
     let refused = |why: &str| bad_input(format!("--config {}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| refused(&error.to_string()))?;
     let is_option = |line: &str| {

@@ -15,6 +15,14 @@ pub const NEEDED: [&str; 6] = [
     "CONFIG_PROC_PAGE_MONITOR=y",
 ];
 
+/// Sets of more options, by name.
+pub const SETS: [(&str, &str); 4] = [
+    ("checked", include_str!("../config/checked.config")),
+    ("kcsan", include_str!("../config/kcsan.config")),
+    ("16k", include_str!("../config/16k.config")),
+    ("64k", include_str!("../config/64k.config")),
+];
+
 /// Returns the options to set, for `make allnoconfig` with `KCONFIG_ALLCONFIG`. Of an option that
 /// occurs twice the last one counts.
 pub fn options(arch: Architecture, more: &str) -> String {
@@ -51,6 +59,7 @@ mod tests {
             options.sort_unstable();
             options.dedup();
             assert_eq!(options.len(), all, "{arch}: an option is there twice");
+            assert!(SETS.iter().all(|(_, text)| text.lines().all(|line| is_known(&line))));
         }
     }
 

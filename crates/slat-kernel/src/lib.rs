@@ -22,6 +22,7 @@ mod tree;
 pub mod vm;
 
 pub use build::{Build, Built};
+pub use config::SETS;
 pub use edited::{Edited, Files};
 pub use edits::{Edit, Edits, Series};
 pub use error::Error;

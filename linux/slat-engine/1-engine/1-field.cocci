@@ -7,8 +7,9 @@
 @@
  struct kvm_pgtable {
  ...
- kvm_pgtable_force_pte_cb_t force_pte_cb;
+ struct kvm_s2_mmu *mmu;
 +
 +	/* The tables on Slat's engine, or NULL. */
 +	void *slat;
+ ...
  };

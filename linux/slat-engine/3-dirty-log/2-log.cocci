@@ -3,7 +3,6 @@
 // file: virt/kvm/kvm_main.c
 // leaves 2: kvm_arch_dirty_log_lock(kvm);
 // leaves 2: kvm_arch_dirty_log_unlock(kvm);
-// versions: ..6.14
 
 @@
 identifier f = { kvm_get_dirty_log_protect, kvm_clear_dirty_log_protect };

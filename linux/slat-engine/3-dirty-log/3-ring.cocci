@@ -3,7 +3,6 @@
 // file: virt/kvm/dirty_ring.c
 // leaves 1: kvm_arch_dirty_log_lock(kvm);
 // leaves 1: kvm_arch_dirty_log_unlock(kvm);
-// versions: ..6.14
 
 @@
 @@

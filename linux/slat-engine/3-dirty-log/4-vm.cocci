@@ -2,7 +2,6 @@
 //
 // file: arch/arm64/include/asm/kvm_host.h
 // leaves 1: bool slat_read_lock;
-// versions: ..6.14
 
 @@
 @@

@@ -6,7 +6,6 @@
 // leaves 3: kvm_arch_dirty_log_unlock(kvm);
 // leaves 1: kvm_arch_dirty_log_resched(kvm);
 // leaves 2: if (!kvm->arch.slat_read_lock)
-// versions: ..6.14
 
 @@
 @@

@@ -3,7 +3,6 @@
 // file: arch/arm64/kvm/slat.c
 // leaves 2: kvm_arch_dirty_log_assert(kvm_s2_mmu_to_kvm(pgt->mmu));
 // leaves 1: mmu->arch->slat_read_lock =
-// versions: ..6.14
 
 @@
 identifier f = { slat_kvm_pgtable_stage2_wrprotect, slat_kvm_pgtable_stage2_split };

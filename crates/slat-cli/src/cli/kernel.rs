@@ -75,9 +75,9 @@ pub struct EditsArgs {
 /// How a tree is built.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ConfigArgs {
-    /// File of more options for the kernel's configuration, CONFIG_NAME=y a line; each such file
-    /// has objects of its own
-    #[arg(long, value_name = "FILE")]
+    /// More options for the kernel's configuration: checked (lockdep, KASAN and their like), kcsan,
+    /// 16k, 64k (pages of arm64), or a file with CONFIG_NAME=y a line; each has objects of its own
+    #[arg(long, value_name = "NAME|FILE")]
     pub config: Option<PathBuf>,
 }
 

@@ -205,6 +205,26 @@ static void *slat_enter(struct kvm_pgtable *pgt, enum slat_op op)
 	return pgt->slat;
 }
 
+/* Rights as the engine numbers them: this kernel may have others. Bits of nested guests stay. */
+static u64 slat_prot(enum kvm_pgtable_prot prot)
+{
+	const u64 known = KVM_PGTABLE_PROT_RWX | KVM_PGTABLE_PROT_DEVICE |
+			  KVM_PGTABLE_PROT_NORMAL_NC;
+	u64 slat = prot & ~known;
+
+	if ((prot & KVM_PGTABLE_PROT_X) == KVM_PGTABLE_PROT_X)
+		slat |= BIT(0);
+	if (prot & KVM_PGTABLE_PROT_W)
+		slat |= BIT(1);
+	if (prot & KVM_PGTABLE_PROT_R)
+		slat |= BIT(2);
+	if (prot & KVM_PGTABLE_PROT_DEVICE)
+		slat |= BIT(3);
+	if (prot & KVM_PGTABLE_PROT_NORMAL_NC)
+		slat |= BIT(4);
+	return slat;
+}
+
 static void slat_assert_write(struct kvm_pgtable *pgt)
 {
 	lockdep_assert_held_write(&kvm_s2_mmu_to_kvm(pgt->mmu)->mmu_lock);
@@ -240,7 +260,7 @@ static int slat_init(struct kvm_pgtable *pgt, struct kvm_s2_mmu *mmu,
 		.output_bits = min(bits, wide ? 52U : 48U),
 		.wide = wide,
 		.forced_write_back = cpus_have_final_cap(ARM64_HAS_STAGE2_FWB),
-		.start_level = VTCR_EL2_TGRAN_SL0_BASE - FIELD_GET(VTCR_EL2_SL0_MASK, vtcr),
+		.start_level = 4 - VTCR_EL2_LVLS(vtcr),
 	};
 	/* kmalloc() aligns a power of two to its size. */
 	void *vm = kzalloc(roundup_pow_of_two(slat_kvm_bytes()), GFP_KERNEL_ACCOUNT);
@@ -265,6 +285,16 @@ static int slat_init(struct kvm_pgtable *pgt, struct kvm_s2_mmu *mmu,
 	return 0;
 }
 
+/* A VM stays on C. */
+void slat_kvm_refused(const char *why)
+{
+	if (!READ_ONCE(slat))
+		return;
+	atomic_long_inc(&slat_refused);
+	pr_info_ratelimited("kvm: slat: tables of %s (%d) are in C: %s\n", current->comm,
+			    task_pid_nr(current), why);
+}
+
 int slat_kvm_pgtable_stage2_init(struct kvm_pgtable *pgt, struct kvm_s2_mmu *mmu,
 				 struct kvm_pgtable_mm_ops *mm_ops)
 {
@@ -280,18 +310,13 @@ int slat_kvm_pgtable_stage2_init(struct kvm_pgtable *pgt, struct kvm_s2_mmu *mmu
 			return ret;
 		why = "the engine has no such geometry";
 	}
-	atomic_long_inc(&slat_refused);
-	pr_info_ratelimited("kvm: slat: tables of %s (%d) are in C: %s\n", current->comm,
-			    task_pid_nr(current), why);
+	slat_kvm_refused(why);
 	return kvm_pgtable_stage2_init(pgt, mmu, mm_ops);
 }
 
-void slat_kvm_pgtable_stage2_destroy(struct kvm_pgtable *pgt)
+/* No vCPU runs, and KVM has taken the tables away from notifiers. */
+static void slat_destroy(struct kvm_pgtable *pgt)
 {
-	if (!pgt->slat)
-		return kvm_pgtable_stage2_destroy(pgt);
-
-	/* No vCPU runs, and KVM has taken the tables away from notifiers. */
 	while (!slat_kvm_destroy_some(pgt->slat, SLAT_DESTROY_TABLES))
 		cond_resched();
 	slat_kvm_destroy(pgt->slat);
@@ -299,6 +324,30 @@ void slat_kvm_pgtable_stage2_destroy(struct kvm_pgtable *pgt)
 	pgt->slat = NULL;
 	pgt->pgd = NULL;
 }
+
+#if SLAT_KVM_PGT_FN
+void slat_kvm_pgtable_stage2_destroy_range(struct kvm_pgtable *pgt, u64 addr, u64 size)
+{
+	if (!pgt->slat)
+		kvm_pgtable_stage2_destroy_range(pgt, addr, size);
+}
+
+void slat_kvm_pgtable_stage2_destroy_pgd(struct kvm_pgtable *pgt)
+{
+	if (pgt->slat)
+		slat_destroy(pgt);
+	else
+		kvm_pgtable_stage2_destroy_pgd(pgt);
+}
+#else
+void slat_kvm_pgtable_stage2_destroy(struct kvm_pgtable *pgt)
+{
+	if (pgt->slat)
+		slat_destroy(pgt);
+	else
+		kvm_pgtable_stage2_destroy(pgt);
+}
+#endif
 
 int slat_kvm_pgtable_stage2_map(struct kvm_pgtable *pgt, u64 addr, u64 size, u64 phys,
 				enum kvm_pgtable_prot prot, void *mc,
@@ -311,7 +360,7 @@ int slat_kvm_pgtable_stage2_map(struct kvm_pgtable *pgt, u64 addr, u64 size, u64
 		return kvm_pgtable_stage2_map(pgt, addr, size, phys, prot, mc, flags);
 	slat_assert_read(pgt);
 	ret = slat_kvm_map(vm, ALIGN_DOWN(addr, PAGE_SIZE), PAGE_ALIGN(size),
-			   ALIGN_DOWN(phys, PAGE_SIZE), prot, mc);
+			   ALIGN_DOWN(phys, PAGE_SIZE), slat_prot(prot), mc);
 	slat_retire(vm);
 	return ret;
 }
@@ -339,6 +388,18 @@ int slat_kvm_pgtable_stage2_wrprotect(struct kvm_pgtable *pgt, u64 addr, u64 siz
 	return slat_kvm_wrprotect(vm, addr, size);
 }
 
+#if SLAT_KVM_PGT_FN
+void slat_kvm_pgtable_stage2_mkyoung(struct kvm_pgtable *pgt, u64 addr,
+				     enum kvm_pgtable_walk_flags flags)
+{
+	void *vm = slat_enter(pgt, MKYOUNG);
+
+	if (!vm)
+		return kvm_pgtable_stage2_mkyoung(pgt, addr, flags);
+	slat_assert_read(pgt);
+	slat_kvm_mkyoung(vm, addr);
+}
+#else
 kvm_pte_t slat_kvm_pgtable_stage2_mkyoung(struct kvm_pgtable *pgt, u64 addr)
 {
 	void *vm = slat_enter(pgt, MKYOUNG);
@@ -348,6 +409,7 @@ kvm_pte_t slat_kvm_pgtable_stage2_mkyoung(struct kvm_pgtable *pgt, u64 addr)
 	slat_assert_read(pgt);
 	return slat_kvm_mkyoung(vm, addr);
 }
+#endif
 
 bool slat_kvm_pgtable_stage2_test_clear_young(struct kvm_pgtable *pgt, u64 addr,
 					      u64 size, bool mkold)
@@ -364,15 +426,25 @@ bool slat_kvm_pgtable_stage2_test_clear_young(struct kvm_pgtable *pgt, u64 addr,
 	return young;
 }
 
+#if SLAT_KVM_PGT_FN
+int slat_kvm_pgtable_stage2_relax_perms(struct kvm_pgtable *pgt, u64 addr,
+					enum kvm_pgtable_prot prot,
+					enum kvm_pgtable_walk_flags flags)
+#else
 int slat_kvm_pgtable_stage2_relax_perms(struct kvm_pgtable *pgt, u64 addr,
 					enum kvm_pgtable_prot prot)
+#endif
 {
 	void *vm = slat_enter(pgt, RELAX);
 
 	if (!vm)
+#if SLAT_KVM_PGT_FN
+		return kvm_pgtable_stage2_relax_perms(pgt, addr, prot, flags);
+#else
 		return kvm_pgtable_stage2_relax_perms(pgt, addr, prot);
+#endif
 	slat_assert_read(pgt);
-	return slat_kvm_relax(vm, addr, prot);
+	return slat_kvm_relax(vm, addr, slat_prot(prot));
 }
 
 int slat_kvm_pgtable_stage2_flush(struct kvm_pgtable *pgt, u64 addr, u64 size)
