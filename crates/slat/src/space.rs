@@ -414,16 +414,19 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     #[inline(always)]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
         // No thread reclaims: that takes `&mut self`, and `self` is borrowed here.
-        match self.tables.translate::<false>(&self.tables.start(), gpa) {
-            Ok(found) => found,
-            Err(Contended { .. }) => self.query_again(gpa),
+        let found = self.tables.start().lookup_any::<F>(gpa.0);
+        if let Some(page) = self.tables.translation_alone(found, gpa) {
+            return Some(page);
         }
+        // Field by field: as it is returned in memory, all other results would be there, too.
+        let Translation { hpa, size, attributes } = self.query_other(gpa)?;
+        Some(Translation { hpa, size, attributes })
     }
 
     #[cold]
     #[inline(never)]
-    fn query_again(&self, gpa: Gpa) -> Option<Translation> {
-        self.translate_again(gpa).unwrap_or(None)
+    fn query_other(&self, gpa: Gpa) -> Option<Translation> {
+        self.translate_other(gpa).unwrap_or(None)
     }
 
     /// Translates `gpa`; `None` if nothing is mapped there. Waits for as long as an operation of a
@@ -434,9 +437,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// about to appear or to vanish.
     #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        match self.tables.translate::<false>(&self.tables.start(), gpa) {
-            Err(Contended { .. }) => self.translate_again(gpa),
-            found => found,
+        let found = self.tables.start().lookup_any::<F>(gpa.0);
+        match self.tables.translation_alone(found, gpa) {
+            Some(page) => Ok(Some(page)),
+            None => self.translate_other(gpa),
         }
     }
 
@@ -445,7 +449,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// longer.
     #[cold]
     #[inline(never)]
-    fn translate_again(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    fn translate_other(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         for _ in 0..PATIENCE {
             let found = self.tables.translate_any(gpa);
             if found.is_ok() {
