@@ -134,5 +134,4 @@ pub use lazy::{Choice, Lazy};
 pub use machine::{Machine, Moment, Place, Vcpu};
 pub use owned::PrivateCall;
 pub use tlb::Scope;
-pub use uses::CONSUMERS;
 pub use violation::{Kind, Violation};

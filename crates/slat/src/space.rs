@@ -16,8 +16,7 @@ use crate::format::{Attributes, Format, Geometry, GuestRoot, Rights, Software};
 use crate::guard::Guard;
 use crate::invalidation::{PendingFlush, Vmid};
 use crate::ops::{
-    ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Rule, UnmapError, UnmappedRun,
-    maintenance,
+    ChangeError, Exactly, MapError, Marked, Rule, UnmapError, UnmappedRun, leaf_bits, maintenance,
 };
 use crate::platform::{Maintenance, Platform};
 use crate::retired::Chain;
@@ -190,14 +189,6 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         unsafe { self.tables.enter_unchecked() }
     }
 
-    /// As [`Tables::add_consumer`].
-    ///
-    /// # Errors
-    /// The errors of [`Tables::add_consumer`].
-    pub fn add_consumer(&mut self, mark: Software) -> Result<Consumer, ConsumerError> {
-        self.tables.add_consumer(mark)
-    }
-
     /// Gives back tables that [guards](AddressSpace::enter) have unlinked, and returns how many, as
     /// [`Tables::reclaim`]. [`AddressSpace::unmap`] and [`AddressSpace::discard`] do so at their
     /// end.
@@ -279,8 +270,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ///
     /// # Errors
     /// [`SpaceError::Change`] of [`ChangeError::Range`], of [`ChangeError::Attributes`] for bits
-    /// that the format lacks, or of [`ChangeError::Consumers`] for marks of consumers;
-    /// [`SpaceError::OutOfFrames`] where a block that the range cuts cannot be split. No leaf's
+    /// that the format lacks; [`SpaceError::OutOfFrames`] where a block that the range cuts cannot be split. No leaf's
     /// bits are changed.
     pub fn set_software(
         &mut self,
@@ -290,8 +280,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ) -> Result<u64, Stopped<SpaceError>> {
         let bits = |software| {
             let refused =
-                |reason| Stopped { at: range.start(), reason: SpaceError::Change(reason) };
-            self.tables.user_bits(software).map_err(refused)
+                |Stopped { at, reason }| Stopped { at, reason: SpaceError::Change(reason) };
+            leaf_bits::<F>(&range, software).map_err(refused)
         };
         let (set, clear) = (bits(set)?, bits(clear)?);
         self.rewrite(range, Marked { set, clear })

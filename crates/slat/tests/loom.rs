@@ -20,8 +20,6 @@
 mod age;
 #[path = "loom/collapse.rs"]
 mod collapse;
-#[path = "loom/consumers.rs"]
-mod consumers;
 #[path = "loom/contiguous.rs"]
 mod contiguous;
 #[path = "loom/guest.rs"]

@@ -17,9 +17,6 @@ use super::AttributeError;
 /// that all leaves have the same. [`Guard::relax_where`](crate::Guard::relax_where) reads them,
 /// [`Guard::set_software`](crate::Guard::set_software) writes them.
 ///
-/// The engine uses those that are marks of [consumers of dirty state](crate::Consumer): a collapse
-/// takes the union of these.
-///
 /// Every format has at least two, and [`Format::SOFTWARE_BITS`](super::Format::SOFTWARE_BITS) in
 /// all. It refuses others with [`AttributeError::SoftwareBits`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]

@@ -127,8 +127,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// what the guest may do, the decision cannot be out of date.
     ///
     /// # Errors
-    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks, and on
-    /// [`ChangeError::Consumers`]; otherwise those of [`Guard::relax`].
+    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks; otherwise
+    /// those of [`Guard::relax`].
     #[inline(always)]
     pub fn relax_where(
         &mut self,
@@ -137,7 +137,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         software: Software,
     ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let format = self.tables.format;
-        let needed = self.bits(range, software)?;
+        let needed = leaf_bits::<F>(&range, software)?;
         match access {
             Access::Write => self.grant(range, ForWrite(format, needed)),
             access => self.relax_to_look(range, access, needed),
@@ -226,8 +226,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// another page at the same address, meanwhile.
     ///
     /// # Errors
-    /// [`ChangeError::Range`], [`ChangeError::Attributes`] of bits that the format lacks,
-    /// [`ChangeError::Consumers`] and [`ChangeError::Contended`]: nothing is done.
+    /// [`ChangeError::Range`], [`ChangeError::Attributes`] of bits that the format lacks, and
+    /// [`ChangeError::Contended`]: nothing is done.
     pub fn grant_write(
         &mut self,
         gpa: Gpa,
@@ -239,7 +239,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             Ok(range) => range,
             Err(reason) => return Self::stopped(gpa, ChangeError::Range(reason)),
         };
-        let added = self.bits(range, software)?;
+        let added = leaf_bits::<F>(&range, software)?;
         let rule = WriteAt(self.tables.format, hpa, added);
         match self.grant(range, rule) {
             Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
@@ -264,7 +264,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         software: Software,
     ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let format = self.tables.format;
-        let needed = self.bits(range, software)?;
+        let needed = leaf_bits::<F>(&range, software)?;
         self.grant(range, Executable(format, needed, fetch))
     }
 
@@ -280,7 +280,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         software: Software,
     ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let format = self.tables.format;
-        let needed = self.bits(range, software)?;
+        let needed = leaf_bits::<F>(&range, software)?;
         self.grant(range, Writable(format, needed))
     }
 
@@ -295,12 +295,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(LocalFlush::new(self.tables, range, bytes))
     }
 
-    /// Returns `software` as bits of a leaf; refuses bits that are marks of consumers.
-    #[inline]
-    fn bits(&self, range: GpaRange, software: Software) -> Result<u64, Stopped<ChangeError>> {
-        self.tables.user_bits(software).map_err(|reason| Stopped { at: range.start(), reason })
-    }
-
     /// Sets the software bits `set` of every leaf in `range`, and clears those of `clear`; a bit of
     /// both is set. Returns the bytes that changed.
     ///
@@ -309,16 +303,16 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// ([`Guard::map_contiguous`]).
     ///
     /// # Errors
-    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks, and on
-    /// [`ChangeError::Consumers`]. A block that the range cuts and that has the bits already is not
-    /// refused; otherwise those of [`Guard::write_protect`].
+    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks. A block that
+    /// the range cuts and that has the bits already is not refused; otherwise those of
+    /// [`Guard::write_protect`].
     pub fn set_software(
         &mut self,
         range: GpaRange,
         set: Software,
         clear: Software,
     ) -> Result<u64, Stopped<ChangeError>> {
-        let (set, clear) = (self.bits(range, set)?, self.bits(range, clear)?);
+        let (set, clear) = (leaf_bits::<F>(&range, set)?, leaf_bits::<F>(&range, clear)?);
         self.rewrite::<Atomically, _>(range, Marked { set, clear })
     }
 
@@ -452,16 +446,17 @@ fn gives_nothing<F: Format>(raw: u64, changed: u64) -> bool {
     (changed ^ raw) & !F::ACCESSED == 0
 }
 
-impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Returns the bits of a leaf that are `software`, which must be the user's own.
-    pub(crate) fn user_bits(&self, software: Software) -> Result<u64, ChangeError> {
-        let bits = software.encode(F::SOFTWARE).map_err(ChangeError::Attributes)?;
-        if bits & self.marks != 0 {
-            return Err(ChangeError::Consumers { given: software, marks: self.consumers() });
-        }
-        Ok(bits)
-    }
+/// Returns the bits of a leaf that are `software`, for a call on `range`.
+#[inline]
+pub(crate) fn leaf_bits<F: Format>(
+    range: &GpaRange,
+    software: Software,
+) -> Result<u64, Stopped<ChangeError>> {
+    let refused = |reason| Stopped { at: range.start(), reason: ChangeError::Attributes(reason) };
+    software.encode(F::SOFTWARE).map_err(refused)
+}
 
+impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Makes memory coherent before `raw` becomes `changed`, if `changed` may be executed and `raw`
     /// may not.
     #[cold]

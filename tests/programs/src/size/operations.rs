@@ -158,12 +158,6 @@ operations! {
     op_harvest(guard: &mut On<'_>, at: GpaRange, bitmap: &mut [u64]) -> Changed {
         guard.harvest(at, bitmap)
     }
-    op_harvest_for(guard: &mut On<'_>, by: Consumer, at: GpaRange, bits: &mut [u64]) -> Changed {
-        guard.harvest_for(by, at, bits)
-    }
-    op_clean_for(guard: &mut On<'_>, whom: Consumer, at: GpaRange) -> Changed {
-        guard.clean_for(whom, at)
-    }
     op_clean(guard: &mut On<'_>, at: GpaRange) -> Changed {
         guard.clean(at)
     }
