@@ -6,7 +6,7 @@ use slat::{
     Access, Attributes, Format, Gpa, GpaRange, Guard, Hpa, Invalidation, PageSize, Reader,
     TableCache, Tables, UnmapBatch, Vmid,
 };
-use slat_sim::{Arch, Arm, Ept, Firmware, Kind, Lazy, Machine, Place, Violation};
+use slat_sim::{Arch, Arm, Ept, Firmware, HasFirmware, Kind, Lazy, Machine, Place, Violation};
 
 pub type Cache<'c, F, A> = TableCache<'c, F, Machine<A>>;
 
@@ -49,8 +49,8 @@ pub fn ept_machine() -> Machine<Ept> {
 }
 
 /// Returns a platform that invalidates by `invalidate`.
-pub fn invalidating<A: Arch>(invalidate: fn(&Machine<A>, &Invalidation)) -> Firmware<A> {
-    Firmware { invalidate, ..A::firmware() }
+pub fn invalidating<A: HasFirmware>(invalidate: fn(&Machine<A>, &Invalidation)) -> Firmware<A> {
+    Firmware { invalidate, ..A::FIRMWARE }
 }
 
 /// Returns all kinds of laziness except one.

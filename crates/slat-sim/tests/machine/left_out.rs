@@ -4,7 +4,7 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{AgeBitmaps, AgeOptions, Attributes, Format, Hpa, Invalidation, TableBits};
-use slat_sim::{Arch, Firmware, Machine};
+use slat_sim::{Arch, Firmware, HasFirmware, Machine};
 use std::cell::Cell;
 
 thread_local! {
@@ -13,13 +13,13 @@ thread_local! {
     static SEEN: Cell<usize> = const { Cell::new(0) };
 }
 
-fn invalidate<A: Arch>(machine: &Machine<A>, what: &Invalidation) {
+fn invalidate<A: HasFirmware>(machine: &Machine<A>, what: &Invalidation) {
     let number = SEEN.replace(SEEN.get() + 1);
     if number == LEFT_OUT.get() {
         // The stores are still published.
         slat::Platform::publish(machine);
     } else {
-        (A::firmware().invalidate)(machine, what);
+        (A::FIRMWARE.invalidate)(machine, what);
     }
 }
 
@@ -28,7 +28,7 @@ fn invalidate<A: Arch>(machine: &Machine<A>, what: &Invalidation) {
 fn run<C: Case>(number: usize, scenario: fn(&Guest<'_, C::F, C::A>)) -> (usize, bool) {
     LEFT_OUT.set(number);
     SEEN.set(0);
-    let faulty = Firmware { invalidate: invalidate::<C::A>, ..C::A::firmware() };
+    let faulty = Firmware { invalidate: invalidate::<C::A>, ..C::A::FIRMWARE };
     // There is no hook on this thread: speculation is enough of a guest.
     let machine = C::machine().firmware(faulty);
     scenario(&C::guest(&machine));
