@@ -48,6 +48,8 @@ mod replace;
 mod reserve;
 #[path = "loom/split.rs"]
 mod split;
+#[path = "loom/tlb.rs"]
+mod tlb;
 #[path = "loom/unmap.rs"]
 mod unmap;
 #[path = "loom/walked.rs"]
