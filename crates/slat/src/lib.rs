@@ -148,8 +148,8 @@ pub use leaf_delta::LeafDelta;
 pub use local_flush::LocalFlush;
 pub use ops::{
     AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Dump, Leaf, Leaves, MapError, Owner,
-    OwnerError, Pages, ReplaceError, Reservation, SplitError, TableBits, UnmapBatch, UnmapEntry,
-    UnmapError, UnmappedRun,
+    OwnerError, Pages, Relax, ReplaceError, Reservation, SplitError, TableBits, UnmapBatch,
+    UnmapEntry, UnmapError, UnmappedRun,
 };
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};

@@ -36,6 +36,7 @@ pub use pages::Pages;
 pub use query::{Dump, Leaf, Leaves};
 pub use replace::ReplaceError;
 pub use reserve::Reservation;
+pub use rights::Relax;
 pub(crate) use rights::leaf_bits;
 pub(crate) use rules::{Exactly, Marked, Rule};
 pub use split::SplitError;
