@@ -1,6 +1,6 @@
 //! Reports and hosts for tests, with all kinds of rows and fixed figures.
 
-use crate::host::{Cpu, Host, HugePool, Kernel, Maybe, Kvm, Memory, Thp, Virtualisation};
+use crate::host::{Cpu, Host, HugePool, Kernel, Kvm, Maybe, Memory, Thp, Virtualisation};
 use crate::record::{Measurement, Skipped};
 use crate::record::{Report, SCHEMA};
 use crate::trust::Trust;
