@@ -269,9 +269,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// already. Returns the bytes that changed.
     ///
     /// # Errors
-    /// [`SpaceError::Change`] of [`ChangeError::Range`], of [`ChangeError::Attributes`] for bits
-    /// that the format lacks; [`SpaceError::OutOfFrames`] where a block that the range cuts cannot be split. No leaf's
-    /// bits are changed.
+    /// [`SpaceError::Change`] of [`ChangeError::Range`], or of [`ChangeError::Attributes`] for bits
+    /// that the format lacks; [`SpaceError::OutOfFrames`] where a block that the range cuts cannot
+    /// be split. No leaf's bits are changed.
     pub fn set_software(
         &mut self,
         range: GpaRange,

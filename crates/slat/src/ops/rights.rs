@@ -150,11 +150,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Nothing is done on [`ChangeError::Range`], and, but for a read, on
     /// [`ChangeError::CutsBlock`] unless the block appeared meanwhile: more than the range would
     /// get the right. A block that allows the access already, and for a write is dirty, is not
-    /// refused: it becomes accessed, as it does for a read. Of a fetch that is not marked, also at a
-    /// block that would become executable: huge pages that may not be executed stay so, even if
-    /// another thread collapses pages meanwhile. Nothing is done on [`ChangeError::Attributes`], of
-    /// software bits that the format lacks. [`ChangeError::Contended`] leaves everything done that
-    /// precedes the address where it stopped.
+    /// refused: it becomes accessed, as it does for a read. For a fetch that is not marked, a block
+    /// that would become executable is refused as well: huge pages that may not be executed stay
+    /// so, even if another thread collapses pages meanwhile. Nothing is done on
+    /// [`ChangeError::Attributes`], of software bits that the format lacks.
+    /// [`ChangeError::Contended`] leaves everything done that precedes the address where it
+    /// stopped.
     #[inline(always)]
     pub fn relax(
         &mut self,

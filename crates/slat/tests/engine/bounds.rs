@@ -91,9 +91,11 @@ fn calls<H: Hardware>() -> Vec<(&'static str, Call<H>)> {
             granted::<H, _>(g.relax(range(4 * M - 4 * K, 4 * K), Access::Write));
         }),
         ("grant_write", |g, _| granted::<H, _>(g.grant_write(Gpa(HELD), Hpa(0), Software::NONE))),
-        ("relax, unmarked", |g, _| granted::<H, _>(g.relax(all(), Relax::new(Access::Write).only_if(Software::NONE).unmarked()))),
+        ("relax, unmarked", |g, _| {
+            granted::<H, _>(g.relax(all(), Relax::new(Access::Write).unmarked()));
+        }),
         ("relax for a fetch, unmarked", |g, _| {
-            granted::<H, _>(g.relax(all(), Relax::new(Access::Execute).only_if(Software::NONE).unmarked()));
+            granted::<H, _>(g.relax(all(), Relax::new(Access::Execute).unmarked()));
         }),
         ("set_software", |g, _| { let _ = g.set_software(all(), Software::A, Software::NONE); }),
         ("clean", |g, _| { let _ = g.clean(all()); }),
