@@ -126,10 +126,14 @@ operations! {
         guard.relax(at, Relax::new(access).only_if(software)).map(slat::LocalFlush::not_needed_here)
     }
     op_relax_unmarked(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
-        guard.relax(at, Relax::new(Access::Write).only_if(software).unmarked()).map(slat::LocalFlush::not_needed_here)
+        guard
+            .relax(at, Relax::new(Access::Write).only_if(software).unmarked())
+            .map(slat::LocalFlush::not_needed_here)
     }
     op_relax_unmarked_fetch(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
-        guard.relax(at, Relax::new(Access::Execute).only_if(software).unmarked()).map(slat::LocalFlush::not_needed_here)
+        guard
+            .relax(at, Relax::new(Access::Execute).only_if(software).unmarked())
+            .map(slat::LocalFlush::not_needed_here)
     }
     op_split(guard: &mut On<'_>, at: GpaRange, size: PageSize, cache: &mut Cache<'static>)
         -> Result<u64, Stopped<SplitError>> {
