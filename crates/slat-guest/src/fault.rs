@@ -19,8 +19,8 @@ use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
-    Access, ChangeError, Format, Gpa, GpaRange, Guard, LocalFlush, PageSize, Software, SplitError,
-    Stopped, Translation, UnmappedRun,
+    Access, ChangeError, Format, Gpa, GpaRange, Guard, LocalFlush, PageSize, Relax, Software,
+    SplitError, Stopped, Translation, UnmappedRun,
 };
 
 /// The number of attempts at a fault while other threads change the same entries.
@@ -267,7 +267,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     /// all of `needed`.
     fn relax(&mut self, fault: &Fault<'_>, size: PageSize, needed: Software) -> Step {
         let range = fault.page(size);
-        match self.guard.relax_where(range, fault.access, needed) {
+        match self.guard.relax(range, Relax::new(fault.access).only_if(needed)) {
             Ok(granted) => {
                 let outcome = match fault.access {
                     // The leaf has the right: the CPU has an older state of it in its TLB.
@@ -313,7 +313,10 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             // have cached any of these pages without the right to write.
             if self.guest.config.logging == Logging::Hardware {
                 let around = fault.page(F::size(1));
-                match self.guard.allow_write(around, MAY_WRITE) {
+                match self
+                    .guard
+                    .relax(around, Relax::new(Access::Write).only_if(MAY_WRITE).unmarked())
+                {
                     Ok(granted) if granted.is_changed() => {
                         granted.flush_local();
                     }

@@ -12,7 +12,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use slat::{
-    Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Leaf, LocalFlush, Stopped,
+    Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Leaf, LocalFlush,
+    Relax, Stopped,
 };
 
 /// The result of a turn of recovery.
@@ -135,7 +136,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let result = match guest.marks_writes {
                 // A vCPU that has the old rights in its TLB faults once.
-                true => guard.allow_write(range, MAY_WRITE).map(LocalFlush::not_needed_here),
+                true => guard
+                    .relax(range, Relax::new(Access::Write).only_if(MAY_WRITE).unmarked())
+                    .map(LocalFlush::not_needed_here),
                 false => guard.write_protect(range),
             };
             guard.invalidate();

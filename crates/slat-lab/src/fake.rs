@@ -1,6 +1,6 @@
 //! Reports and hosts for tests, with all kinds of rows and fixed figures.
 
-use crate::host::{Cpu, Host, HugePool, Kernel, Known, Kvm, Memory, Thp, Virtualisation};
+use crate::host::{Cpu, Host, HugePool, Kernel, Kvm, Maybe, Memory, Thp, Virtualisation};
 use crate::record::{Measurement, Skipped};
 use crate::record::{Report, SCHEMA};
 use crate::trust::Trust;
@@ -39,11 +39,11 @@ pub fn trust() -> Trust {
         reasons: Vec::new(),
         began: 1_700_000_000,
         seconds: 12.5,
-        load_begin: Known(Some(0.25)),
-        others: Known(Some(2.0)),
-        load_end: Known(Some(1.5)),
-        steal: Known(Some(0.125)),
-        waited: Known(Some(3.0)),
+        load_begin: Maybe(Some(0.25)),
+        others: Maybe(Some(2.0)),
+        load_end: Maybe(Some(1.5)),
+        steal: Maybe(Some(0.125)),
+        waited: Maybe(Some(3.0)),
         parts: Vec::new(),
     }
 }
@@ -204,7 +204,7 @@ pub fn kvm() -> Vec<Measurement> {
 }
 
 fn host() -> Host {
-    let known = |text: &str| Known(Some(text.to_owned()));
+    let known = |text: &str| Maybe(Some(text.to_owned()));
     let parameters = [("nx_huge_pages".to_owned(), known("N"))].into();
     Host {
         name: known("example"),
@@ -213,10 +213,10 @@ fn host() -> Host {
             architecture: "x86_64".into(),
             usable: 2,
             microcode: known("0x1"),
-            governor: Known(None),
+            governor: Maybe(None),
             smt: known("on"),
-            mhz: Known(Some(2100.0)),
-            turbo: Known(None),
+            mhz: Maybe(Some(2100.0)),
+            turbo: Maybe(None),
             mitigations: [("mds".to_owned(), known("Not affected"))].into(),
         },
         kernel: Kernel {
@@ -224,15 +224,15 @@ fn host() -> Host {
             version: known("#1 SMP"),
             command_line: known("ro quiet"),
         },
-        virtualisation: Virtualisation { hypervisor: Known(Some(true)), product: Known(None) },
-        memory: Memory { total: Known(Some(24 << 30)), available: Known(Some(23 << 30)) },
+        virtualisation: Virtualisation { hypervisor: Maybe(Some(true)), product: Maybe(None) },
+        memory: Memory { total: Maybe(Some(24 << 30)), available: Maybe(Some(23 << 30)) },
         kvm: Kvm {
             device: "usable".to_owned(),
             parameters: [("kvm".to_owned(), parameters)].into(),
         },
         thp: Thp { enabled: known("madvise"), defrag: known("madvise") },
-        hugetlb: vec![HugePool { page_size: 2 << 20, total: Known(Some(0)), free: Known(Some(0)) }],
-        numa_nodes: Known(Some(1)),
+        hugetlb: vec![HugePool { page_size: 2 << 20, total: Maybe(Some(0)), free: Maybe(Some(0)) }],
+        numa_nodes: Maybe(Some(1)),
         aslr: known("2"),
     }
 }

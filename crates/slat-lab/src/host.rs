@@ -18,9 +18,9 @@ const NOT_AVAILABLE: &str = "not available";
 
 /// A value that the host may not provide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Known<T>(pub Option<T>);
+pub struct Maybe<T>(pub Option<T>);
 
-impl<T: fmt::Display> fmt::Display for Known<T> {
+impl<T: fmt::Display> fmt::Display for Maybe<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Some(value) => value.fmt(f),
@@ -29,7 +29,7 @@ impl<T: fmt::Display> fmt::Display for Known<T> {
     }
 }
 
-impl<T: Serialize> Serialize for Known<T> {
+impl<T: Serialize> Serialize for Maybe<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match &self.0 {
             Some(value) => value.serialize(serializer),
@@ -38,7 +38,7 @@ impl<T: Serialize> Serialize for Known<T> {
     }
 }
 
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Known<T> {
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Maybe<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Value::deserialize(deserializer)? {
             Value::String(text) if text == NOT_AVAILABLE => Ok(Self(None)),
@@ -49,9 +49,9 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Known<T> {
 }
 
 #[cfg(test)]
-impl<T: schemars::JsonSchema> schemars::JsonSchema for Known<T> {
+impl<T: schemars::JsonSchema> schemars::JsonSchema for Maybe<T> {
     fn schema_name() -> std::borrow::Cow<'static, str> {
-        format!("Known_{}", T::schema_name()).into()
+        format!("Maybe_{}", T::schema_name()).into()
     }
 
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
@@ -67,7 +67,7 @@ impl<T: schemars::JsonSchema> schemars::JsonSchema for Known<T> {
 pub struct Host {
     /// What it calls itself.
     #[serde(default)]
-    pub name: Known<String>,
+    pub name: Maybe<String>,
     /// Processors.
     pub cpu: Cpu,
     /// The kernel that runs here.
@@ -83,9 +83,9 @@ pub struct Host {
     /// The pools of huge pages, by page size.
     pub hugetlb: Vec<HugePool>,
     /// Number of NUMA nodes.
-    pub numa_nodes: Known<usize>,
+    pub numa_nodes: Maybe<usize>,
     /// `kernel.randomize_va_space`.
-    pub aslr: Known<String>,
+    pub aslr: Maybe<String>,
 }
 
 /// Processors.
@@ -93,26 +93,26 @@ pub struct Host {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Cpu {
     /// What `/proc/cpuinfo` calls the first.
-    pub model: Known<String>,
+    pub model: Maybe<String>,
     /// The architecture that this program was compiled for.
     pub architecture: Cow<'static, str>,
     /// How many this process may run on.
     pub usable: usize,
     /// Revision of the microcode.
-    pub microcode: Known<String>,
+    pub microcode: Maybe<String>,
     /// Who sets the frequency.
-    pub governor: Known<String>,
+    pub governor: Maybe<String>,
     /// Whether sibling threads share cores.
-    pub smt: Known<String>,
+    pub smt: Maybe<String>,
     /// The frequency as the run began, in MHz: the middle one of all CPUs.
     #[serde(default)]
-    pub mhz: Known<f64>,
+    pub mhz: Maybe<f64>,
     /// Whether CPUs may exceed their nominal frequency.
     #[serde(default)]
-    pub turbo: Known<bool>,
+    pub turbo: Maybe<bool>,
     /// What the kernel does about each vulnerability of the processor, by the names of its files.
     #[serde(default)]
-    pub mitigations: BTreeMap<String, Known<String>>,
+    pub mitigations: BTreeMap<String, Maybe<String>>,
 }
 
 /// The kernel.
@@ -120,12 +120,12 @@ pub struct Cpu {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Kernel {
     /// As `uname -r` has it.
-    pub release: Known<String>,
+    pub release: Maybe<String>,
     /// As `uname -v` has it.
-    pub version: Known<String>,
+    pub version: Maybe<String>,
     /// What it was booted with.
     #[serde(default)]
-    pub command_line: Known<String>,
+    pub command_line: Maybe<String>,
 }
 
 /// Whether the host is itself a guest; its times are then those of two hypervisors.
@@ -133,9 +133,9 @@ pub struct Kernel {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Virtualisation {
     /// Whether the processor says that a hypervisor is below.
-    pub hypervisor: Known<bool>,
+    pub hypervisor: Maybe<bool>,
     /// Maker and product of the machine as its firmware has it.
-    pub product: Known<String>,
+    pub product: Maybe<String>,
 }
 
 /// Main memory in bytes.
@@ -143,9 +143,9 @@ pub struct Virtualisation {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Memory {
     /// All of it.
-    pub total: Known<u64>,
+    pub total: Maybe<u64>,
     /// What could be had without pushing anybody else out, as the run began.
-    pub available: Known<u64>,
+    pub available: Maybe<u64>,
 }
 
 /// The host's KVM.
@@ -155,7 +155,7 @@ pub struct Kvm {
     /// `usable`, or why it is not.
     pub device: String,
     /// Every parameter of each module whose name begins with kvm.
-    pub parameters: BTreeMap<String, BTreeMap<String, Known<String>>>,
+    pub parameters: BTreeMap<String, BTreeMap<String, Maybe<String>>>,
 }
 
 /// Transparent huge pages: the choice made, of those that the kernel offers.
@@ -163,9 +163,9 @@ pub struct Kvm {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Thp {
     /// For which mappings.
-    pub enabled: Known<String>,
+    pub enabled: Maybe<String>,
     /// How hard the kernel tries in a fault.
-    pub defrag: Known<String>,
+    pub defrag: Maybe<String>,
 }
 
 /// A pool of huge pages.
@@ -175,9 +175,9 @@ pub struct HugePool {
     /// Bytes of a page.
     pub page_size: u64,
     /// Pages in the pool.
-    pub total: Known<u64>,
+    pub total: Maybe<u64>,
     /// Pages that nobody uses.
-    pub free: Known<u64>,
+    pub free: Maybe<u64>,
 }
 
 impl Host {
@@ -189,53 +189,53 @@ impl Host {
     /// Reads a host whose files are below `root`.
     pub fn read_below(root: &Path) -> Self {
         let files = Files(root);
-        let known = |path: &str| Known(files.text(path));
+        let known = |path: &str| Maybe(files.text(path));
         let cpuinfo = files.text("proc/cpuinfo").unwrap_or_default();
-        let field = |name: &str| Known(value(&cpuinfo, name).map(str::to_owned));
+        let field = |name: &str| Maybe(value(&cpuinfo, name).map(str::to_owned));
         let dmi = |name: &str| files.text(format!("sys/class/dmi/id/{name}"));
         let product: Vec<_> =
             [dmi("sys_vendor"), dmi("product_name")].into_iter().flatten().collect();
         Self {
             name: known("proc/sys/kernel/hostname"),
             cpu: Cpu {
-                model: Known(field("model name").0.or_else(|| field("CPU part").0)),
+                model: Maybe(field("model name").0.or_else(|| field("CPU part").0)),
                 architecture: std::env::consts::ARCH.into(),
                 usable: std::thread::available_parallelism().map_or(1, Into::into),
                 microcode: field("microcode"),
                 governor: known("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
                 smt: known("sys/devices/system/cpu/smt/control"),
-                mhz: Known(median(&files.frequencies())),
-                turbo: Known(files.turbo()),
+                mhz: Maybe(median(&files.frequencies())),
+                turbo: Maybe(files.turbo()),
                 mitigations: texts(files, "sys/devices/system/cpu/vulnerabilities"),
             },
             kernel: Kernel {
                 release: known("proc/sys/kernel/osrelease"),
                 version: known("proc/sys/kernel/version"),
-                command_line: Known(files.text("proc/cmdline").map(own_words)),
+                command_line: Maybe(files.text("proc/cmdline").map(own_words)),
             },
             virtualisation: Virtualisation {
                 // Only x86 has this flag. On other architectures, its absence means nothing.
-                hypervisor: Known(
+                hypervisor: Maybe(
                     field("flags")
                         .0
                         .map(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
                 ),
-                product: Known((!product.is_empty()).then(|| product.join(" "))),
+                product: Maybe((!product.is_empty()).then(|| product.join(" "))),
             },
             memory: Memory {
-                total: Known(files.meminfo("MemTotal")),
-                available: Known(available_memory(files)),
+                total: Maybe(files.meminfo("MemTotal")),
+                available: Maybe(available_memory(files)),
             },
             kvm: Kvm {
                 device: kvm_device(&root.join("dev/kvm")),
                 parameters: kvm_parameters(files),
             },
             thp: Thp {
-                enabled: Known(files.choice("sys/kernel/mm/transparent_hugepage/enabled")),
-                defrag: Known(files.choice("sys/kernel/mm/transparent_hugepage/defrag")),
+                enabled: Maybe(files.choice("sys/kernel/mm/transparent_hugepage/enabled")),
+                defrag: Maybe(files.choice("sys/kernel/mm/transparent_hugepage/defrag")),
             },
             hugetlb: huge_pools(files),
-            numa_nodes: Known(
+            numa_nodes: Maybe(
                 files.list("sys/devices/system/node/online").map(|nodes| nodes.len()),
             ),
             aslr: known("proc/sys/kernel/randomize_va_space"),
@@ -285,7 +285,7 @@ fn available_memory(files: Files<'_>) -> Option<u64> {
     Some(files.available_memory(&files.memory_bounds()).ok()?.bytes)
 }
 
-fn kvm_parameters(files: Files<'_>) -> BTreeMap<String, BTreeMap<String, Known<String>>> {
+fn kvm_parameters(files: Files<'_>) -> BTreeMap<String, BTreeMap<String, Maybe<String>>> {
     let modules = files.names("sys/module").into_iter().filter(|name| name.starts_with("kvm"));
     modules
         .map(|module| {
@@ -296,16 +296,16 @@ fn kvm_parameters(files: Files<'_>) -> BTreeMap<String, BTreeMap<String, Known<S
 }
 
 /// Returns the text of each file in a folder.
-fn texts(files: Files<'_>, folder: &str) -> BTreeMap<String, Known<String>> {
-    let text = |name: &String| Known(files.text(format!("{folder}/{name}")));
+fn texts(files: Files<'_>, folder: &str) -> BTreeMap<String, Maybe<String>> {
+    let text = |name: &String| Maybe(files.text(format!("{folder}/{name}")));
     files.names(folder).into_iter().map(|name| (name.clone(), text(&name))).collect()
 }
 
 fn huge_pools(files: Files<'_>) -> Vec<HugePool> {
     let pool = |pool: slat_kvm::procfs::HugePool| HugePool {
         page_size: pool.page_size,
-        total: Known(pool.total),
-        free: Known(pool.free),
+        total: Maybe(pool.total),
+        free: Maybe(pool.free),
     };
     files.huge_pools().unwrap_or_default().into_iter().map(pool).collect()
 }
@@ -357,16 +357,16 @@ mod tests {
         let json = serde_json::to_value(&host).unwrap();
         assert_eq!(serde_json::from_value::<Host>(json).unwrap(), host);
         assert_eq!(host.cpu.model.to_string(), "A CPU");
-        assert_eq!(host.virtualisation.hypervisor, Known(Some(true)));
-        assert_eq!(host.memory.available, Known(Some(512 << 10)));
+        assert_eq!(host.virtualisation.hypervisor, Maybe(Some(true)));
+        assert_eq!(host.memory.available, Maybe(Some(512 << 10)));
         assert_eq!(host.kernel.release.to_string(), "6.12.1");
         assert_eq!(host.kvm.device, "usable");
         assert_eq!(host.kvm.parameters["kvm_intel"]["ept"].to_string(), "Y");
         assert_eq!(host.thp.enabled.to_string(), "madvise");
-        assert_eq!(host.thp.defrag, Known(None));
+        assert_eq!(host.thp.defrag, Maybe(None));
         let pools: Vec<_> = host.hugetlb.iter().map(|p| (p.page_size, p.free.0)).collect();
         assert_eq!(pools, [(2 << 20, Some(500)), (1 << 30, None)]);
-        assert_eq!(host.numa_nodes, Known(Some(2)));
+        assert_eq!(host.numa_nodes, Maybe(Some(2)));
     }
 
     #[test]
@@ -379,14 +379,14 @@ mod tests {
         ]);
         let host = Host::read_below(root.path());
         assert_eq!(host.kernel.command_line.to_string(), "ro mitigations=auto");
-        assert_eq!((host.cpu.mhz, host.cpu.turbo), (Known(Some(2100.5)), Known(Some(false))));
+        assert_eq!((host.cpu.mhz, host.cpu.turbo), (Maybe(Some(2100.5)), Maybe(Some(false))));
         assert_eq!(host.cpu.mitigations["mds"].to_string(), "Mitigation: Clear CPU buffers");
         let mut json = serde_json::to_value(&host).unwrap();
         let cpu = json["cpu"].as_object_mut().unwrap();
         cpu.retain(|name, _| !["mhz", "turbo", "mitigations"].contains(&name.as_str()));
         json["kernel"].as_object_mut().unwrap().remove("command_line").unwrap();
         let older: Host = serde_json::from_value(json).unwrap();
-        assert_eq!((older.cpu.mhz, older.kernel.command_line), (Known(None), Known(None)));
+        assert_eq!((older.cpu.mhz, older.kernel.command_line), (Maybe(None), Maybe(None)));
     }
 
     #[test]

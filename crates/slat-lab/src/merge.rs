@@ -250,7 +250,7 @@ fn spread(counts: &Counts) -> BTreeMap<String, [u64; 3]> {
 mod tests {
     use super::*;
     use crate::fake;
-    use crate::host::Known;
+    use crate::host::Maybe;
 
     fn report(command: &str, samples: &[f64]) -> (PathBuf, Report) {
         let mut report = fake::short_report();
@@ -269,9 +269,9 @@ mod tests {
     fn samples_of_one_thing_are_joined_in_the_order_of_the_files() {
         let mut second = report("slat bench split --output b --json", &[2.0]);
         // Values that change by themselves do not make another host.
-        second.1.host.memory.available = Known(Some(1));
-        second.1.host.hugetlb[0].free = Known(None);
-        second.1.host.cpu.mhz = Known(Some(800.0));
+        second.1.host.memory.available = Maybe(Some(1));
+        second.1.host.hugetlb[0].free = Maybe(None);
+        second.1.host.cpu.mhz = Maybe(Some(800.0));
         let all = merged(vec![report(SPLIT, &[3.0, 1.0]), second]);
         assert_eq!((all.len(), &*all[0].name), (1, "example"));
         assert_eq!(all[0].report.results.len(), 1);
@@ -283,9 +283,9 @@ mod tests {
     #[test]
     fn hosts_are_kept_apart_by_anything_that_they_say_of_themselves() {
         let mut other_kernel = report(SPLIT, &[2.0]);
-        other_kernel.1.host.kernel.release = Known(Some("7.0".to_owned()));
+        other_kernel.1.host.kernel.release = Maybe(Some("7.0".to_owned()));
         let mut other_name = report(SPLIT, &[3.0]);
-        other_name.1.host.name = Known(Some("a b/../c".to_owned()));
+        other_name.1.host.name = Maybe(Some("a b/../c".to_owned()));
         let mut other_slat = report(SPLIT, &[4.0]);
         other_slat.1.tool = "0.2.0".into();
         let reports = vec![report(SPLIT, &[1.0]), other_kernel, other_name.clone(), other_slat];
@@ -304,13 +304,13 @@ mod tests {
     fn a_run_that_was_disturbed_disturbs_what_it_is_joined_with() {
         let quiet = report(SPLIT, &[1.0]);
         let mut busy = report(SPLIT, &[2.0]);
-        let trust = crate::trust::Trust { steal: Known(Some(30.0)), ..fake::trust() };
+        let trust = crate::trust::Trust { steal: Maybe(Some(30.0)), ..fake::trust() };
         busy.1.trust = Some(trust.judged(2, 2));
         let mut older = report(SPLIT, &[3.0]);
         older.1.trust = None;
         let all = merged(vec![quiet, busy, older.clone()]);
         let trust = all[0].report.trust.as_ref().unwrap();
-        assert_eq!((trust.trusted, trust.steal, trust.parts.len()), (false, Known(Some(30.0)), 3));
+        assert_eq!((trust.trusted, trust.steal, trust.parts.len()), (false, Maybe(Some(30.0)), 3));
         assert_eq!(trust.parts[2], None);
         let line = trust.line();
         assert!(line.starts_with("NOT TO BE TRUSTED: 1 of 3 runs"), "{line}");

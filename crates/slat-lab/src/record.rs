@@ -1,6 +1,6 @@
 //! The results of a run: the schema of `results.json`, with one type for all scenarios.
 
-use crate::host::{Host, Known};
+use crate::host::{Host, Maybe};
 use crate::numbers::three_digits;
 use crate::stats::{median, median_precision};
 use crate::trust::{Begin, Trust};
@@ -140,7 +140,7 @@ pub struct Repeated {
     /// Runs that counted.
     pub runs: usize,
     /// Half of where its median lies, nineteen times of twenty, in per cent of it.
-    pub percent: Known<f64>,
+    pub percent: Maybe<f64>,
     /// At most this much was asked for.
     pub asked: f64,
     /// Whether it was reached, or else time or the most runs came first.
@@ -152,7 +152,7 @@ impl Repeated {
     pub fn new(what: String, variant: String, answers: &[f64], asked: f64) -> Self {
         let percent = median_precision(answers).map(|part| part * 100.0);
         let reached = percent.is_some_and(|percent| percent <= asked);
-        Self { what, variant, runs: answers.len(), percent: Known(percent), asked, reached }
+        Self { what, variant, runs: answers.len(), percent: Maybe(percent), asked, reached }
     }
 
     /// Returns the same as a line of text.

@@ -7,7 +7,7 @@
 //! | [`OTHERS`] | other processes compete for CPUs, caches and memory |
 //! | no more vCPUs than CPUs | if vCPUs wait for each other, times depend on the scheduler |
 
-use crate::host::Known;
+use crate::host::Maybe;
 use serde::{Deserialize, Serialize};
 use slat_kvm::procfs::{Files, Ticks};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -32,16 +32,16 @@ pub struct Trust {
     /// How many seconds it took.
     pub seconds: f64,
     /// Processes ready to run, on average of the minute before the run.
-    pub load_begin: Known<f64>,
+    pub load_begin: Maybe<f64>,
     /// The same at its end; the run's own threads are among them.
-    pub load_end: Known<f64>,
+    pub load_end: Maybe<f64>,
     /// Per cent of the CPUs' time that the machine below took.
-    pub steal: Known<f64>,
+    pub steal: Maybe<f64>,
     /// Per cent of the CPUs' time that other processes used: what was neither idle, nor stolen, nor
     /// this process's or its children's.
-    pub others: Known<f64>,
+    pub others: Maybe<f64>,
     /// The most milliseconds of a second that a vCPU waited for a CPU, by the medians of phases.
-    pub waited: Known<f64>,
+    pub waited: Maybe<f64>,
     /// The same of each run, where several were joined; nothing of one whose report is older than
     /// this. What stands above is then the worst of them, with the first beginning and the sum of
     /// the seconds.
@@ -100,11 +100,11 @@ impl Begin {
             reasons: Vec::new(),
             began: self.time,
             seconds: self.at.elapsed().as_secs_f64(),
-            load_begin: Known(self.load),
-            load_end: Known(files.load()),
-            steal: Known(share(|ticks| ticks.stolen, 0)),
-            others: Known(own.and_then(|own| share(used, own))),
-            waited: Known(waited),
+            load_begin: Maybe(self.load),
+            load_end: Maybe(files.load()),
+            steal: Maybe(share(|ticks| ticks.stolen, 0)),
+            others: Maybe(own.and_then(|own| share(used, own))),
+            waited: Maybe(waited),
             parts: Vec::new(),
         }
         .judged(vcpus, cpus())
@@ -120,8 +120,8 @@ impl Trust {
         });
         let parts: Vec<Option<Self>> = all.collect();
         let known: Vec<&Self> = parts.iter().flatten().collect();
-        let most = |of: fn(&Self) -> Known<f64>| {
-            Known(known.iter().filter_map(|it| of(it).0).reduce(f64::max))
+        let most = |of: fn(&Self) -> Maybe<f64>| {
+            Maybe(known.iter().filter_map(|it| of(it).0).reduce(f64::max))
         };
         let mut reasons: Vec<Reason> = Vec::new();
         for reason in known.iter().flat_map(|run| &run.reasons) {
@@ -230,7 +230,7 @@ mod tests {
     fn a_run_beyond_a_bound_is_not_trusted_and_says_why_in_its_first_line() {
         let trust = fake::trust();
         assert!(trust.line().starts_with("A quiet run: others"), "{}", trust.line());
-        let busy = Trust { waited: Known(Some(778.0)), ..trust }.judged(16, 2);
+        let busy = Trust { waited: Maybe(Some(778.0)), ..trust }.judged(16, 2);
         let whats: Vec<_> = busy.reasons.iter().map(|it| &*it.what).collect();
         assert_eq!((busy.trusted, &whats[..]), (false, &["waited", "vcpus"][..]));
         assert!(busy.line().starts_with("NOT TO BE TRUSTED: "), "{}", busy.line());
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn what_the_host_does_not_report_is_no_reason_for_distrust() {
-        let none = Known(None);
+        let none = Maybe(None);
         let trust = Trust { others: none, steal: none, waited: none, ..fake::trust() };
         let trust = trust.judged(2, 2);
         assert!(trust.trusted && trust.line().contains("does not tell"), "{}", trust.line());

@@ -78,42 +78,17 @@ impl<A: Arch> Machine<A> {
     /// Records that the host has copied these pages, or has otherwise accounted for all writes to
     /// them.
     pub fn copy(&self, vmid: Vmid, range: GpaRange) {
-        self.copy_for(0, vmid, range);
+        let (start, end) = ends(range);
+        self.state().uses.update(vmid.0, start, end, |page| page.copied = page.written);
     }
 
     /// Claims that `dirty` is true of every page that was written after it was last copied.
-    pub fn claim_clean(&self, vmid: Vmid, range: GpaRange, dirty: impl FnMut(Gpa) -> bool) {
-        self.claim_clean_for(0, vmid, range, dirty);
-    }
-
-    /// Does [`Machine::copy`] for one of [`CONSUMERS`](crate::CONSUMERS), each of which has its own
-    /// account. `copy` is for consumer 0.
-    ///
-    /// # Panics
-    /// If `consumer` is not below [`CONSUMERS`](crate::CONSUMERS).
-    pub fn copy_for(&self, consumer: usize, vmid: Vmid, range: GpaRange) {
-        let (start, end) = ends(range);
-        let uses = &mut self.state().uses;
-        uses.update(vmid.0, start, end, |page| page.copied[consumer] = page.written);
-    }
-
-    /// Does [`Machine::claim_clean`] for what that consumer copied.
-    ///
-    /// # Panics
-    /// If `consumer` is not below [`CONSUMERS`](crate::CONSUMERS).
-    pub fn claim_clean_for(
-        &self,
-        consumer: usize,
-        vmid: Vmid,
-        range: GpaRange,
-        mut dirty: impl FnMut(Gpa) -> bool,
-    ) {
+    pub fn claim_clean(&self, vmid: Vmid, range: GpaRange, mut dirty: impl FnMut(Gpa) -> bool) {
         let (start, end) = ends(range);
         let pages = self.state().uses.within(vmid.0, start, end);
         for (gpa, page) in pages {
-            let copied = page.copied[consumer];
-            if copied < page.written && !dirty(Gpa(gpa)) {
-                let lost = page.written - copied;
+            if page.copied < page.written && !dirty(Gpa(gpa)) {
+                let lost = page.written - page.copied;
                 let used = format!("{lost} writes, the last by CPU {}", page.writer);
                 let expected = "a page that was written is dirty until it is copied";
                 let cpu = Some(page.writer);

@@ -11,12 +11,6 @@ use std::collections::BTreeMap;
 
 const PAGE: u32 = 12;
 
-/// The IOMMU's tables: for each page of the guest, the page of the host, and the right to write.
-#[derive(Default, Debug)]
-pub(crate) struct Iommu {
-    pages: BTreeMap<u64, (u64, bool)>,
-}
-
 impl<A: Arch> State<A> {
     /// Reports each page of the host in `first..last` that a device may still reach.
     pub fn forbid_devices(&mut self, first: u64, last: u64) {

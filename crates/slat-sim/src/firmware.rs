@@ -1,38 +1,14 @@
 //! How a platform serves the engine on each architecture, instruction by instruction. Tests replace
 //! parts of it to have them done wrongly.
 
-use crate::Machine;
-use crate::arch::{Arch, Arm, Ept, Npt, Power, RiscV};
+use crate::arch::{Arm, Ept, Npt, Power, RiscV};
 use crate::instruction::{Barrier, Tlbi};
+use crate::machine::{Firmware, HasFirmware, Machine};
 use slat::format::arm64::id::Granule;
 use slat::format::arm64::tlbi::{self as sequencer, Instruction, Sequence};
 use slat::format::power::tlbie::{Instruction as PowerInstruction, Tlbie};
 use slat::format::riscv::hfence::{Hfence, Instruction as RiscVInstruction};
 use slat::{Gpa, Hpa, Invalidation, Maintenance};
-
-/// The functions by which a hypervisor's platform serves the engine's calls.
-#[derive(Debug)]
-pub struct Firmware<A: Arch> {
-    /// [`slat::Platform::publish`].
-    pub publish: fn(&Machine<A>),
-    /// [`slat::Platform::invalidate`].
-    pub invalidate: fn(&Machine<A>, &Invalidation),
-    /// [`slat::Platform::invalidate_local`].
-    pub invalidate_local: fn(&Machine<A>, &Invalidation),
-    /// [`slat::Platform::maintain`].
-    pub maintain: fn(&Machine<A>, Hpa, u64, Maintenance),
-    /// Called with a CPU and the address of its last fault, before the guest continues, after any
-    /// result of the fault's handling.
-    pub resume: fn(&Machine<A>, usize, Gpa),
-}
-
-impl<A: Arch> Clone for Firmware<A> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<A: Arch> Copy for Firmware<A> {}
 
 /// Executes what the engine's own sequencer gives; maintains caches by `dc` and `ic`.
 pub const ARM: Firmware<Arm> = Firmware {
@@ -79,6 +55,21 @@ pub const POWER: Firmware<Power> = Firmware {
     maintain: maintain_power,
     resume: |_, _, _| (),
 };
+
+macro_rules! has_firmware {
+    ($($arch:ident: $firmware:ident;)*) => {$(
+        impl HasFirmware for $arch {
+            const FIRMWARE: Firmware<Self> = $firmware;
+        }
+    )*};
+}
+has_firmware! {
+    Arm: ARM;
+    Ept: EPT;
+    Npt: NPT;
+    Power: POWER;
+    RiscV: RISCV;
+}
 
 fn publish_arm(machine: &Machine<Arm>) {
     machine.dsb(Barrier::Ishst);

@@ -1,8 +1,10 @@
 //! Arm's invalidation instructions, decoded from their manual pages (DDI 0487, C5.5). This decoder
 //! shares no code with the engine's encoder of operands.
 
-use crate::Machine;
+mod power;
+
 use crate::arch::{Arch, Arm};
+use crate::machine::Machine;
 use crate::tlb::Scope;
 use slat::Vmid;
 use std::fmt;

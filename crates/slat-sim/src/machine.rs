@@ -1,14 +1,17 @@
 //! The machine: CPUs, memory, and the operations of a test on them.
 
 use crate::arch::{Access, Arch, Descriptor, Ept, Fault, Npt, RiscV};
-use crate::firmware::Firmware;
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::Memory;
-use crate::state::{Cpu, Eye, Root, State};
+use crate::owned::Owned;
+use crate::state::{Cpu, Eye, Iommu, Root, State};
 use crate::tlb::{Scope, Walk};
+use crate::uses::UseLog;
 use crate::violation::{Kind, Log, Violation};
-use slat::{BreakBeforeMake, Gpa, GpaRange, Hpa, ReaderSlot, Readers, Vmid};
+use slat::{
+    BreakBeforeMake, Gpa, GpaRange, Hpa, Invalidation, Maintenance, ReaderSlot, Readers, Vmid,
+};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard};
@@ -44,6 +47,36 @@ pub struct Place {
     pub raw: u64,
 }
 
+/// The functions by which a hypervisor's platform serves the engine's calls.
+#[derive(Debug)]
+pub struct Firmware<A: Arch> {
+    /// [`slat::Platform::publish`].
+    pub publish: fn(&Machine<A>),
+    /// [`slat::Platform::invalidate`].
+    pub invalidate: fn(&Machine<A>, &Invalidation),
+    /// [`slat::Platform::invalidate_local`].
+    pub invalidate_local: fn(&Machine<A>, &Invalidation),
+    /// [`slat::Platform::maintain`].
+    pub maintain: fn(&Machine<A>, Hpa, u64, Maintenance),
+    /// Called with a CPU and the address of its last fault, before the guest continues, after any
+    /// result of the fault's handling.
+    pub resume: fn(&Machine<A>, usize, Gpa),
+}
+
+impl<A: Arch> Clone for Firmware<A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A: Arch> Copy for Firmware<A> {}
+
+/// An architecture, and how a correct platform of it serves the engine.
+pub trait HasFirmware: Arch {
+    /// The platform's functions.
+    const FIRMWARE: Firmware<Self>;
+}
+
 type Hook<A> = Box<dyn FnMut(&Machine<A>, Moment) + Send>;
 
 /// A machine of CPUs that run guests on the engine's tables, and a host that owns the memory. The
@@ -59,7 +92,7 @@ pub struct Machine<A: Arch> {
     hook: Mutex<Option<Hook<A>>>,
 }
 
-impl<A: Arch> Machine<A> {
+impl<A: HasFirmware> Machine<A> {
     /// Creates a machine of `cpus` CPUs, with [`Lazy::ALL`] and [`Choice::Stalest`].
     pub fn new(arch: A, cpus: usize) -> Self {
         let declared = arch.break_before_make();
@@ -71,9 +104,9 @@ impl<A: Arch> Machine<A> {
             clock: 0,
             memory: Memory::default(),
             host: Host::default(),
-            owned: crate::owned::Owned::default(),
-            iommu: crate::device::Iommu::default(),
-            uses: crate::uses::UseLog::default(),
+            owned: Owned::default(),
+            iommu: Iommu::default(),
+            uses: UseLog::default(),
             log: Log::default(),
             cpus: (0..cpus).map(|_| Cpu::default()).collect(),
             roots: Vec::new(),
@@ -85,12 +118,14 @@ impl<A: Arch> Machine<A> {
         Self {
             state: Mutex::new(state),
             readers: Readers::<[ReaderSlot; READERS]>::new([const { ReaderSlot::new() }; READERS]),
-            firmware: A::firmware(),
+            firmware: A::FIRMWARE,
             declared,
             hook: Mutex::new(None),
         }
     }
+}
 
+impl<A: Arch> Machine<A> {
     /// Sets the switches of laziness.
     #[must_use]
     pub fn lazy(self, lazy: Lazy) -> Self {

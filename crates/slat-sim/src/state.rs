@@ -1,9 +1,9 @@
 //! The state of a machine, behind one lock: what walks may find, and the checks of it.
 
 use crate::arch::{Arch, Descriptor, Leaf, Rights};
-use crate::device::Iommu;
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
+use crate::marked::Marked;
 use crate::memory::{Cell, Memory, POISON};
 use crate::owned::Owned;
 use crate::tlb::{Clash, Entry, Holes, Leaves, Scope, Walk, Walks};
@@ -28,7 +28,7 @@ pub(crate) struct Cpu {
     pub walks: Walks,
     pub holes: Holes,
     /// The log of entries that hardware marked as dirty, if it keeps one.
-    pub marked: Option<crate::marked::Marked>,
+    pub marked: Option<Marked>,
     /// The address of the last access, if it faulted and the guest has not resumed.
     pub faulted: Option<u64>,
 }
@@ -44,6 +44,12 @@ pub(crate) struct Issuer {
     pub pending: Vec<Scope>,
     /// Power: how many of `pending` an `eieio`, and then a `tlbsync`, has ordered.
     pub ordered: [usize; 2],
+}
+
+/// The IOMMU's tables: for each page of the guest, the page of the host, and the right to write.
+#[derive(Default, Debug)]
+pub(crate) struct Iommu {
+    pub pages: BTreeMap<u64, (u64, bool)>,
 }
 
 #[derive(Debug)]

@@ -2,16 +2,13 @@
 
 use std::collections::HashMap;
 
-/// Number of consumers whose copies of a guest are counted apart: a dirty log and a pager.
-pub const CONSUMERS: usize = 2;
-
 /// A page of 4 KiB of a guest.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Used {
     /// Number of writes.
     pub written: u64,
-    /// Number of writes that are in a copy of the host, for each consumer.
-    pub copied: [u64; CONSUMERS],
+    /// Number of writes that are in a copy of the host.
+    pub copied: u64,
     /// The CPU of the last write; the number of CPUs for a device.
     pub writer: usize,
     /// Number of accesses.

@@ -147,9 +147,9 @@ pub use invalidation::{BreakBeforeMake, Invalidation, Vmid};
 pub use leaf_delta::LeafDelta;
 pub use local_flush::LocalFlush;
 pub use ops::{
-    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Consumer, ConsumerError, Dump, Leaf, Leaves,
-    MapError, Owner, OwnerError, Pages, ReplaceError, Reservation, SplitError, TableBits,
-    UnmapBatch, UnmapEntry, UnmapError, UnmappedRun,
+    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Dump, Leaf, Leaves, MapError, Owner,
+    OwnerError, Pages, Relax, ReplaceError, Reservation, SplitError, TableBits, UnmapBatch,
+    UnmapEntry, UnmapError, UnmappedRun,
 };
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};

@@ -16,8 +16,7 @@ use crate::format::{Attributes, Format, Geometry, GuestRoot, Rights, Software};
 use crate::guard::Guard;
 use crate::invalidation::{PendingFlush, Vmid};
 use crate::ops::{
-    ChangeError, Consumer, ConsumerError, Exactly, MapError, Marked, Rule, UnmapError, UnmappedRun,
-    maintenance,
+    ChangeError, Exactly, MapError, Marked, Rule, UnmapError, UnmappedRun, leaf_bits, maintenance,
 };
 use crate::platform::{Maintenance, Platform};
 use crate::retired::Chain;
@@ -190,14 +189,6 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         unsafe { self.tables.enter_unchecked() }
     }
 
-    /// As [`Tables::add_consumer`].
-    ///
-    /// # Errors
-    /// The errors of [`Tables::add_consumer`].
-    pub fn add_consumer(&mut self, mark: Software) -> Result<Consumer, ConsumerError> {
-        self.tables.add_consumer(mark)
-    }
-
     /// Gives back tables that [guards](AddressSpace::enter) have unlinked, and returns how many, as
     /// [`Tables::reclaim`]. [`AddressSpace::unmap`] and [`AddressSpace::discard`] do so at their
     /// end.
@@ -278,10 +269,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// already. Returns the bytes that changed.
     ///
     /// # Errors
-    /// [`SpaceError::Change`] of [`ChangeError::Range`], of [`ChangeError::Attributes`] for bits
-    /// that the format lacks, or of [`ChangeError::Consumers`] for marks of consumers;
-    /// [`SpaceError::OutOfFrames`] where a block that the range cuts cannot be split. No leaf's
-    /// bits are changed.
+    /// [`SpaceError::Change`] of [`ChangeError::Range`], or of [`ChangeError::Attributes`] for bits
+    /// that the format lacks; [`SpaceError::OutOfFrames`] where a block that the range cuts cannot
+    /// be split. No leaf's bits are changed.
     pub fn set_software(
         &mut self,
         range: GpaRange,
@@ -290,8 +280,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ) -> Result<u64, Stopped<SpaceError>> {
         let bits = |software| {
             let refused =
-                |reason| Stopped { at: range.start(), reason: SpaceError::Change(reason) };
-            self.tables.user_bits(software).map_err(refused)
+                |Stopped { at, reason }| Stopped { at, reason: SpaceError::Change(reason) };
+            leaf_bits::<F>(&range, software).map_err(refused)
         };
         let (set, clear) = (bits(set)?, bits(clear)?);
         self.rewrite(range, Marked { set, clear })
@@ -414,16 +404,19 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     #[inline(always)]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
         // No thread reclaims: that takes `&mut self`, and `self` is borrowed here.
-        match self.tables.translate::<false>(&self.tables.start(), gpa) {
-            Ok(found) => found,
-            Err(Contended { .. }) => self.query_again(gpa),
+        let found = self.tables.start().lookup_any::<F>(gpa.0);
+        if let Some(page) = self.tables.translation_alone(found, gpa) {
+            return Some(page);
         }
+        // Field by field: as it is returned in memory, all other results would be there, too.
+        let Translation { hpa, size, attributes } = self.query_other(gpa)?;
+        Some(Translation { hpa, size, attributes })
     }
 
     #[cold]
     #[inline(never)]
-    fn query_again(&self, gpa: Gpa) -> Option<Translation> {
-        self.translate_again(gpa).unwrap_or(None)
+    fn query_other(&self, gpa: Gpa) -> Option<Translation> {
+        self.translate_other(gpa).unwrap_or(None)
     }
 
     /// Translates `gpa`; `None` if nothing is mapped there. Waits for as long as an operation of a
@@ -434,9 +427,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// about to appear or to vanish.
     #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        match self.tables.translate::<false>(&self.tables.start(), gpa) {
-            Err(Contended { .. }) => self.translate_again(gpa),
-            found => found,
+        let found = self.tables.start().lookup_any::<F>(gpa.0);
+        match self.tables.translation_alone(found, gpa) {
+            Some(page) => Ok(Some(page)),
+            None => self.translate_other(gpa),
         }
     }
 
@@ -445,7 +439,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// longer.
     #[cold]
     #[inline(never)]
-    fn translate_again(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    fn translate_other(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         for _ in 0..PATIENCE {
             let found = self.tables.translate_any(gpa);
             if found.is_ok() {

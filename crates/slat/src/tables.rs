@@ -76,8 +76,6 @@ pub struct Tables<'p, F: Format, P: Platform> {
     root: Root<'p>,
     pub(crate) pending: Pending,
     pub(crate) retired: Retired,
-    /// Bits of a leaf that are marks of consumers of dirty state.
-    pub(crate) marks: u64,
     pub(crate) tokens: Tokens,
     pub(crate) owners: Owners,
     pub(crate) scans: Scans,
@@ -121,7 +119,6 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             root,
             pending: Pending::new(),
             retired: Retired::new(),
-            marks: 0,
             tokens: Tokens::new(),
             owners: Owners::new(),
             scans: Scans::new(),

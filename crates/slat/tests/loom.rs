@@ -20,8 +20,6 @@
 mod age;
 #[path = "loom/collapse.rs"]
 mod collapse;
-#[path = "loom/consumers.rs"]
-mod consumers;
 #[path = "loom/contiguous.rs"]
 mod contiguous;
 #[path = "loom/guest.rs"]
@@ -50,6 +48,8 @@ mod replace;
 mod reserve;
 #[path = "loom/split.rs"]
 mod split;
+#[path = "loom/tlb.rs"]
+mod tlb;
 #[path = "loom/unmap.rs"]
 mod unmap;
 #[path = "loom/walked.rs"]

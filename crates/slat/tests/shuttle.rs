@@ -69,5 +69,7 @@ mod run;
 mod seed;
 #[path = "shuttle/stopped.rs"]
 mod stopped;
+#[path = "loom/tlb.rs"]
+mod tlb;
 #[path = "loom/walked.rs"]
 mod walked;

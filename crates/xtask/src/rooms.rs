@@ -36,9 +36,8 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Crates whose modules are not checked: in `slat-sim` an architecture names its firmware, which
-/// drives the machine, which is one of that architecture; `slat-programs` is several programs.
-const APART: [&str; 2] = ["slat-sim", "slat-programs"];
+/// The crate whose modules are not checked, as it is several programs.
+const APART: [&str; 1] = ["slat-programs"];
 
 /// Returns the module of a path. Modules in some folders count separately from their folder.
 fn room(words: &[&str]) -> Option<String> {

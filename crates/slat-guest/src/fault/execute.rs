@@ -7,7 +7,7 @@ use crate::host::Host;
 use crate::outcome::{Outcome, Refusal};
 use crate::private::MemoryKind;
 use crate::worker::Inside;
-use slat::{ChangeError, Format, Stopped, Translation};
+use slat::{ChangeError, Format, Relax, Stopped, Translation};
 
 impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
     pub(super) fn execute(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
@@ -71,7 +71,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         let granted = match fault.memslots.execute_huge {
             ExecuteHuge::Split => {
                 let around = fault.page(F::size(1));
-                match self.guard.allow_execute(around, fetch, MAY_EXECUTE) {
+                match self.guard.relax(around, Relax::new(fetch).only_if(MAY_EXECUTE).unmarked()) {
                     Ok(granted) if granted.is_changed() => granted.flush_local(),
                     // The rights of the page itself are checked below.
                     Ok(granted) => granted.not_needed_here(),

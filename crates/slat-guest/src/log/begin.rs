@@ -9,7 +9,10 @@ use crate::outcome::SplitReport;
 use crate::ranges::pieces;
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
-use slat::{ChangeError, Format, GpaRange, Guard, LocalFlush, PageSize, Pages, Stopped, Tables};
+use slat::{
+    Access, ChangeError, Format, GpaRange, Guard, LocalFlush, PageSize, Pages, Relax, Stopped,
+    Tables,
+};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Allocates room for hardware's marks in one piece of the memslot, if hardware logs.
@@ -157,7 +160,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         if guest.marks_writes {
             let change = |guard: &mut Guard<'_, 'w, F, H>, rest| {
-                guard.allow_write(rest, MAY_WRITE).map(LocalFlush::not_needed_here)
+                guard
+                    .relax(rest, Relax::new(Access::Write).only_if(MAY_WRITE).unmarked())
+                    .map(LocalFlush::not_needed_here)
             };
             self.until_given(&guest.tables, range, change);
         } else {

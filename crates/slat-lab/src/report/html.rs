@@ -1,7 +1,7 @@
 //! `report.html`: a single file that needs neither the network nor other files.
 
 use super::{charts, tables};
-use crate::host::Known;
+use crate::host::Maybe;
 use crate::numbers::seconds;
 use crate::record::Report;
 use crate::renderer::{Chart, Renderer};
@@ -262,8 +262,8 @@ fn meaning(report: &Report, renderers: &[Renderer]) -> Markup {
 fn host_section(report: &Report) -> Markup {
     let host = &report.host;
     let bytes =
-        |known: &Known<u64>| known.0.map_or_else(|| known.to_string(), crate::numbers::bytes);
-    let yes_or_no = |known: Known<bool>| match known.0 {
+        |known: &Maybe<u64>| known.0.map_or_else(|| known.to_string(), crate::numbers::bytes);
+    let yes_or_no = |known: Maybe<bool>| match known.0 {
         Some(true) => "yes".to_owned(),
         Some(false) => "no".to_owned(),
         None => known.to_string(),

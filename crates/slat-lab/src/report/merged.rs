@@ -118,14 +118,14 @@ pub fn value_of(hosts: &[HostReport], bad: &[UnmergedFile], failed: &[UnmergedFi
 mod tests {
     use super::*;
     use crate::fake;
-    use crate::host::Known;
+    use crate::host::Maybe;
     use crate::report::text;
 
     #[test]
     fn a_row_is_a_setting_on_a_host() {
         let report = |host: &str, scale: f64| {
             let mut report = fake::report();
-            report.host.name = Known(Some(host.to_owned()));
+            report.host.name = Maybe(Some(host.to_owned()));
             report.results.retain(|m| m.scenario == "split" || m.scenario == "limit");
             report.results.retain(|m| m.params.get("backing").is_none_or(|size| size != "4k"));
             for m in &mut report.results {

@@ -3,7 +3,6 @@
 //! break-before-make. Levels are Arm's: level 3 is that of pages.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
-use crate::{Firmware, firmware};
 use slat::BreakBeforeMake;
 
 /// An Arm CPU, with its VTCR_EL2 and HCR_EL2.
@@ -252,10 +251,6 @@ impl Arch for Arm {
             2 => BreakBeforeMake::ConflictHandled,
             _ => BreakBeforeMake::Never,
         }
-    }
-
-    fn firmware() -> Firmware<Self> {
-        firmware::ARM
     }
 }
 

@@ -3,7 +3,6 @@
 //! is the PML4, 1 the page table.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
-use crate::{Firmware, firmware};
 use slat::BreakBeforeMake;
 
 /// An Intel CPU, with its EPTP and VM-execution controls.
@@ -162,10 +161,6 @@ impl Arch for Ept {
 
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Never
-    }
-
-    fn firmware() -> Firmware<Self> {
-        firmware::EPT
     }
 }
 

@@ -81,8 +81,6 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
     fn leaf_level(&self, shift: u32) -> Option<i8>;
     /// Returns what a correct platform declares.
     fn break_before_make(&self) -> BreakBeforeMake;
-    /// Returns the functions by which a correct platform of this architecture serves the engine.
-    fn firmware() -> crate::Firmware<Self>;
 }
 
 /// An entry as an MMU decodes it.

@@ -3,7 +3,6 @@
 //! manual's: 5 is the PML5, 4 the PML4, 1 the page table.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
-use crate::{Firmware, firmware};
 use slat::BreakBeforeMake;
 
 /// An AMD CPU whose host runs in long mode, with no-execute enabled.
@@ -131,10 +130,6 @@ impl Arch for Npt {
 
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Never
-    }
-
-    fn firmware() -> Firmware<Self> {
-        firmware::NPT
     }
 }
 

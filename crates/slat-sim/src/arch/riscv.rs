@@ -5,7 +5,6 @@
 //! pages.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
-use crate::{Firmware, firmware};
 use slat::BreakBeforeMake;
 
 /// A hart, with its hgatp and menvcfg.
@@ -180,10 +179,6 @@ impl Arch for RiscV {
 
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Never
-    }
-
-    fn firmware() -> Firmware<Self> {
-        firmware::RISCV
     }
 }
 

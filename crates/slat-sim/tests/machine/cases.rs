@@ -11,14 +11,14 @@ use slat::format::npt::Npt1G;
 #[cfg(feature = "every-format")]
 use slat::format::power::{PowerK4, PowerK64};
 use slat::format::riscv::RiscV as GStage;
-use slat_sim::{Arch, Arm, Ept, Machine, RiscV};
+use slat_sim::{Arm, Ept, HasFirmware, Machine, RiscV};
 #[cfg(feature = "every-format")]
 use slat_sim::{Npt, Power};
 
 /// A format, and the architecture that walks its tables.
 pub trait Case {
     type F: Format + Sync;
-    type A: Arch;
+    type A: HasFirmware;
     /// Where the memory of histories begins: at addresses that are difficult for the format to
     /// hold.
     const HOST: u64 = 1 << 33;

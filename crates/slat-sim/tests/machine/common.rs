@@ -3,10 +3,10 @@
 use slat::format::arm64::Arm64;
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, Attributes, Consumer, Format, Gpa, GpaRange, Guard, Hpa, Invalidation, PageSize,
-    Reader, Software, TableCache, Tables, UnmapBatch, Vmid,
+    Access, Attributes, Format, Gpa, GpaRange, Guard, Hpa, Invalidation, PageSize, Reader,
+    TableCache, Tables, UnmapBatch, Vmid,
 };
-use slat_sim::{Arch, Arm, Ept, Firmware, Kind, Lazy, Machine, Place, Violation};
+use slat_sim::{Arch, Arm, Ept, Firmware, HasFirmware, Kind, Lazy, Machine, Place, Violation};
 
 pub type Cache<'c, F, A> = TableCache<'c, F, Machine<A>>;
 
@@ -49,8 +49,8 @@ pub fn ept_machine() -> Machine<Ept> {
 }
 
 /// Returns a platform that invalidates by `invalidate`.
-pub fn invalidating<A: Arch>(invalidate: fn(&Machine<A>, &Invalidation)) -> Firmware<A> {
-    Firmware { invalidate, ..A::firmware() }
+pub fn invalidating<A: HasFirmware>(invalidate: fn(&Machine<A>, &Invalidation)) -> Firmware<A> {
+    Firmware { invalidate, ..A::FIRMWARE }
 }
 
 /// Returns all kinds of laziness except one.
@@ -63,8 +63,6 @@ pub fn without(switch: fn(&mut Lazy)) -> Lazy {
 pub struct Guest<'p, F: Format, A: Arch> {
     pub machine: &'p Machine<A>,
     pub tables: Tables<'p, F, Machine<A>>,
-    /// The log and the pager, if there are any; the machine has an account for each.
-    pub consumers: Vec<Consumer>,
 }
 
 pub type ArmGuest<'p> = Guest<'p, Arm64<12>, Arm>;
@@ -91,16 +89,9 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
     pub fn with_bits(machine: &'p Machine<A>, format: F, bits: u32) -> Self {
         let tables = Tables::new(format, VMID, bits, machine).unwrap();
         machine.give(Hpa(RAM), 64 << 20);
-        let guest = Self { machine, tables, consumers: Vec::new() };
+        let guest = Self { machine, tables };
         (0..machine.cpus()).for_each(|cpu| machine.cpu(cpu).load(VMID, guest.tables.root()));
         guest
-    }
-
-    /// Adds a log and a pager, each of which takes dirty state for itself.
-    pub fn with_consumers(mut self) -> Self {
-        let marks = [Software::A, Software::B];
-        self.consumers = marks.map(|mark| self.tables.add_consumer(mark).unwrap()).into();
-        self
     }
 
     /// Runs `operate` with a guard, and completes what it owes.

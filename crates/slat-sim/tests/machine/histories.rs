@@ -52,14 +52,6 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         }
     }
 
-    /// Adds a log and a pager to every other pair of seeds.
-    fn with_consumers(self, seed: u64) -> Self {
-        match seed / 2 % 2 {
-            0 => Self { guest: self.guest.with_consumers(), ..self },
-            _ => self,
-        }
-    }
-
     /// Takes memory from `host` on.
     fn with_memory(self, host: u64) -> Self {
         self.guest.machine.give(Hpa(host), 1 << 37);
@@ -117,8 +109,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
             9 => self.collapse(),
             10 => self.harvest(),
             11..13 => self.move_leaf(),
-            13 if self.guest.consumers.is_empty() || self.rng.bool() => self.own(),
-            13 => self.take(),
+            13 => self.own(),
             _ => self.age(),
         }
         if self.rng.u8(..4) == 0 {
@@ -158,14 +149,8 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         for leaf in batch.complete() {
             machine.take_back(leaf.hpa, leaf.bytes);
             let gone = range(leaf.gpa.0, leaf.bytes);
-            match self.guest.consumers[..] {
-                [] => machine.claim_clean(VMID, gone, |_| leaf.attributes.dirty),
-                ref consumers => consumers.iter().enumerate().for_each(|(number, consumer)| {
-                    let dirty = consumer.is_dirty(&leaf.attributes);
-                    machine.claim_clean_for(number, VMID, gone, |_| dirty);
-                }),
-            }
-            (0..slat_sim::CONSUMERS).for_each(|number| machine.copy_for(number, VMID, gone));
+            machine.claim_clean(VMID, gone, |_| leaf.attributes.dirty);
+            machine.copy(VMID, gone);
             machine.seen(VMID, gone);
             machine.unprotect(VMID, gone);
             for page in self.pages(gone) {
@@ -286,39 +271,24 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
     }
 
     fn harvest(&mut self) {
-        if !self.guest.consumers.is_empty() && self.rng.u8(..4) != 0 {
-            return self.take();
+        if self.rng.bool() {
+            return self.clean();
         }
         let some = self.some();
         let mut bitmap = vec![0u64; (some.size() / self.page).div_ceil(64) as usize];
         self.guest.with(|guard, _| _ = guard.harvest(some, &mut bitmap));
         for (index, gpa) in self.pages(some).enumerate() {
-            // With consumers, this harvest counts for none of them: each still gets the pages.
-            if bitmap[index / 64] >> (index % 64) & 1 == 1 && self.guest.consumers.is_empty() {
+            if bitmap[index / 64] >> (index % 64) & 1 == 1 {
                 self.guest.machine.copy(VMID, range(gpa, self.page));
             }
         }
     }
 
-    /// A log or a pager takes the written pages, and copies them.
-    fn take(&mut self) {
+    /// A log that has the written pages already cleans all, and copies them.
+    fn clean(&mut self) {
         let some = self.some();
-        let number = self.rng.usize(..self.guest.consumers.len());
-        let consumer = self.guest.consumers[number];
-        let machine = self.guest.machine;
-        if self.rng.bool() {
-            let done = self.guest.with(|guard, _| guard.clean_for(consumer, some).is_ok());
-            if done {
-                machine.copy_for(number, VMID, some);
-            }
-            return;
-        }
-        let mut bitmap = vec![0u64; (some.size() / self.page).div_ceil(64) as usize];
-        self.guest.with(|guard, _| _ = guard.harvest_for(consumer, some, &mut bitmap));
-        for (index, gpa) in self.pages(some).enumerate() {
-            if bitmap[index / 64] >> (index % 64) & 1 == 1 {
-                machine.copy_for(number, VMID, range(gpa, self.page));
-            }
+        if self.guest.with(|guard, _| guard.clean(some).is_ok()) {
+            self.guest.machine.copy(VMID, some);
         }
     }
 
@@ -348,13 +318,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         machine.claim_fresh(VMID, all);
         let leaf = |gpa: Gpa| guest.look(gpa);
         let attributes = |gpa| leaf(gpa).map(|leaf| leaf.attributes);
-        match guest.consumers[..] {
-            [] => machine.claim_clean(VMID, all, |gpa| attributes(gpa).is_some_and(|a| a.dirty)),
-            ref consumers => consumers.iter().enumerate().for_each(|(number, consumer)| {
-                let dirty = |gpa| attributes(gpa).is_some_and(|a| consumer.is_dirty(&a));
-                machine.claim_clean_for(number, VMID, all, dirty);
-            }),
-        }
+        machine.claim_clean(VMID, all, |gpa| attributes(gpa).is_some_and(|a| a.dirty));
         machine.claim_old(VMID, all, |gpa| leaf(gpa).is_some_and(|leaf| leaf.attributes.accessed));
         // At some addresses, the guest must find what the model says.
         for _ in 0..8 {
@@ -388,7 +352,7 @@ fn arm_history<const G: u32>(bbm: u8, seed: u64, blocks: u64, steps: usize) {
     let arch = Arm { bbm, range_instructions: seed % 2 == 1, ..Arm::new(G, BITS) };
     let machine = Machine::new(arch, 2);
     let machine = if seed.is_multiple_of(3) { machine } else { machine.random(seed) };
-    History::new(&machine, arm64::<G>(), seed, blocks).with_consumers(seed).run(steps);
+    History::new(&machine, arm64::<G>(), seed, blocks).run(steps);
 }
 
 #[test]
@@ -436,7 +400,7 @@ fn histories_without_hardware_state_are_clean() {
     };
     let seed = crate::seed::seed();
     let machine = Machine::new(arch, 3).random(seed);
-    History::new(&machine, format, seed, 2).with_consumers(seed).run(60);
+    History::new(&machine, format, seed, 2).run(60);
 }
 
 fn histories_are_clean<C: Case>() {
@@ -444,7 +408,7 @@ fn histories_are_clean<C: Case>() {
         let machine = C::machine();
         let machine = if seed % 2 == 0 { machine } else { machine.random(seed) };
         let blocks = if C::F::PAGE_SHIFT == 12 { 3 } else { 2 };
-        let history = History::new(&machine, C::format(), seed, blocks).with_consumers(seed);
+        let history = History::new(&machine, C::format(), seed, blocks);
         history.with_memory(C::HOST).run(C::STEPS);
     }
 }

@@ -4,7 +4,7 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{AgeBitmaps, AgeOptions, Attributes, Format, Hpa, Invalidation, TableBits};
-use slat_sim::{Arch, Firmware, Machine};
+use slat_sim::{Arch, Firmware, HasFirmware, Machine};
 use std::cell::Cell;
 
 thread_local! {
@@ -13,13 +13,13 @@ thread_local! {
     static SEEN: Cell<usize> = const { Cell::new(0) };
 }
 
-fn invalidate<A: Arch>(machine: &Machine<A>, what: &Invalidation) {
+fn invalidate<A: HasFirmware>(machine: &Machine<A>, what: &Invalidation) {
     let number = SEEN.replace(SEEN.get() + 1);
     if number == LEFT_OUT.get() {
         // The stores are still published.
         slat::Platform::publish(machine);
     } else {
-        (A::firmware().invalidate)(machine, what);
+        (A::FIRMWARE.invalidate)(machine, what);
     }
 }
 
@@ -28,10 +28,10 @@ fn invalidate<A: Arch>(machine: &Machine<A>, what: &Invalidation) {
 fn run<C: Case>(number: usize, scenario: fn(&Guest<'_, C::F, C::A>)) -> (usize, bool) {
     LEFT_OUT.set(number);
     SEEN.set(0);
-    let faulty = Firmware { invalidate: invalidate::<C::A>, ..C::A::firmware() };
+    let faulty = Firmware { invalidate: invalidate::<C::A>, ..C::A::FIRMWARE };
     // There is no hook on this thread: speculation is enough of a guest.
     let machine = C::machine().firmware(faulty);
-    scenario(&C::guest(&machine).with_consumers());
+    scenario(&C::guest(&machine));
     (SEEN.get(), !machine.finish().is_empty())
 }
 
@@ -78,27 +78,21 @@ fn harvest<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     guest.fresh(BASE, 0x3000);
 }
 
-/// A log that completes late, while a pager takes one of its pages.
-fn consumers<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+/// A log that completes late, for both pages at once.
+fn clean<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     guest.map(BASE, RAM, 0x2000, K4);
     guest.write(1, BASE);
-    let [log, pager] = guest.consumers[..] else { panic!("there are two") };
-    let (first, both) = (range(BASE, 0x1000), range(BASE, 0x2000));
-    let clean = |range| {
+    let clean = |gpa| {
         guest.with(|guard, _| {
-            guard.clean_for(log, range).unwrap();
+            guard.clean(range(gpa, 0x1000)).unwrap();
             guest.tables.shootdown(guard).unwrap()
         })
     };
-    let mut late = clean(first);
-    guest.with(|guard, _| guard.harvest_for(pager, first, &mut [0]).unwrap());
-    guest.machine.copy_for(1, VMID, first);
-    guest.fresh(BASE, 0x1000);
-    // Comes after the pager's invalidation, which covers the whole guest on some CPUs.
+    let mut late = clean(BASE);
     guest.write(1, BASE + 0x1000);
-    late.merge(clean(range(BASE + 0x1000, 0x1000)));
+    late.merge(clean(BASE + 0x1000));
     late.complete();
-    guest.machine.copy_for(0, VMID, both);
+    guest.machine.copy(VMID, range(BASE, 0x2000));
     guest.fresh(BASE, 0x2000);
 }
 
@@ -143,7 +137,7 @@ fn no_invalidation_can_be_left_out<C: Case>() {
     each::<C>("protect tables", protect_tables);
     if C::format().encode(CLEAN).is_ok() {
         each::<C>("harvest", harvest);
-        each::<C>("consumers", consumers);
+        each::<C>("clean", clean);
     }
     each::<C>("age", age);
     each::<C>("collapse", collapse);

@@ -3,7 +3,7 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{Access, Format, Gpa, Invalidation, LocalFlush};
-use slat_sim::{Arch, Firmware, Kind, Machine};
+use slat_sim::{Firmware, HasFirmware, Kind, Machine};
 
 type Of<'t, 'p, C> = LocalFlush<'t, 'p, <C as Case>::F, Machine<<C as Case>::A>>;
 
@@ -37,12 +37,12 @@ fn answered<C: Case>(
 }
 
 /// A platform on which only the handling of a fault makes a CPU drop entries.
-fn alone<A: Arch>() -> Firmware<A> {
-    Firmware { resume: |_, _, _| (), ..A::firmware() }
+fn alone<A: HasFirmware>() -> Firmware<A> {
+    Firmware { resume: |_, _, _| (), ..A::FIRMWARE }
 }
 
-fn broadcast<A: Arch>(machine: &Machine<A>, what: &Invalidation) {
-    (A::firmware().invalidate)(machine, what);
+fn broadcast<A: HasFirmware>(machine: &Machine<A>, what: &Invalidation) {
+    (A::FIRMWARE.invalidate)(machine, what);
 }
 
 fn a_cpu_that_forgets_locally_what_it_faulted_at_goes_on<C: Case>() {

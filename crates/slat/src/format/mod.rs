@@ -293,11 +293,6 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     }
 }
 
-/// The union of the bits of [`Format::SOFTWARE`].
-pub(crate) const fn software_bits<F: Format>() -> u64 {
-    software::all(F::SOFTWARE)
-}
-
 /// [`Format::shift`], for functions that are `const`.
 pub(crate) const fn entry_shift<F: Format>(level: u8) -> u32 {
     let even = F::PAGE_SHIFT + F::INDEX_BITS * level as u32;

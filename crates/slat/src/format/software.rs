@@ -14,11 +14,8 @@
 use super::AttributeError;
 
 /// Software bits of a leaf. Hardware ignores them, a split copies them, and a collapse requires
-/// that all leaves have the same. [`Guard::relax_where`](crate::Guard::relax_where) reads them,
+/// that all leaves have the same. [`Relax::only_if`](crate::Relax::only_if) reads them,
 /// [`Guard::set_software`](crate::Guard::set_software) writes them.
-///
-/// The engine uses those that are marks of [consumers of dirty state](crate::Consumer): a collapse
-/// takes the union of these.
 ///
 /// Every format has at least two, and [`Format::SOFTWARE_BITS`](super::Format::SOFTWARE_BITS) in
 /// all. It refuses others with [`AttributeError::SoftwareBits`].

@@ -55,11 +55,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// the bytes of the blocks.
     ///
     /// A table becomes a block if all its leaves are there, map contiguous memory from an aligned
-    /// address, and agree in rights, memory type and all software bits that are no consumer's mark;
-    /// other tables stay as they are. The block is accessed, dirty, or dirty for a
-    /// [consumer](crate::Consumer), if one of the leaves is. Translations stay as they are at every
-    /// moment, except that on a CPU that demands break-before-make an access faults while the block
-    /// stands broken.
+    /// address, and agree in rights, memory type and software bits; other tables stay as they are.
+    /// The block is accessed, or dirty, if one of the leaves is. Translations stay as they are at
+    /// every moment, except that on a CPU that demands break-before-make an access faults while the
+    /// block stands broken.
     ///
     /// Blocks of up to 1 GiB together cost an invalidation, executed inside; the first 20 blocks of
     /// a call cost one of their own, and where the CPU demands a break, each 20 do. Until it has
@@ -83,8 +82,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// dirty state, are accepted by `fits`. It is called with the attributes of the first leaf
     /// before any leaf of that table is sealed, and a table whose leaves differ from these by then
     /// stays: so its answer cannot be out of date. If it panics, the blocks before it are made, and
-    /// no leaf stays held. It gets the user's software bits, and no marks of consumers. It does not
-    /// change the range: this thread holds leaves of tables that it accepted before.
+    /// no leaf stays held. It does not change the range: this thread holds leaves of tables that it
+    /// accepted before.
     ///
     /// # Errors
     /// Those of [`Guard::collapse`].
@@ -231,20 +230,18 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'t, '_, F,
 
     fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Pte]) -> Result<bool, Unfit> {
         // Reads before it seals: most tables that do not fit show it at once.
-        let (first, state) = (children[0].load(), self.tables.state());
+        let first = children[0].load();
         self.sums.counts.entries_read += 1;
-        if F::kind(first, level - 1) != Kind::Leaf || !continues::<F>(first, first, state, level, 0)
-        {
+        if F::kind(first, level - 1) != Kind::Leaf || !continues::<F>(first, first, level, 0) {
             return Err(Unfit::Differs);
         }
-        let plain = Plain::<F>::of(first, state, level);
+        let plain = Plain::<F>::of(first, level);
         for (index, child) in children.iter().enumerate().skip(1) {
             let raw = child.load();
             if plain.has(index, raw) {
                 continue;
             }
-            if F::kind(raw, level - 1) == Kind::Leaf
-                && !continues::<F>(first, raw, state, level, index)
+            if F::kind(raw, level - 1) == Kind::Leaf && !continues::<F>(first, raw, level, index)
                 || matches!(
                     F::kind(raw, level - 1),
                     Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Retired | Kind::Table
@@ -255,9 +252,7 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'t, '_, F,
             }
         }
         self.sums.counts.entries_read += children.len() as u64 - 1;
-        let mut attributes = self.tables.format.decode(first, level - 1);
-        attributes.software = attributes.software.without(self.tables.consumers());
-        if !(self.fits)(&attributes) {
+        if !(self.fits)(&self.tables.format.decode(first, level - 1)) {
             return Err(Unfit::Differs);
         }
         let result = self.sealed(level, entry, children, first);
@@ -276,13 +271,13 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'t, '_, F,
         children: &[Pte],
         mut first: u64,
     ) -> Result<bool, (usize, Unfit)> {
-        let (mut status, state) = (0, self.tables.state());
+        let mut status = 0;
         let alone = self.batch.is_none();
-        let plain = Plain::<F>::of(first, state, level);
+        let plain = Plain::<F>::of(first, level);
         for (index, child) in children.iter().enumerate() {
             let raw = child.load();
             if index != 0 && plain.has(index, raw) && child.exchange(raw, raw | F::MARK).is_ok() {
-                status |= raw & state;
+                status |= raw & F::STATUS;
                 continue;
             }
             let before = self.patience;
@@ -290,13 +285,13 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'t, '_, F,
             let raw = seal::<F>(child, level - 1, patience);
             self.waited += before - self.patience;
             let raw = raw.map_err(|unfit| (index, unfit))?;
-            let same = continues::<F>(first, raw, state, level, index);
+            let same = continues::<F>(first, raw, level, index);
             // Its state may have been cleared since the first read.
             first = if index == 0 { raw } else { first };
             if !same {
                 return Err((index + 1, Unfit::Differs));
             }
-            status |= raw & state;
+            status |= raw & F::STATUS;
         }
         if self.breaks() {
             return Ok(allows::<F>(entry.raw));
@@ -438,13 +433,13 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
     /// Retires the entries of a table that no hardware is in any more, and completes its block at
     /// `pte`.
     fn replace(&mut self, table: Hpa, pte: &Pte, level: u8, writable: bool) -> &'t [Pte] {
-        let (children, state) = (self.children(table, level - 1), self.tables.state());
+        let children = self.children(table, level - 1);
         let (mut first, mut status, mut members) = (None, 0, 0);
         for child in children {
             // This update never fails: no other software changes a sealed leaf.
             let raw = child.update(|_| Some(F::retired(Hpa(0)))).unwrap_or(0) & !F::MARK;
             first = first.or(Some(raw));
-            status |= raw & state;
+            status |= raw & F::STATUS;
             // Leaves that agree may be members of groups or not.
             members += i64::from(folded::<F>(raw));
         }
@@ -455,7 +450,7 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
         if self.breaks() {
             pte.release(F::frozen(table), block);
         } else {
-            let merged = if writable { status } else { block & state };
+            let merged = if writable { status } else { block & F::STATUS };
             let _ = pte.update(|raw| Some((raw | merged) & !F::MARK));
         }
         let GuardState { counts, sizes, .. } = &mut *self.sums;
@@ -508,20 +503,18 @@ struct Plain<F> {
     bits: u64,
     base: u64,
     writable: bool,
-    state: u64,
     /// The level of the leaves.
     level: u8,
     format: PhantomData<F>,
 }
 
 impl<F: Format> Plain<F> {
-    /// Makes the test for a table linked at `level`, whose leaves may differ in the bits of
-    /// `state`.
+    /// Makes the test for a table linked at `level`.
     #[inline(always)]
-    fn of(first: u64, state: u64, level: u8) -> Self {
+    fn of(first: u64, level: u8) -> Self {
         let level = level - 1;
         let (bits, base) = (F::attribute_bits(first, level), F::leaf_address(first, level).0);
-        Self { bits, base, writable: first & F::WRITE != 0, state, level, format: PhantomData }
+        Self { bits, base, writable: first & F::WRITE != 0, level, format: PhantomData }
     }
 
     /// Returns whether `raw`, child `index`, is a leaf on its own that no thread holds, and
@@ -530,7 +523,7 @@ impl<F: Format> Plain<F> {
     fn has(&self, index: usize, raw: u64) -> bool {
         let hpa = Hpa(self.base + ((index as u64) << F::shift(self.level)));
         let leaf = F::leaf(self.bits, self.level, hpa);
-        (raw ^ leaf) & !self.state == 0 && (raw & F::WRITE != 0) == self.writable
+        (raw ^ leaf) & !F::STATUS == 0 && (raw & F::WRITE != 0) == self.writable
     }
 }
 
@@ -563,11 +556,11 @@ fn seal<F: Format>(pte: &Pte, level: u8, mut patience: Option<&mut u32>) -> Resu
 }
 
 /// Returns whether `raw`, child `index` of a table linked at `level`, belongs to the block that
-/// begins with `first`, regardless of the bits of `state`.
+/// begins with `first`, regardless of its state.
 #[inline]
-fn continues<F: Format>(first: u64, raw: u64, state: u64, level: u8, index: usize) -> bool {
+fn continues<F: Format>(first: u64, raw: u64, level: u8, index: usize) -> bool {
     let base = F::leaf_address(first, level - 1).0;
-    let bits = |raw| F::attribute_bits(raw, level - 1) & !state;
+    let bits = |raw| F::attribute_bits(raw, level - 1) & !F::STATUS;
     base & ((1 << F::shift(level)) - 1) == 0
         && F::leaf_address(raw, level - 1).0 == base + ((index as u64) << F::shift(level - 1))
         && bits(raw) == bits(first)

@@ -154,7 +154,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     #[inline(never)]
     fn check_empty(&mut self, plan: &Plan, budget: &mut Budget) -> Result<u64, Stopped<MapError>> {
         let tables = self.tables;
-        let mut check = Check { plan, state: tables.state(), read: 0, reason: MapError::Contended };
+        let mut check = Check { plan, state: F::STATUS, read: 0, reason: MapError::Contended };
         let result = tables.walk_within(plan.start, plan.end, &mut check, budget);
         self.sums.counts.entries_read += check.read;
         match result {
@@ -325,7 +325,7 @@ pub(crate) fn agrees<F: Format>(
 /// Finds entries that do not allow the operation, before anything is changed.
 struct Check<'m> {
     plan: &'m Plan,
-    /// Bits in which leaves may differ ([`Tables::state`]).
+    /// Bits in which leaves may differ ([`Format::STATUS`]).
     state: u64,
     read: u64,
     reason: MapError,
@@ -377,7 +377,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut WalkCounts) -> Flow {
         if kind == Kind::Leaf {
-            return match agrees::<F>(self.plan, self.tables.state(), level, &entry) {
+            return match agrees::<F>(self.plan, F::STATUS, level, &entry) {
                 Ok(()) => Flow::Next,
                 Err(reason) => self.stop(reason),
             };

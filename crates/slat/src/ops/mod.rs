@@ -4,7 +4,6 @@ mod age;
 #[cfg(feature = "baselines")]
 mod baselines;
 mod collapse;
-mod consumer;
 mod dirty;
 mod discard;
 mod map;
@@ -30,7 +29,6 @@ pub use self::{
     split::{Batched, SplitWalk},
 };
 pub use age::{AgeBitmaps, AgeCounts, AgeOptions, TableBits};
-pub use consumer::{Consumer, ConsumerError};
 pub use map::MapError;
 pub(crate) use map::{agrees, maintenance};
 pub use owner::{Owner, OwnerError};
@@ -38,13 +36,15 @@ pub use pages::Pages;
 pub use query::{Dump, Leaf, Leaves};
 pub use replace::ReplaceError;
 pub use reserve::Reservation;
+pub use rights::Relax;
+pub(crate) use rights::leaf_bits;
 pub(crate) use rules::{Exactly, Marked, Rule};
 pub use split::SplitError;
 pub use unmap::UnmapError;
 pub use unmap_batch::{UnmapBatch, UnmapEntry, UnmappedRun};
 
 use crate::addr::{GpaRange, PageSize, RangeError};
-use crate::format::{AttributeError, Format, Kind, Software};
+use crate::format::{AttributeError, Format, Kind};
 use crate::platform::Platform;
 use crate::tables::{Early, Found, Tables};
 use core::fmt;
@@ -69,16 +69,6 @@ pub enum ChangeError {
     },
     /// The format, as configured, has no leaf with these rights, or software bits.
     Attributes(AttributeError),
-    /// Software bits that are marks of consumers of dirty state
-    /// ([`Tables::add_consumer`](crate::Tables::add_consumer)): they are not the caller's.
-    Consumers {
-        /// The bits that were named.
-        given: Software,
-        /// The marks of all consumers.
-        marks: Software,
-    },
-    /// These tables have no such consumer.
-    ForeignConsumer,
     /// The format, as configured, does not record which pages were used.
     NotRecorded,
     /// Another thread held an entry for too long.
@@ -98,15 +88,6 @@ impl fmt::Display for ChangeError {
                 write!(f, "the bitmap has {given} words; the range needs {needed}")
             }
             Self::Attributes(error) => error.fmt(f),
-            Self::Consumers { given, marks } => write!(
-                f,
-                "of the software bits {:#b}, {:#b} are marks of consumers of dirty state",
-                given.bits(),
-                given.bits() & marks.bits()
-            ),
-            Self::ForeignConsumer => f.write_str(
-                "these tables have no such consumer of dirty state; add it before they are shared",
-            ),
             Self::NotRecorded => f.write_str(
                 "nothing records what the guest uses: hardware does not mark it, nor fault",
             ),

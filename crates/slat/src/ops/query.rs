@@ -19,7 +19,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// to vanish.
     #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        self.tables.translate::<true>(&self.start, gpa)
+        self.tables.translate(&self.start, gpa)
     }
 
     /// Returns the descriptor at which a walk for `gpa` ends, and the size of the part of the
@@ -74,38 +74,50 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// [`Guard::translate`]: the caller is inside a guard, or no thread reclaims. `WAITS`: for a
-    /// table that is being unlinked.
     #[inline(always)]
-    pub(crate) fn translate<const WAITS: bool>(
-        &self,
-        start: &Start<'_, P>,
-        gpa: Gpa,
-    ) -> Result<Option<Translation>, Contended> {
+    fn translate(&self, start: &Start<'_, P>, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         let found = start.lookup_any::<F>(gpa.0);
         // Most are pages: compiled for them, whose size is a constant, and for others.
         match found.level {
-            0 => self.translate_found::<WAITS>(Found { level: 0, ..found }, gpa),
-            _ => self.translate_found::<WAITS>(found, gpa),
+            0 => self.translate_found(Found { level: 0, ..found }, gpa),
+            _ => self.translate_found(found, gpa),
         }
     }
 
-    /// As [`Tables::translate`], compiled once: for what is seldom called.
+    /// Returns the translation of `gpa` if `found` is a leaf of its own that no thread is changing.
+    /// The caller looked once, and no thread reclaims.
+    #[inline(always)]
+    pub(crate) fn translation_alone(&self, found: Found, gpa: Gpa) -> Option<Translation> {
+        // Compiled for pages and for others, as `translate`.
+        match found.level {
+            0 => self.alone(Found { level: 0, ..found }, gpa),
+            _ => self.alone(found, gpa),
+        }
+    }
+
+    #[inline(always)]
+    fn alone(&self, found: Found, gpa: Gpa) -> Option<Translation> {
+        let Found { raw, level, .. } = found;
+        if raw & F::MARK != 0 || folded::<F>(raw) || F::kind(raw, level) != Kind::Leaf {
+            return None;
+        }
+        let Leaf { hpa, size, attributes, .. } = self.whole(found, gpa.0, F::size(level));
+        Some(Translation { hpa: Hpa(hpa.0 | gpa.0 & (size.bytes() - 1)), size, attributes })
+    }
+
+    /// As [`Guard::translate`], which looks once, and compiled once: for what is seldom called. No
+    /// thread reclaims.
     pub(crate) fn translate_any(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         self.translation(self.lookup_marked::<false>(gpa.0), gpa)
     }
 
     #[inline(always)]
-    fn translate_found<const WAITS: bool>(
-        &self,
-        found: Found,
-        gpa: Gpa,
-    ) -> Result<Option<Translation>, Contended> {
+    fn translate_found(&self, found: Found, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         if found.raw & F::MARK == 0 {
             return self.translation(found, gpa);
         }
         // Compiled once more: a function that returned the result would return it in memory.
-        self.translation(self.lookup_marked::<WAITS>(gpa.0), gpa)
+        self.translation(self.lookup_marked::<true>(gpa.0), gpa)
     }
 
     #[inline(always)]
@@ -143,7 +155,10 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     fn whole(&self, found: Found, gpa: u64, size: PageSize) -> Leaf {
         let Found { raw, level, writable } = found;
         let mut attributes = self.format.decode(raw, level);
-        attributes.write &= writable;
+        // Elsewhere it is always so, and the attributes stay in one register.
+        if F::TABLE_WRITE != 0 {
+            attributes.write &= writable;
+        }
         Leaf {
             gpa: Gpa(gpa & !(size.bytes() - 1)),
             hpa: F::leaf_address(raw, level),

@@ -17,8 +17,7 @@
 //! in between has given the right back, and the leaf is refused. The leaf has no history, so the
 //! caller keeps other threads from taking rights from the page, and from unmapping it, from the
 //! protection on: a round of a log that protected the page again would hide the write. Accessed and
-//! dirty state goes from the old leaf to the new one, and so do the marks of
-//! [consumers](crate::Consumer).
+//! dirty state goes from the old leaf to the new one.
 
 use super::ChangeError;
 use super::map::{MapError, maintenance};
@@ -314,7 +313,7 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
             ..self.attributes
         };
         let bits = self.tables.format.encode(attributes).map_err(ReplaceError::Attributes)?;
-        let new = F::leaf(bits | raw & self.tables.marks, level, target);
+        let new = F::leaf(bits, level, target);
         if new == raw {
             return Ok(None);
         }

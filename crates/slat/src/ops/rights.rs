@@ -28,6 +28,43 @@ use crate::walk::Budget;
 use core::marker::PhantomData;
 use rewrite::Rewrite;
 
+/// The way in which [`Guard::relax`] gives a right: for an access alone (`Access::Write.into()`),
+/// as a fault does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Relax {
+    access: Access,
+    only_if: Software,
+    mark_used: bool,
+}
+
+impl Relax {
+    /// Gives the right that `access` needs to every leaf, and marks it as used, and for a write as
+    /// written.
+    pub const fn new(access: Access) -> Self {
+        Self { access, only_if: Software::NONE, mark_used: true }
+    }
+
+    /// Gives it to those leaves alone that have all bits of `software`: if these bits say what the
+    /// guest may do, the decision cannot be out of date.
+    #[must_use]
+    pub const fn only_if(self, software: Software) -> Self {
+        Self { only_if: software, ..self }
+    }
+
+    /// Marks nothing as used or written: if hardware marks writes, a clean leaf stays clean until a
+    /// write. A read gets nothing in this way.
+    #[must_use]
+    pub const fn unmarked(self) -> Self {
+        Self { mark_used: false, ..self }
+    }
+}
+
+impl From<Access> for Relax {
+    fn from(access: Access) -> Self {
+        Self::new(access)
+    }
+}
+
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Takes the right to write from every leaf in `range`; returns the bytes that had it.
     ///
@@ -98,9 +135,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// Gives every leaf that overlaps `range` the rights and the state that `access` needs, as a
-    /// fault on a present leaf does; this also sets the accessed state if hardware does not. The
-    /// caller knows whether the guest may do the access.
+    /// Gives every leaf that overlaps `range` the rights and the state that an [`Access`] needs, as
+    /// a fault on a present leaf does; this also sets the accessed state if hardware does not. The
+    /// caller knows whether the guest may do the access. A [`Relax`] names the leaves that get the
+    /// right by their software bits, or leaves their state alone.
     ///
     /// Memory that becomes executable is made coherent first ([`Platform::maintain`]). The change
     /// is published to walkers, and nothing is owed to other CPUs: one that holds the old rights
@@ -112,36 +150,50 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Nothing is done on [`ChangeError::Range`], and, but for a read, on
     /// [`ChangeError::CutsBlock`] unless the block appeared meanwhile: more than the range would
     /// get the right. A block that allows the access already, and for a write is dirty, is not
-    /// refused: it becomes accessed, as it does for a read. [`ChangeError::Contended`] leaves
-    /// everything done that precedes the address where it stopped.
+    /// refused: it becomes accessed, as it does for a read. For a fetch that is not marked, a block
+    /// that would become executable is refused as well: huge pages that may not be executed stay
+    /// so, even if another thread collapses pages meanwhile. Nothing is done on
+    /// [`ChangeError::Attributes`], of software bits that the format lacks.
+    /// [`ChangeError::Contended`] leaves everything done that precedes the address where it
+    /// stopped.
     #[inline(always)]
     pub fn relax(
         &mut self,
         range: GpaRange,
-        access: Access,
+        how: impl Into<Relax>,
     ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
-        self.relax_where(range, access, Software::NONE)
+        let Relax { access, only_if, mark_used } = how.into();
+        let format = self.tables.format;
+        let needed = leaf_bits::<F>(&range, only_if)?;
+        match access {
+            Access::Write if mark_used => self.grant(range, ForWrite(format, needed)),
+            Access::Write => self.allow_write(range, needed),
+            access if mark_used => self.relax_to_look(range, access, needed),
+            fetch => self.allow_execute(range, fetch, needed),
+        }
     }
 
-    /// As [`Guard::relax`], for those leaves that have all bits of `software`: if these bits say
-    /// what the guest may do, the decision cannot be out of date.
-    ///
-    /// # Errors
-    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks, and on
-    /// [`ChangeError::Consumers`]; otherwise those of [`Guard::relax`].
-    #[inline(always)]
-    pub fn relax_where(
+    /// [`Guard::relax`] for a write, unmarked. It is a function of its own, as the next one is, so
+    /// that neither's frame is part of the other's.
+    #[inline(never)]
+    fn allow_write(
         &mut self,
         range: GpaRange,
-        access: Access,
-        software: Software,
+        needed: u64,
     ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
         let format = self.tables.format;
-        let needed = self.bits(range, software)?;
-        match access {
-            Access::Write => self.grant(range, ForWrite(format, needed)),
-            access => self.relax_to_look(range, access, needed),
-        }
+        self.grant(range, Writable(format, needed))
+    }
+
+    #[inline(never)]
+    fn allow_execute(
+        &mut self,
+        range: GpaRange,
+        fetch: Access,
+        needed: u64,
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
+        let format = self.tables.format;
+        self.grant(range, Executable(format, needed, fetch))
     }
 
     /// Gives the leaf that translates `gpa`, of whatever size, the rights and the state that all of
@@ -173,8 +225,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(found.then(|| LocalFlush::new(tables, range, bytes)))
     }
 
-    /// As [`Guard::relax_where`], for a read or a fetch. It is a function of its own, so that the
-    /// path that most faults take is small enough to be inlined in any profile.
+    /// [`Guard::relax`] for a read or a fetch. It is a function of its own, so that the path that
+    /// most faults take is small enough to be inlined in any profile.
     #[inline(never)]
     fn relax_to_look(
         &mut self,
@@ -226,8 +278,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// another page at the same address, meanwhile.
     ///
     /// # Errors
-    /// [`ChangeError::Range`], [`ChangeError::Attributes`] of bits that the format lacks,
-    /// [`ChangeError::Consumers`] and [`ChangeError::Contended`]: nothing is done.
+    /// [`ChangeError::Range`], [`ChangeError::Attributes`] of bits that the format lacks, and
+    /// [`ChangeError::Contended`]: nothing is done.
     pub fn grant_write(
         &mut self,
         gpa: Gpa,
@@ -239,7 +291,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             Ok(range) => range,
             Err(reason) => return Self::stopped(gpa, ChangeError::Range(reason)),
         };
-        let added = self.bits(range, software)?;
+        let added = leaf_bits::<F>(&range, software)?;
         let rule = WriteAt(self.tables.format, hpa, added);
         match self.grant(range, rule) {
             Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
@@ -247,41 +299,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             }
             result => result,
         }
-    }
-
-    /// Gives those pages that have all bits of `software` the right that `fetch` asks for, without
-    /// marking them as used. Nothing is owed to other CPUs, as for [`Guard::relax`]. An access that
-    /// is no fetch gives no right.
-    ///
-    /// # Errors
-    /// Those of [`Guard::set_software`]; [`ChangeError::CutsBlock`] also at a block that would
-    /// become executable: huge pages that may not be executed stay so, even if another thread
-    /// collapses pages meanwhile.
-    pub fn allow_execute(
-        &mut self,
-        range: GpaRange,
-        fetch: Access,
-        software: Software,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
-        let format = self.tables.format;
-        let needed = self.bits(range, software)?;
-        self.grant(range, Executable(format, needed, fetch))
-    }
-
-    /// Gives those leaves that have all bits of `software` the right to write, without marking them
-    /// as used or written: if hardware marks writes, a clean leaf stays clean until a write.
-    /// Nothing is owed to other CPUs, as for [`Guard::relax`].
-    ///
-    /// # Errors
-    /// Those of [`Guard::set_software`].
-    pub fn allow_write(
-        &mut self,
-        range: GpaRange,
-        software: Software,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
-        let format = self.tables.format;
-        let needed = self.bits(range, software)?;
-        self.grant(range, Writable(format, needed))
     }
 
     /// As [`Guard::rewrite`], by a rule that gives rights.
@@ -295,12 +312,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(LocalFlush::new(self.tables, range, bytes))
     }
 
-    /// Returns `software` as bits of a leaf; refuses bits that are marks of consumers.
-    #[inline]
-    fn bits(&self, range: GpaRange, software: Software) -> Result<u64, Stopped<ChangeError>> {
-        self.tables.user_bits(software).map_err(|reason| Stopped { at: range.start(), reason })
-    }
-
     /// Sets the software bits `set` of every leaf in `range`, and clears those of `clear`; a bit of
     /// both is set. Returns the bytes that changed.
     ///
@@ -309,16 +320,16 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// ([`Guard::map_contiguous`]).
     ///
     /// # Errors
-    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks, and on
-    /// [`ChangeError::Consumers`]. A block that the range cuts and that has the bits already is not
-    /// refused; otherwise those of [`Guard::write_protect`].
+    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks. A block that
+    /// the range cuts and that has the bits already is not refused; otherwise those of
+    /// [`Guard::write_protect`].
     pub fn set_software(
         &mut self,
         range: GpaRange,
         set: Software,
         clear: Software,
     ) -> Result<u64, Stopped<ChangeError>> {
-        let (set, clear) = (self.bits(range, set)?, self.bits(range, clear)?);
+        let (set, clear) = (leaf_bits::<F>(&range, set)?, leaf_bits::<F>(&range, clear)?);
         self.rewrite::<Atomically, _>(range, Marked { set, clear })
     }
 
@@ -452,16 +463,17 @@ fn gives_nothing<F: Format>(raw: u64, changed: u64) -> bool {
     (changed ^ raw) & !F::ACCESSED == 0
 }
 
-impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Returns the bits of a leaf that are `software`, which must be the user's own.
-    pub(crate) fn user_bits(&self, software: Software) -> Result<u64, ChangeError> {
-        let bits = software.encode(F::SOFTWARE).map_err(ChangeError::Attributes)?;
-        if bits & self.marks != 0 {
-            return Err(ChangeError::Consumers { given: software, marks: self.consumers() });
-        }
-        Ok(bits)
-    }
+/// Returns the bits of a leaf that are `software`, for a call on `range`.
+#[inline]
+pub(crate) fn leaf_bits<F: Format>(
+    range: &GpaRange,
+    software: Software,
+) -> Result<u64, Stopped<ChangeError>> {
+    let refused = |reason| Stopped { at: range.start(), reason: ChangeError::Attributes(reason) };
+    software.encode(F::SOFTWARE).map_err(refused)
+}
 
+impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Makes memory coherent before `raw` becomes `changed`, if `changed` may be executed and `raw`
     /// may not.
     #[cold]

@@ -116,9 +116,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         fetch: Access,
         software: Software,
     ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<SplitError>> {
-        // No block has a bit that the format lacks, or a consumer's mark as a bit of its user.
-        let own = |bits: &u64| fetch.is_fetch() && bits & self.tables.marks == 0;
-        let needed = software.encode(F::SOFTWARE).ok().filter(own);
+        // No block has a bit that the format lacks.
+        let needed = software.encode(F::SOFTWARE).ok().filter(|_| fetch.is_fetch());
         let execute = needed.map(|needed| (fetch, needed));
         let result = self.split_walk::<Batched>(range, F::size(0), cache, MOST_MERGED, execute);
         // Published, so that the vCPU that faulted finds the new leaves.

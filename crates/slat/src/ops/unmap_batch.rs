@@ -27,8 +27,7 @@ pub struct UnmappedRun {
     /// A page that is not dirty was not written since the last [`Guard::clean`] or
     /// [`Guard::harvest`] that has completed: while one is under way, a page whose dirty state it
     /// may have taken is dirty here as well, as the guest may write it through a TLB entry that
-    /// marks nothing. In tables with [consumers](crate::Consumer), [`crate::Consumer::is_dirty`]
-    /// says so for each: its mark is among the software bits.
+    /// marks nothing.
     ///
     /// [`Guard::clean`]: crate::Guard::clean
     /// [`Guard::harvest`]: crate::Guard::harvest

@@ -29,7 +29,7 @@ impl<'t, F: Format, P: Platform> Visit<'t, F> for Fill<'t, '_, F, P> {
     ) -> Result<Step, Stopped<SpaceError>> {
         let refusal = match kind {
             Kind::Empty | Kind::Reserved => None,
-            Kind::Leaf => match agrees::<F>(&self.plan, self.tables.state(), level, &entry) {
+            Kind::Leaf => match agrees::<F>(&self.plan, F::STATUS, level, &entry) {
                 Ok(()) => return Ok(Step::Next),
                 Err(reason) => Some(SpaceError::Map(reason)),
             },

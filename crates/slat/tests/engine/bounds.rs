@@ -8,7 +8,7 @@ use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{Moment, TestPlatform};
 use slat::{
     Access, AddressSpace, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Contended, Format,
-    Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Rights, Software, SplitError,
+    Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Relax, Rights, Software, SplitError,
     TableBits, TableCache, UnmapEntry, Vmid,
 };
 use std::cell::Cell;
@@ -84,16 +84,18 @@ fn calls<H: Hardware>() -> Vec<(&'static str, Call<H>)> {
         ("relax of a page, read", |g, _| granted::<H, _>(g.relax(page(), Access::Read))),
         ("relax of a page, write", |g, _| granted::<H, _>(g.relax(page(), Access::Write))),
         ("relax of a page, fetch", |g, _| granted::<H, _>(g.relax(page(), Access::Execute))),
-        ("relax_where", |g, _| {
-            granted::<H, _>(g.relax_where(all(), Access::Write, Software::NONE));
+        ("relax, only if", |g, _| {
+            granted::<H, _>(g.relax(all(), Relax::new(Access::Write).only_if(Software::NONE)));
         }),
         ("relax of a page behind", |g, _| {
             granted::<H, _>(g.relax(range(4 * M - 4 * K, 4 * K), Access::Write));
         }),
         ("grant_write", |g, _| granted::<H, _>(g.grant_write(Gpa(HELD), Hpa(0), Software::NONE))),
-        ("allow_write", |g, _| granted::<H, _>(g.allow_write(all(), Software::NONE))),
-        ("allow_execute", |g, _| {
-            granted::<H, _>(g.allow_execute(all(), Access::Execute, Software::NONE));
+        ("relax, unmarked", |g, _| {
+            granted::<H, _>(g.relax(all(), Relax::new(Access::Write).unmarked()));
+        }),
+        ("relax for a fetch, unmarked", |g, _| {
+            granted::<H, _>(g.relax(all(), Relax::new(Access::Execute).unmarked()));
         }),
         ("set_software", |g, _| { let _ = g.set_software(all(), Software::A, Software::NONE); }),
         ("clean", |g, _| { let _ = g.clean(all()); }),

@@ -8,8 +8,8 @@ use crate::common::stage::{BBM, G, K, M, RAM, range};
 use crate::common::world::{VMID, cache, maintained};
 use crate::common::{Event, Moment, TestPlatform, destroy};
 use slat::{
-    Access, Attributes, Execute, Gpa, GpaRange, Hpa, LocalFlush, Maintenance, Memory, Rights,
-    Software, Tables,
+    Access, Attributes, Execute, Gpa, GpaRange, Hpa, LocalFlush, Maintenance, Memory, Relax,
+    Rights, Software, Tables,
 };
 
 const DATA: Attributes =
@@ -128,7 +128,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
     coherent_first(hardware, &platform);
     assert_eq!(
         guard
-            .allow_execute(range(AT, 16 * K), Access::Execute, Software::A)
+            .relax(range(AT, 16 * K), Relax::new(Access::Execute).only_if(Software::A).unmarked())
             .map(slat::LocalFlush::not_needed_here),
         Ok(8 * K)
     );
@@ -144,7 +144,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
     platform.take_events();
     assert_eq!(
         guard
-            .allow_execute(block, Access::Execute, Software::B)
+            .relax(block, Relax::new(Access::Execute).only_if(Software::B).unmarked())
             .map(slat::LocalFlush::not_needed_here),
         Ok(0),
         "it lacks the bit"
@@ -204,7 +204,7 @@ fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() 
             0 => guard.protect(pages, Rights::ALL).unwrap(),
             1 => guard.relax(pages, Access::Execute).map(LocalFlush::not_needed_here).unwrap(),
             _ => guard
-                .allow_execute(pages, Access::Execute, DATA.software)
+                .relax(pages, Relax::new(Access::Execute).only_if(DATA.software).unmarked())
                 .map(LocalFlush::not_needed_here)
                 .unwrap(),
         };

@@ -4,7 +4,7 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused};
-use slat::{Access, Attributes, ChangeError, Execute, Gpa, Hpa, PageSize, Software};
+use slat::{Access, Attributes, ChangeError, Execute, Gpa, Hpa, PageSize, Relax, Software};
 
 const A: Software = Software::A;
 const B: Software = Software::B;
@@ -35,13 +35,17 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
         }
         let all = range(0, 16 * K);
         assert_eq!(
-            guard.relax_where(all, Access::Write, A).map(slat::LocalFlush::not_needed_here),
+            guard
+                .relax(all, Relax::new(Access::Write).only_if(A))
+                .map(slat::LocalFlush::not_needed_here),
             Ok(8 * K)
         );
         let written = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K).write);
         assert_eq!(written, [false, true, false, true]);
         assert_eq!(
-            guard.relax_where(all, Access::Write, A).map(slat::LocalFlush::not_needed_here),
+            guard
+                .relax(all, Relax::new(Access::Write).only_if(A))
+                .map(slat::LocalFlush::not_needed_here),
             Ok(0),
             "they have it"
         );
@@ -49,21 +53,27 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
         guard.clean(all).unwrap();
         guard.invalidate();
         assert_eq!(
-            guard.allow_write(all, A.union(B)).map(slat::LocalFlush::not_needed_here),
+            guard
+                .relax(all, Relax::new(Access::Write).only_if(A.union(B)).unmarked())
+                .map(slat::LocalFlush::not_needed_here),
             Ok(4 * K)
         );
         let last = attributes::<H>(guard, 12 * K);
         // A leaf whose writes hardware does not mark counts as written.
         assert_eq!((last.write, last.accessed, last.dirty), (true, true, !marks));
         assert_eq!(
-            guard.allow_execute(all, Access::Execute, B).map(slat::LocalFlush::not_needed_here),
+            guard
+                .relax(all, Relax::new(Access::Execute).only_if(B).unmarked())
+                .map(slat::LocalFlush::not_needed_here),
             Ok(8 * K)
         );
         // A leaf that was not used before does not become accessed.
         let unused = Attributes { software: A, ..READ_ONLY };
         guard.map(range(M, 4 * K), Hpa(M), unused, page, cache).unwrap();
         assert_eq!(
-            guard.allow_write(range(M, 4 * K), A).map(slat::LocalFlush::not_needed_here),
+            guard
+                .relax(range(M, 4 * K), Relax::new(Access::Write).only_if(A).unmarked())
+                .map(slat::LocalFlush::not_needed_here),
             Ok(4 * K)
         );
         let given = attributes::<H>(guard, M);
@@ -76,7 +86,9 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
         assert_eq!(guard.write_protect(range(M, 4 * K)), Ok(4 * K));
         guard.invalidate();
         assert_eq!(
-            guard.allow_write(range(M, 4 * K), A).map(slat::LocalFlush::not_needed_here),
+            guard
+                .relax(range(M, 4 * K), Relax::new(Access::Write).only_if(A).unmarked())
+                .map(slat::LocalFlush::not_needed_here),
             Ok(4 * K)
         );
         let given = attributes::<H>(guard, M);
@@ -152,7 +164,9 @@ fn blocks_do_not_become_executable_with_pages_and_keep_their_bits<H: Hardware>()
         let (block, size) = (range(2 * M, 2 * M), PageSize::SIZE_2M);
         guard.map(block, Hpa(2 * M), how, size, cache).unwrap();
         refused(
-            guard.allow_execute(block, Access::Execute, B).map(slat::LocalFlush::not_needed_here),
+            guard
+                .relax(block, Relax::new(Access::Execute).only_if(B).unmarked())
+                .map(slat::LocalFlush::not_needed_here),
             2 * M,
             ChangeError::CutsBlock { size },
         );

@@ -14,7 +14,6 @@ mod bounds;
 mod collapse;
 mod collapsed;
 mod commit_callback;
-mod consumers;
 mod contended;
 mod contiguous;
 mod counts;

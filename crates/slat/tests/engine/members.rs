@@ -27,7 +27,7 @@ const PART: u64 = 12 * K;
 
 fn groups(bbm: BreakBeforeMake, attributes: Attributes) -> Guest {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
-    let tables = guest::<H>(bbm, format, |_| ());
+    let tables = guest::<H>(bbm, format);
     inside::<H, _>(tables, |guard, cache| {
         guard.map_contiguous(range(0, GROUP), Hpa(0), attributes, PAGE, cache).unwrap();
     });
@@ -185,7 +185,7 @@ fn a_group_that_was_used_by_way_of_any_member_is_young_once() {
 fn a_group_is_reserved_behind_the_invalidation_of_what_stood_in_any_of_its_entries() {
     for member in MEMBERS {
         let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
-        let tables = guest::<H>(BreakBeforeMake::Never, format, |_| ());
+        let tables = guest::<H>(BreakBeforeMake::Never, format);
         let page = range(member * 4 * K, 4 * K);
         inside::<H, _>(tables, |guard, cache| {
             // Another page keeps the table.
@@ -213,7 +213,7 @@ fn a_group_is_reserved_behind_the_invalidation_of_what_stood_in_any_of_its_entri
 fn a_group_whose_commit_finds_any_entry_changed_holds_none_of_them_afterwards() {
     for (told, member) in [false, true].into_iter().flat_map(|told| MEMBERS.map(|it| (told, it))) {
         let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
-        let tables = guest::<H>(BreakBeforeMake::Never, format, |_| ());
+        let tables = guest::<H>(BreakBeforeMake::Never, format);
         inside::<H, _>(tables, |guard, cache| {
             let reserved = guard.reserve_contiguous(Gpa(0), PAGE, cache).unwrap();
             let page = range(member * 4 * K, 4 * K);
@@ -234,7 +234,7 @@ fn a_group_whose_commit_finds_any_entry_changed_holds_none_of_them_afterwards() 
 #[test]
 fn a_group_whose_mapping_another_party_refuses_can_be_mapped_whole_afterwards() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
-    let tables = guest::<H>(BreakBeforeMake::Never, format, |_| ());
+    let tables = guest::<H>(BreakBeforeMake::Never, format);
     inside::<H, _>(tables, |guard, cache| {
         let reserved = guard.reserve_contiguous(Gpa(0), PAGE, cache).unwrap();
         assert_eq!(reserved.commit_told(Hpa(0), RAM, || Err("no")), Err("no"));

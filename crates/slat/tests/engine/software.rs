@@ -10,7 +10,7 @@ use crate::common::world::GuardOf;
 use slat::format::{AttributeError, Kind};
 use slat::{
     Access, AgeBitmaps, AgeOptions, Attributes, ChangeError, Format, Gpa, Hpa, MapError, PageSize,
-    Software, TableBits,
+    Relax, Software, TableBits,
 };
 
 const EXACT: AgeOptions = AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: true };
@@ -151,8 +151,14 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
         assert_eq!(host::<H>(guard, page), Some(Hpa(9 * page)));
         // Each of the bits tells leaves apart.
         let access = Access::Read;
-        assert_eq!(guard.relax_where(all, access, Software::A).unwrap().not_needed_here(), 0);
-        assert_eq!(guard.relax_where(all, access, last).unwrap().not_needed_here(), 4 * page);
+        assert_eq!(
+            guard.relax(all, Relax::new(access).only_if(Software::A)).unwrap().not_needed_here(),
+            0
+        );
+        assert_eq!(
+            guard.relax(all, Relax::new(access).only_if(last)).unwrap().not_needed_here(),
+            4 * page
+        );
         let text = guard.dump().to_string();
         let number = H::SOFTWARE_BITS - 1;
         let name = if number == 1 { String::from("T ") } else { format!("S{number}") };
@@ -190,9 +196,17 @@ fn a_bit_that_the_format_lacks_is_refused_and_nothing_is_done<H: Hardware>() {
         let reason = ChangeError::Attributes(reason);
         refused(guard.set_software(at, software, Software::NONE), page, reason);
         refused(guard.set_software(at, Software::NONE, software), page, reason);
-        refused(guard.relax_where(at, Access::Write, software), page, reason);
-        refused(guard.allow_write(at, software), page, reason);
-        refused(guard.allow_execute(at, Access::Execute, software), page, reason);
+        refused(guard.relax(at, Relax::new(Access::Write).only_if(software)), page, reason);
+        refused(
+            guard.relax(at, Relax::new(Access::Write).only_if(software).unmarked()),
+            page,
+            reason,
+        );
+        refused(
+            guard.relax(at, Relax::new(Access::Execute).only_if(software).unmarked()),
+            page,
+            reason,
+        );
         refused(guard.grant_write(Gpa(page), Hpa(0), software), page, reason);
         idle::<H>(guard);
         let beyond = range(1 << 40, page);

@@ -7,8 +7,7 @@ use crate::common::hardware::Hardware;
 use crate::common::stage::{BBM, K, M, RAM, range};
 use crate::common::world::{ALL, GuardOf, TablesOf, invalidations};
 use slat::{
-    Attributes, BreakBeforeMake, Consumer, Gpa, GpaRange, Hpa, PageSize, Pages, Software,
-    UnmapBatch, UnmapEntry,
+    Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Pages, UnmapBatch, UnmapEntry,
 };
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,14 +17,6 @@ const BLOCK: PageSize = PageSize::SIZE_2M;
 const UNWRITTEN: Attributes = Attributes { dirty: false, ..RAM };
 
 type Guest<H> = &'static TablesOf<'static, H>;
-
-fn with_consumer<H: Hardware>(format: H::Format) -> (Guest<H>, Consumer) {
-    let mut consumer = None;
-    let tables = guest::<H>(BreakBeforeMake::Never, format, |tables| {
-        consumer = tables.add_consumer(Software::A).ok();
-    });
-    (tables, consumer.unwrap())
-}
 
 fn map<H: Hardware>(tables: Guest<H>, at: GpaRange, attributes: Attributes, size: PageSize) {
     inside::<H, _>(tables, |guard, cache| {
@@ -43,34 +34,29 @@ fn dirty<H: Hardware>(tables: Guest<H>, at: GpaRange) -> bool {
 }
 
 /// A way to take the dirty state of four pages.
-type Clean<H> = fn(&mut GuardOf<'_, 'static, H>, Consumer);
+type Clean<H> = fn(&mut GuardOf<'_, 'static, H>);
 
 const PAGES: u64 = 16 * K;
 
-fn cleans<H: Hardware>() -> [(&'static str, Clean<H>); 6] {
+fn cleans<H: Hardware>() -> [(&'static str, Clean<H>); 3] {
     const NAMED: Pages<'static> = Pages { start: Gpa(0), bits: &[0b1111] };
     [
-        ("clean", |guard, _| _ = guard.clean(range(0, PAGES)).unwrap()),
-        ("clean_pages", |guard, _| _ = guard.clean_pages(&NAMED).unwrap()),
-        ("clean_for", |guard, named| _ = guard.clean_for(named, range(0, PAGES)).unwrap()),
-        ("clean_pages_for", |guard, named| _ = guard.clean_pages_for(named, &NAMED).unwrap()),
-        ("harvest", |guard, _| _ = guard.harvest(range(0, PAGES), &mut [0]).unwrap()),
-        ("harvest_for", |guard, named| {
-            _ = guard.harvest_for(named, range(0, PAGES), &mut [0]).unwrap();
-        }),
+        ("clean", |guard| _ = guard.clean(range(0, PAGES)).unwrap()),
+        ("clean_pages", |guard| _ = guard.clean_pages(&NAMED).unwrap()),
+        ("harvest", |guard| _ = guard.harvest(range(0, PAGES), &mut [0]).unwrap()),
     ]
 }
 
 fn a_page_that_is_unmapped_during_the_invalidation_of_any_clean_counts_as_dirty<H: Hardware>() {
     for (name, clean) in cleans::<H>() {
-        let (tables, consumer) = with_consumer::<H>(H::usual());
+        let tables = guest::<H>(BreakBeforeMake::Never, H::usual());
         map::<H>(tables, range(0, PAGES), RAM, PAGE);
         let said = Rc::new(Cell::new(false));
         let says = said.clone();
         let unmaps = move || says.set(dirty::<H>(tables, range(0, 4 * K)));
         meanwhile(tables.platform(), unmaps, || {
             inside::<H, _>(tables, |guard, _| {
-                clean(guard, consumer);
+                clean(guard);
                 guard.invalidate();
             });
         });
@@ -160,7 +146,7 @@ fn between_tables<H: Hardware>(tables: Guest<H>, clean: &Rc<dyn Fn(GpaRange)>, m
 fn what_any_unmap_takes_while_a_clean_is_under_way_counts_as_dirty<H: Hardware>() {
     for dropped in [false, true] {
         for (name, unmap) in unmaps::<H>() {
-            let tables = guest::<H>(BreakBeforeMake::Never, H::usual(), |_| ());
+            let tables = guest::<H>(BreakBeforeMake::Never, H::usual());
             let reader = Box::leak(Box::new(tables.platform().register()));
             let log = RefCell::new(tables.enter(reader).unwrap());
             let clean: Rc<dyn Fn(GpaRange)> = Rc::new(move |at| {
@@ -191,7 +177,7 @@ fn what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it<H: Hardwar
     fn uncovered<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let page = |number: u64| range(number * 4 * K, 4 * K);
         let new = || {
-            let tables = guest::<H>(bbm, format, |_| ());
+            let tables = guest::<H>(bbm, format);
             map::<H>(tables, range(0, PAGES), RAM, PAGE);
             tables
         };
@@ -236,7 +222,7 @@ on!(what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it);
 
 fn an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another<H: Hardware>() {
     fn fills<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
-        let tables = guest::<H>(bbm, format, |_| ());
+        let tables = guest::<H>(bbm, format);
         map::<H>(tables, range(0, 8 * K), RAM, PAGE);
         let count = Rc::new(Cell::new(0));
         let counts = count.clone();
@@ -284,7 +270,7 @@ fn a_guard_that_is_dropped_with_any_right_taken_completes<H: Hardware>() {
         }),
     ];
     for (name, take) in calls {
-        let tables = guest::<H>(BreakBeforeMake::Never, H::usual(), |_| ());
+        let tables = guest::<H>(BreakBeforeMake::Never, H::usual());
         map::<H>(tables, all, RAM, PAGE);
         tables.platform().take_events();
         inside::<H, _>(tables, |guard, _| take(guard));

@@ -7,7 +7,9 @@ use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{G, K, M, RAM, ept, on_stage, range, refused};
 use crate::common::world::GuardOf;
 use slat::format::arm64::Arm64K4;
-use slat::{Access, Attributes, ChangeError, Gpa, GpaRange, Hpa, PageSize, Rights, Software};
+use slat::{
+    Access, Attributes, ChangeError, Gpa, GpaRange, Hpa, PageSize, Relax, Rights, Software,
+};
 use std::sync::atomic::Ordering::SeqCst;
 
 type Intel = Ept<true>;
@@ -30,9 +32,17 @@ type Call = fn(&mut GuardOf<'_, '_, Intel>, u64) -> u64;
 fn a_table_gives_its_right_to_write_for_a_page_that_gets_it_and_for_no_other() {
     let calls: [(&str, Call); 3] = [
         ("relax", |guard, number| {
-            guard.relax_where(page(number), Access::Write, A).unwrap().not_needed_here()
+            guard
+                .relax(page(number), Relax::new(Access::Write).only_if(A))
+                .unwrap()
+                .not_needed_here()
         }),
-        ("allow", |guard, number| guard.allow_write(page(number), A).unwrap().not_needed_here()),
+        ("allow", |guard, number| {
+            guard
+                .relax(page(number), Relax::new(Access::Write).only_if(A).unmarked())
+                .unwrap()
+                .not_needed_here()
+        }),
         // The memory of page 1.
         ("grant", |guard, number| {
             guard.grant_write(page(number).start(), Hpa(4 * K), A).unwrap().not_needed_here()

@@ -108,14 +108,6 @@ impl<F: Walked> On<F> {
         unsafe { &*self.tables }
     }
 
-    /// # Safety
-    /// No other code borrows the tables.
-    #[allow(clippy::mut_from_ref, reason = "each execution has a guest of its own")]
-    pub unsafe fn exclusive(&self) -> &'static mut Tables<'static, F, World> {
-        // SAFETY: leaked in `new`; the caller says that no other code borrows them.
-        unsafe { &mut *self.tables }
-    }
-
     /// Enters without a reader slot.
     pub fn inside(&self) -> In<'static, F> {
         // SAFETY: models that reclaim while other threads run enter by `enter`; the others reclaim

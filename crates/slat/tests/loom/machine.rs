@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::vec::Vec;
 
-use crate::hardware::Tlb;
+use crate::tlb::Tlb;
 
 pub const PAGE: u64 = 0x1000;
 pub const BLOCK: u64 = 0x2000;
@@ -60,7 +60,6 @@ pub struct World {
     /// Whether a CPU runs. If none does, an invalidation orders nothing, as locks hide missing
     /// orderings.
     pub running: Cell<bool>,
-    /// The VMID that the CPU uses for the guest.
     pub loaded: Cell<Vmid>,
     pub tlb: RefCell<Tlb>,
     /// Host memory that was taken from the guest, and not mapped again.
@@ -111,6 +110,11 @@ impl World {
     /// Frames that were not given back.
     pub fn live(&self) -> usize {
         self.pages.borrow().iter().filter(|page| page.live).count()
+    }
+
+    /// The VMID that the CPU uses for the guest.
+    pub fn loaded(&self) -> Vmid {
+        self.loaded.get()
     }
 
     fn index(hpa: Hpa) -> usize {

@@ -2,7 +2,7 @@
 
 use crate::hardware::Walked;
 use crate::ledger::{Expected, Ledger, PAGES, pages};
-use crate::machine::{ALL, BITS, PAGE, World};
+use crate::machine::{ALL, BITS, PAGE, VMID, World};
 use slat::format::Kind;
 use slat::*;
 
@@ -160,7 +160,7 @@ fn split_end<T>(result: Result<T, Stopped<SplitError>>) -> End {
 impl<'w, F: Walked> Guest<'w, F> {
     /// Makes empty tables; no CPU runs yet.
     pub fn new(world: &'w World) -> Self {
-        Self { world, tables: Tables::new(F::default(), Vmid(1), BITS, world).unwrap() }
+        Self { world, tables: Tables::new(F::default(), VMID, BITS, world).unwrap() }
     }
 
     fn ledger(&self) -> &Ledger {

@@ -1,7 +1,7 @@
 //! The machine of the histories: frames that know whether they are in use, and the accounts.
 
-use crate::hardware::Tlb;
 use crate::ledger::Ledger;
+use crate::tlb::Tlb;
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
 use shuttle::sync::RwLock;
@@ -14,6 +14,7 @@ pub const BIG: u64 = 0x4000;
 /// All guest addresses: three levels of two entries.
 pub const ALL: u64 = 0x8000;
 pub const BITS: u32 = 15;
+pub const VMID: Vmid = Vmid(1);
 
 /// A descriptor that no walker may follow.
 const POISON: u64 = 0xdead_0000_0000 | 0b11;
@@ -63,6 +64,11 @@ impl World {
     /// Frames that were not given back.
     pub fn live(&self) -> usize {
         self.pages.borrow().iter().filter(|page| page.live).count()
+    }
+
+    /// The VMID that the CPU uses for the guest.
+    pub fn loaded(&self) -> Vmid {
+        VMID
     }
 
     fn index(hpa: Hpa) -> usize {

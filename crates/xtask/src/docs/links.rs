@@ -63,7 +63,7 @@ fn has_heading(text: &str, name: &str) -> bool {
 }
 
 /// Finds all pages below a folder, except in build folders.
-fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+pub(super) fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in root().join(folder).read_dir().unwrap().map(Result::unwrap) {
         let path = folder.join(entry.file_name());
         let name = entry.file_name();

@@ -3,8 +3,9 @@
 //!
 //! Blocks of text, rows of tables, headings and comments may be wider.
 
+use super::links::pages;
 use crate::root;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const COLUMNS: usize = 100;
 
@@ -26,28 +27,12 @@ fn wide(page: &str) -> Vec<usize> {
     found
 }
 
-/// Returns the project's own pages, without files that were built or fetched.
-fn pages(folder: &Path) -> Vec<PathBuf> {
-    let entries = folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
-    let is_hidden = |path: &Path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with('.') || name == "target"
-    };
-    let found = |path: PathBuf| match path.is_dir() {
-        _ if is_hidden(&path) => Vec::new(),
-        true => pages(&path),
-        false => {
-            path.extension().is_some_and(|of| of == "md").then_some(path).into_iter().collect()
-        }
-    };
-    entries.flat_map(found).collect()
-}
-
 #[test]
 fn no_line_of_prose_is_wider_than_100_columns() {
-    let mut found = Vec::new();
-    for path in pages(root()) {
-        let page = std::fs::read_to_string(&path).unwrap();
+    let (mut all, mut found) = (Vec::new(), Vec::new());
+    pages(Path::new(""), &mut all);
+    for path in all {
+        let page = std::fs::read_to_string(root().join(&path)).unwrap();
         found.extend(wide(&page).into_iter().map(|line| format!("{}:{line}", path.display())));
     }
     assert!(found.is_empty(), "break {found:?}");

@@ -3,7 +3,6 @@
 mod build;
 mod image;
 mod machine;
-mod plot;
 mod test;
 
 pub use build::Granule;
@@ -30,7 +29,7 @@ Examples:
   cargo xtask hypervisor run --granule 64k --largest 512m --memory 1g --job migrate
       stage 2 of another granule than the guest's own
   cargo xtask hypervisor run --job migrate --vcpus 2 --logging hardware --output migration
-      moves a guest that writes all the time; migration/report.html plots its rounds
+      moves a guest that writes all the time
   cargo xtask hypervisor run --job migrate --vcpus 8 --work crew,64 --seconds 200
       all eight write all the time
   cargo xtask hypervisor run --job migrate --fault local
@@ -119,7 +118,7 @@ pub struct RunArgs {
     /// More words of the guest's command line
     #[arg(long, default_value = "", hide_default_value = true)]
     pub append: String,
-    /// A folder for console, report.json and report.html [default: target/hypervisor]
+    /// A folder for console and report.json [default: target/hypervisor]
     #[arg(long)]
     pub output: Option<PathBuf>,
     /// An ELF file to run instead of Linux, for the tests
@@ -221,9 +220,6 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let ending = boot(args, &folder, true)?;
     ending.check()?;
     println!("\n{}", folder.join("report.json").display());
-    if ending.record("migration").is_some() {
-        println!("{}", folder.join("report.html").display());
-    }
     Ok(())
 }
 
@@ -260,10 +256,6 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
     });
     let text = serde_json::to_string_pretty(&report).context("a report is JSON")? + "\n";
     fs::write(folder.join("report.json"), text).context("cannot write the report")?;
-    if let Some(migration) = ending.record("migration") {
-        let page = plot::page(migration, &words)?;
-        fs::write(folder.join("report.html"), page).context("cannot write the report")?;
-    }
     Ok(ending)
 }
 

@@ -121,15 +121,19 @@ operations! {
     op_relax(guard: &mut On<'_>, at: GpaRange, access: Access) -> Changed {
         guard.relax(at, access).map(slat::LocalFlush::not_needed_here)
     }
-    op_relax_where(guard: &mut On<'_>, at: GpaRange, access: Access, software: Software)
+    op_relax_only_if(guard: &mut On<'_>, at: GpaRange, access: Access, software: Software)
         -> Changed {
-        guard.relax_where(at, access, software).map(slat::LocalFlush::not_needed_here)
+        guard.relax(at, Relax::new(access).only_if(software)).map(slat::LocalFlush::not_needed_here)
     }
-    op_allow_write(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
-        guard.allow_write(at, software).map(slat::LocalFlush::not_needed_here)
+    op_relax_unmarked(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
+        guard
+            .relax(at, Relax::new(Access::Write).only_if(software).unmarked())
+            .map(slat::LocalFlush::not_needed_here)
     }
-    op_allow_execute(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
-        guard.allow_execute(at, Access::Execute, software).map(slat::LocalFlush::not_needed_here)
+    op_relax_unmarked_fetch(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
+        guard
+            .relax(at, Relax::new(Access::Execute).only_if(software).unmarked())
+            .map(slat::LocalFlush::not_needed_here)
     }
     op_split(guard: &mut On<'_>, at: GpaRange, size: PageSize, cache: &mut Cache<'static>)
         -> Result<u64, Stopped<SplitError>> {
@@ -157,12 +161,6 @@ operations! {
     }
     op_harvest(guard: &mut On<'_>, at: GpaRange, bitmap: &mut [u64]) -> Changed {
         guard.harvest(at, bitmap)
-    }
-    op_harvest_for(guard: &mut On<'_>, by: Consumer, at: GpaRange, bits: &mut [u64]) -> Changed {
-        guard.harvest_for(by, at, bits)
-    }
-    op_clean_for(guard: &mut On<'_>, whom: Consumer, at: GpaRange) -> Changed {
-        guard.clean_for(whom, at)
     }
     op_clean(guard: &mut On<'_>, at: GpaRange) -> Changed {
         guard.clean(at)

@@ -7,16 +7,13 @@ use slat::BreakBeforeMake;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Makes empty tables; `prepare` has them before other threads do.
+/// Makes empty tables.
 pub fn guest<H: Hardware>(
     bbm: BreakBeforeMake,
     format: H::Format,
-    prepare: impl FnOnce(&mut TablesOf<'static, H>),
 ) -> &'static TablesOf<'static, H> {
     let platform = Box::leak(Box::new(TestPlatform::new(bbm)));
-    let mut tables = TablesOf::<H>::new(format, VMID, 40, platform).unwrap();
-    prepare(&mut tables);
-    Box::leak(Box::new(tables))
+    Box::leak(Box::new(TablesOf::<H>::new(format, VMID, 40, platform).unwrap()))
 }
 
 /// A thread in the tables, with a cache of eight frames.

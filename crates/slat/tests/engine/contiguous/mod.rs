@@ -12,7 +12,7 @@ use fixture::{Fixture, Rule};
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{
     Access, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa, GpaRange, Hpa,
-    PageSize, Software, TableCache, UnloadedTables, UnmapEntry, UnmapError, Vmid,
+    PageSize, Relax, Software, TableCache, UnloadedTables, UnmapEntry, UnmapError, Vmid,
 };
 
 fn size(bytes: u64) -> PageSize {
@@ -317,7 +317,7 @@ fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
         let reason = ChangeError::CutsBlock { size: block };
         refused(
             guard
-                .allow_execute(group, Access::Execute, Software::A)
+                .relax(group, Relax::new(Access::Execute).only_if(Software::A).unmarked())
                 .map(slat::LocalFlush::not_needed_here),
             64 * M,
             reason,
@@ -332,7 +332,7 @@ fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
         );
         assert_eq!(
             guard
-                .allow_execute(group, Access::Execute, Software::B)
+                .relax(group, Relax::new(Access::Execute).only_if(Software::B).unmarked())
                 .map(slat::LocalFlush::not_needed_here),
             Ok(0),
             "it lacks the bit"
