@@ -144,11 +144,14 @@ impl<E: Events> Host for Counted<E> {
     }
 
     fn between_pieces(&self) {
-        if let Some(work) = &mut *self.hook() {
+        // Not held while it runs: what it does has pieces too.
+        let work = self.hook().take();
+        if let Some(mut work) = work {
             let readers = Platform::readers(self);
             let period = readers.begin_grace_period();
             assert!(readers.has_elapsed(period), "nobody is inside tables");
             work();
+            self.hook().get_or_insert(work);
         }
     }
 

@@ -120,6 +120,68 @@ fn recovery_leaves_a_table_that_is_pinned_meanwhile_and_takes_its_neighbours() {
     machine.between(|| ());
 }
 
+/// Recovery makes the right to write the same in pages that another thread protects for a log
+/// meanwhile: that of their memslot, or of another that takes its place.
+#[test]
+fn recovery_gives_no_right_to_write_once_a_log_begins() {
+    let logs = MemslotSpec { log_dirty: true, log_blocks: true, ..memslot(G1) };
+    let quiet = MemslotSpec { log_dirty: false, ..logs };
+    let other = MemslotSpec { id: MemslotId(1), ..logs };
+    let away = MemslotSpec { gpa: Gpa(BASE + 64 * G1), host: Hva(HOST + 64 * G1), ..quiet };
+    let gone = MemslotSpec { bytes: 0, ..quiet };
+    let changes = [vec![logs], vec![gone, other, away]];
+    // After the table has lost the right to be executed, and after it has become a block.
+    for (piece, specs) in [1, 2].into_iter().flat_map(|piece| changes.clone().map(|to| (piece, to)))
+    {
+        let machine = Counted::new();
+        let config = Config::new(1, PageSize::SIZE_1G);
+        let config = Config { execute_huge: ExecuteHuge::Split, ..config };
+        let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
+        let all = GpaRange::new(Gpa(BASE), G1).unwrap();
+        let written = GpaRange::new(Gpa(BASE + 9 * M2), M2).unwrap();
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| {
+            vcpu.worker().set_memslot(quiet).unwrap();
+            vcpu.worker().prefault(all, Access::Read, || false);
+            vcpu.fault(Gpa(BASE), Access::Execute);
+            vcpu.worker().set_memslot(logs).unwrap();
+            vcpu.fault(Gpa(BASE + 7 * K4), Access::Write);
+            vcpu.fault(written.start(), Access::Write);
+            // Pages differ in the right to write until the log's end is complete.
+            std::mem::forget(vcpu.worker().begin_memslot(quiet).unwrap());
+            // The blocks around it stay blocks of this size.
+            let page = GpaRange::new(Gpa(BASE + 20 * M2), K4).unwrap();
+            std::mem::forget(vcpu.worker().pin(page).unwrap());
+            vcpu.worker().recover_huge_pages();
+        });
+        let (mut changes, mut pieces) = (guest.worker().unwrap(), 0);
+        let name = format!("{specs:?}, at piece {piece}");
+        machine.between(move || {
+            pieces += 1;
+            if pieces == piece {
+                changes.with(|worker| {
+                    specs.iter().for_each(|spec| _ = worker.set_memslot(*spec).unwrap());
+                    worker.prefault(all, Access::Read, || false);
+                    worker.prefault(written, Access::Write, || false);
+                });
+            }
+        });
+        vcpu.with(|vcpu| {
+            vcpu.worker().recover_huge_pages();
+            let id = vcpu.worker().memslots()[0].id;
+            let mut log = vec![0; (G1 / K4 / 64) as usize];
+            vcpu.worker().read_log(id, &mut log).unwrap();
+            for block in 0..512_u64 {
+                let at = Gpa(BASE + block * M2);
+                let leaf = vcpu.worker().translate(at).unwrap().unwrap();
+                let logged = log[block as usize * 8] & 1 != 0;
+                assert!(logged || !leaf.attributes.write, "{name}: {at:?}, block {block}");
+            }
+        });
+        machine.between(|| ());
+    }
+}
+
 #[test]
 fn tables_that_a_panic_kept_recovery_from_are_tried_again() {
     let machine = Counted::new();
