@@ -2,7 +2,7 @@
 
 use crate::machine::*;
 use slat::format::ept::Ept1G as Ept;
-use slat::{Access, Gpa, GpaRange, PageSize};
+use slat::{Access, Gpa, GpaRange, PageSize, Reader};
 use slat_guest::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,6 +69,76 @@ fn the_end_of_a_log_invalidates_for_each_gib_and_not_for_each_block() {
                 assert_eq!(machine.invalidations(), collapse, "{bytes:#x}, {logging:?}");
             });
         }
+    }
+}
+
+#[test]
+fn tables_of_a_memslot_that_logs_or_goes_stay_tables() {
+    for logging in [Logging::Protect, Logging::Hardware] {
+        let machine = Counted::new();
+        let config = Config { logging, ..Config::new(1, PageSize::SIZE_2M) };
+        let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| {
+            let quiet = memslot(M2);
+            let all = GpaRange::new(quiet.gpa, M2).unwrap();
+            let collapses =
+                |vcpu: &mut Vcpu<'_, _, _, _>| vcpu.worker().collapse(all, PageSize::SIZE_2M);
+            vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..quiet }).unwrap();
+            for page in 0..512 {
+                vcpu.fault(Gpa(BASE + page * K4), Access::Write);
+            }
+            assert_eq!(collapses(vcpu), 0, "{logging:?}: it logs");
+            vcpu.worker().set_memslot(quiet).unwrap();
+            EagerSplit::new(all, PageSize::SIZE_4K).run(vcpu.worker(), || false);
+            assert_eq!(vcpu.worker().leaves_by_size()[0], (PageSize::SIZE_4K, 512));
+            let gone = MemslotSpec { bytes: 0, ..quiet };
+            let _work = vcpu.worker().begin_memslot(gone).unwrap();
+            assert_eq!(collapses(vcpu), 0, "{logging:?}: it goes");
+        });
+    }
+}
+
+/// A thread that protected the same pages may not have completed its invalidation.
+#[test]
+fn what_takes_rights_invalidates_though_another_thread_took_them() {
+    type Take = fn(&mut Vcpu<'_, Ept, Counted, OnePiece>);
+    let takes: [(&str, Take); 4] = [
+        ("a clear", |vcpu| _ = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1]).unwrap()),
+        ("a hold", |vcpu| {
+            let host = HvaRange { start: Hva(HOST), bytes: M2 };
+            drop(vcpu.worker().freeze_writes(host));
+        }),
+        ("a log that ends and begins", |vcpu| {
+            let logs = MemslotSpec { log_dirty: true, ..memslot(M2) };
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
+            vcpu.worker().set_memslot(logs).unwrap();
+        }),
+        ("an invalidation", |vcpu| {
+            let host = HvaRange { start: Hva(HOST), bytes: M2 };
+            drop(vcpu.worker().invalidate(host, |_| ()));
+        }),
+    ];
+    for (name, take) in takes {
+        let machine = Counted::new();
+        let config = Config::new(1, PageSize::SIZE_4K);
+        let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_4K), config);
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| {
+            let logs = MemslotSpec { log_dirty: true, ..memslot(M2) };
+            vcpu.worker().set_memslot(logs).unwrap();
+            vcpu.fault(Gpa(BASE), Access::Write);
+        });
+        let tables = guest.get().tables();
+        let mut reader = Reader::register(tables.platform()).unwrap();
+        let mut guard = tables.enter(&mut reader).unwrap();
+        guard.write_protect(GpaRange::new(Gpa(BASE), K4).unwrap()).unwrap();
+        let owed = guard.shootdown();
+        drop(guard);
+        machine.invalidations();
+        vcpu.with(take);
+        assert!(machine.invalidations() > 0, "{name}: another CPU may still write");
+        owed.complete();
     }
 }
 
