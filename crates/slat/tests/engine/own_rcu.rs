@@ -114,7 +114,7 @@ fn retired_tables_are_the_callers_to_give_back<H: Hardware>() {
         drop(batch);
         platform.take_events();
         let taken = tables.take_retired();
-        let all = |event: &Event| matches!(event, Event::Invalidate(what) if what.range.is_none() && what.tables);
+        let all = |of: &Event| matches!(of, Event::Invalidate(all) if all.range.is_none());
         assert!(platform.take_events().iter().any(all));
         let live = platform.live();
         // SAFETY: as above.
