@@ -6,7 +6,7 @@ mod memory;
 mod other;
 
 use slat_kvm::procfs::Files;
-use slat_kvm::watch::{Events, GuestTotal, Metric, NotFound, Watch, Which, WorkingSets};
+use slat_kvm::watch::{Debugfs, Events, GuestTotal, Metric, NotFound, Watch, Which, WorkingSets};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
@@ -53,9 +53,12 @@ impl Host {
         self.write(&format!("{task}/syscall"), call).write(&format!("{task}/schedstat"), schedstat);
     }
     fn watch(&self) -> Watch<'_> {
+        let files = self.files();
         let none = || Err("debugfs is not here".to_owned());
-        Watch::begin(self.files(), none(), |_| Events::nothing("no events"), Which::Pid(PID))
-            .unwrap()
+        let debugfs = Debugfs::usual(&files).and_then(|usual| usual.map_or_else(none, Ok));
+        let refused = Events::refused(&files);
+        let events = |_| Events::nothing(refused.as_deref().unwrap_or("no events"));
+        Watch::begin(self.files(), debugfs, events, Which::Pid(PID)).unwrap()
     }
 }
 
@@ -393,10 +396,12 @@ struct Answers {
     rss: Result<u64, &'static str>,
     working_set: &'static str,
     pressure: Result<u64, &'static str>,
+    faults: &'static str,
+    events: &'static str,
 }
 
 /// Each host is a text in the folder `hosts`: a remark, and then its files and links.
-const HOSTS: [Answers; 5] = [
+const HOSTS: [Answers; 7] = [
     Answers {
         name: "qemu-system-x86",
         host: include_str!("hosts/qemu"),
@@ -404,6 +409,8 @@ const HOSTS: [Answers; 5] = [
         rss: Ok((60_000 + 16_777_216) << 10),
         working_set: "hugetlbfs",
         pressure: Err("control group"),
+        faults: "debugfs is not here",
+        events: "no events",
     },
     Answers {
         name: "crosvm",
@@ -412,6 +419,8 @@ const HOSTS: [Answers; 5] = [
         rss: Ok(500 << 10),
         working_set: "clear_refs",
         pressure: Err("control group"),
+        faults: "debugfs is not here",
+        events: "no events",
     },
     Answers {
         name: "cloud-hyperviso",
@@ -420,6 +429,8 @@ const HOSTS: [Answers; 5] = [
         rss: Err("guest_memfd"),
         working_set: "guest_memfd",
         pressure: Err("control group"),
+        faults: "debugfs is not here",
+        events: "no events",
     },
     Answers {
         name: "firecracker",
@@ -428,6 +439,8 @@ const HOSTS: [Answers; 5] = [
         rss: Ok(500 << 10),
         working_set: "namespace of control groups",
         pressure: Err("control group"),
+        faults: "a namespace of processes",
+        events: "no events",
     },
     Answers {
         name: "lkvm",
@@ -436,6 +449,28 @@ const HOSTS: [Answers; 5] = [
         rss: Ok(40_000 << 10),
         working_set: "no referenced pages",
         pressure: Ok(0),
+        faults: "debugfs is not here",
+        events: "no events",
+    },
+    Answers {
+        name: "qemu-system-x86",
+        host: include_str!("hosts/qemu-locked-for-integrity"),
+        threads: &[Some(20)],
+        rss: Ok(60_000 << 10),
+        working_set: "clear_refs",
+        pressure: Err("control group"),
+        faults: "the kernel is locked down",
+        events: "no events",
+    },
+    Answers {
+        name: "qemu-system-x86",
+        host: include_str!("hosts/qemu-locked-for-confidentiality"),
+        threads: &[Some(20)],
+        rss: Ok(60_000 << 10),
+        working_set: "clear_refs",
+        pressure: Err("control group"),
+        faults: "the kernel is locked down",
+        events: "locked down for confidentiality",
     },
 ];
 
@@ -474,6 +509,8 @@ fn each_host_has_its_threads_memory_and_reasons() {
             (Metric::RssBytes, it.rss),
             (Metric::PressureSomeNs, it.pressure),
             (Metric::WorkingSetBytes, Err(it.working_set)),
+            (Metric::Faults, Err(it.faults)),
+            (Metric::OtherExitNs, Err(it.events)),
         ] {
             match told {
                 Ok(value) => assert_eq!(total.total.get(&metric), Some(&value), "{}", it.name),
@@ -482,6 +519,9 @@ fn each_host_has_its_threads_memory_and_reasons() {
                 }
             }
         }
+        // What debugfs does show is known.
+        let pages = total.total.get(&Metric::Pages4k);
+        assert_eq!(pages.is_some(), it.faults.contains("locked down"), "{}", it.name);
         assert!(watch.working_sets().unwrap().told().is_empty(), "{}", it.name);
         assert_eq!(fs::read(&lru_gen).ok(), before, "another group was aged");
     }

@@ -125,7 +125,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         }
         let begin = guest.tables.platform().now();
         guest.caches.begin(self.id, event);
-        // A write that saw no vCPU with a view does not search the views: see `replacing`.
+        // A write that saw no vCPU with a view does not search the views: see `replacing`. And a
+        // fault that maintained a page before the guest's maintenance by set and way may not have
+        // mapped it yet.
         if event != Event::On && !guest.views.is_empty() {
             guest.wait_for_faults();
         }
@@ -153,8 +155,6 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let guest = self.worker.guest;
         let all = GpaRange::new(Gpa(0), 1 << guest.tables.geometry().address_bits);
         let all = all.expect("a guest has an address");
-        // A fault that maintained a page before the guest's maintenance may not have mapped it yet.
-        guest.wait_for_faults();
         let views = guest.spaces().skip(1);
         views.map(|tables| self.worker.maintain(tables, all, Maintenance::Data)).sum()
     }

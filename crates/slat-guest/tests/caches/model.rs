@@ -88,6 +88,7 @@ pub struct Machine {
     state: Mutex<State>,
     clock: AtomicU64,
     after: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    waiting: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Machine {
@@ -107,6 +108,7 @@ impl Machine {
             state: Mutex::new(State { die, ..State::default() }),
             clock: AtomicU64::new(0),
             after: Mutex::new(None),
+            waiting: Mutex::new(None),
         }
     }
 
@@ -176,6 +178,11 @@ impl Machine {
     /// Sets what runs once, after the next maintenance.
     pub fn after_maintenance(&self, run: Box<dyn FnOnce() + Send>) {
         *self.after.lock().unwrap() = Some(run);
+    }
+
+    /// Sets what runs once, when a thread next waits for others.
+    pub fn when_waiting(&self, run: Box<dyn FnOnce() + Send>) {
+        *self.waiting.lock().unwrap() = Some(run);
     }
 
     /// Returns the bytes of data that were maintained.
@@ -265,7 +272,8 @@ impl Host for Machine {
     }
 
     fn wait(&self) {
-        std::thread::yield_now();
+        let waiting = self.waiting.lock().unwrap().take();
+        waiting.map_or_else(std::thread::yield_now, |run| run());
     }
 }
 

@@ -5,9 +5,10 @@ use crate::vm::{
     BASE, BYTES, Cpu, Manners, TestGuest, config, host_range, hpa, memslot, page, range, storage,
     with_guest,
 };
-use slat::{Access, AgeOptions, Gpa, Maintenance};
-use slat_guest::{CachePolicy, Config, Logging, MemslotId, Outcome, Retry, Worker};
-use std::sync::mpsc;
+use slat::{Access, AgeOptions, Gpa, Maintenance, Reader};
+use slat_guest::{CachePolicy, Config, Flush, Logging, MemslotId, Outcome, Retry, Worker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// Runs a test with a vCPU whose caches are off, on a machine that fetches each line as early as it
@@ -386,4 +387,118 @@ fn what_is_taken_from_shared_tables_is_maintained_for_the_host() {
             assert_eq!(machine.read(hpa(page(6)), true), 8, "{policy:?}: its memslot deleted");
         });
     }
+}
+
+#[test]
+fn a_view_is_searched_again_from_the_first_fault_after_a_reset() {
+    with_cpu(exact(), false, |_, guest, mut cpu| {
+        cpu.write(page(5), 1);
+        cpu.start();
+        assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None, "the view is empty");
+        cpu.write(page(5), 2);
+        let mut storage = storage();
+        let mut worker = Worker::new(guest, &mut storage).unwrap();
+        drop(worker.invalidate(host_range(page(5), 4096), |_| {}));
+        assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None);
+    });
+}
+
+/// A chunk of 16 MiB is under way in another thread, which helps.
+#[test]
+fn a_flush_is_over_when_all_its_chunks_are() {
+    let machine = Machine::new(Mood::Lazy, false);
+    with_guest(&machine, config(CachePolicy::Every), false, |guest| {
+        let mut space = storage();
+        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        cpu.on();
+        let second = page(Flush::CHUNK / 4096);
+        [page(0), second].into_iter().for_each(|at| cpu.touch(at, Access::Read));
+        let (first, begun) = mpsc::channel::<()>();
+        let (second, taken) = mpsc::channel::<()>();
+        let (done, returned) = mpsc::channel::<()>();
+        let over = Arc::new(AtomicBool::new(false));
+        // In its first chunk the thread waits until another has taken the second.
+        machine.after_maintenance(Box::new(move || {
+            first.send(()).unwrap();
+            taken.recv().unwrap();
+        }));
+        std::thread::scope(|scope| {
+            let (machine, ends) = (&machine, over.clone());
+            scope.spawn(move || {
+                let mut storage = storage();
+                let mut worker = Worker::new(guest, &mut storage).unwrap();
+                begun.recv().unwrap();
+                machine.after_maintenance(Box::new(move || {
+                    second.send(()).unwrap();
+                    let _ = returned.recv_timeout(Duration::from_millis(200));
+                    ends.store(true, Ordering::SeqCst);
+                }));
+                assert_eq!(worker.help_flush(), 2 << 20);
+            });
+            cpu.vcpu.set_caches(false);
+            let is_over = over.load(Ordering::SeqCst);
+            let _ = done.send(());
+            assert!(is_over, "a chunk is under way");
+        });
+    });
+}
+
+/// The tables that it gives up cannot be freed before another thread has left them.
+#[test]
+fn a_view_without_room_for_tables_waits_for_threads_inside() {
+    let machine = Machine::new(Mood::Lazy, false);
+    let config = Config { table_pages: Some(8), ..exact() };
+    with_guest(&machine, config, false, |guest| {
+        let mut space = storage();
+        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        let (inside, entered) = mpsc::channel::<()>();
+        let (leave, leaves) = mpsc::channel::<()>();
+        let (left, has_left) = mpsc::channel::<()>();
+        machine.when_waiting(Box::new(move || {
+            leave.send(()).unwrap();
+            has_left.recv().unwrap();
+        }));
+        std::thread::scope(|scope| {
+            let machine = &machine;
+            scope.spawn(move || {
+                let mut reader = Reader::register(machine).unwrap();
+                let guard = guest.tables().enter(&mut reader).unwrap();
+                inside.send(()).unwrap();
+                assert!(leaves.recv().is_ok(), "nobody waited");
+                drop(guard);
+                left.send(()).unwrap();
+            });
+            entered.recv().unwrap();
+            (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Read));
+            // If nobody has waited, the other thread learns it here.
+            machine.when_waiting(Box::new(|| ()));
+        });
+    });
+}
+
+#[test]
+fn maintenance_by_set_and_way_reaches_what_a_fault_in_a_view_maps_meanwhile() {
+    let machine = Machine::new(Mood::Lazy, false);
+    with_guest(&machine, exact(), false, |guest| {
+        let (mut a, mut b) = (storage(), storage());
+        let mut waits = Cpu::new(guest, 0, &mut a, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 1, &mut b, Manners::Relies);
+        cpu.on();
+        cpu.touch(page(5), Access::Write);
+        let (maintained, told) = mpsc::channel();
+        let (done, returned) = mpsc::channel();
+        machine.after_maintenance(Box::new(move || {
+            maintained.send(()).unwrap();
+            let _ = returned.recv_timeout(Duration::from_millis(200));
+        }));
+        std::thread::scope(|scope| {
+            let waits = &mut waits;
+            scope.spawn(move || waits.touch(page(5), Access::Read));
+            told.recv().unwrap();
+            cpu.write(page(5), 1);
+            cpu.vcpu.set_way();
+            let _ = done.send(());
+        });
+        assert_eq!(waits.read(page(5)), 1);
+    });
 }

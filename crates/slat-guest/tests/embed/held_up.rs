@@ -3,7 +3,7 @@
 
 use crate::machine::*;
 use slat::format::ept::Ept1G;
-use slat::{Access, Gpa, GpaRange, Hpa, Memory, PageSize};
+use slat::{Access, AgeOptions, Gpa, GpaRange, Hpa, Memory, PageSize, Reader};
 use slat_guest::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -63,9 +63,22 @@ fn holds_up(
             yield_now();
         }
     });
-    let mut two = guest.worker().unwrap();
+    let two = guest.worker().unwrap();
     let first = spawn(move || first(&mut one));
     stopped.recv().unwrap();
+    waits(what, &machine, two, second, &open);
+    first.join().unwrap();
+    drop((vcpu, guest));
+}
+
+/// Asserts that `second`, which is held up, calls `Host::wait`; then opens the gate.
+fn waits(
+    what: &str,
+    machine: &Counted,
+    mut two: Work,
+    second: impl FnOnce(&mut Work) + Send + 'static,
+    open: &AtomicBool,
+) {
     let before = machine.waits.load(Ordering::SeqCst);
     let ended = Arc::new(AtomicBool::new(false));
     let end = ended.clone();
@@ -79,9 +92,7 @@ fn holds_up(
         yield_now();
     }
     open.store(true, Ordering::SeqCst);
-    first.join().unwrap();
     second.join().unwrap();
-    drop((vcpu, guest));
 }
 
 fn last() -> GpaRange {
@@ -120,4 +131,58 @@ fn a_thread_that_is_held_up_calls_the_hosts_wait() {
     holds_up("a switch of execution, by a fault", fault, execute);
     holds_up("a pin, by a fault", fault, pin);
     holds_up("held writes, by a fault", fault, hold);
+}
+
+/// The holder is in the invalidation of a collapse: all leaves of a table are sealed.
+#[test]
+fn a_thread_that_meets_held_leaves_calls_the_hosts_wait() {
+    type Meets = fn(&mut Work);
+    let all = || GpaRange::new(Gpa(BASE), M2).unwrap();
+    let meets: [(&str, Logging, Meets); 4] = [
+        ("a clear", Logging::Protect, |work| {
+            work.with(|worker| _ = worker.clear_log(MemslotId(0), 0, 512, &[u64::MAX; 8]));
+        }),
+        ("a read of hardware's log", Logging::Hardware, |work| {
+            work.with(|worker| _ = worker.read_log(MemslotId(0), &mut [0; 8]));
+        }),
+        ("ageing", Logging::Protect, |work| {
+            let all = GpaRange::new(Gpa(BASE), M2).unwrap();
+            work.with(|worker| _ = worker.age(all, None, &mut [0; 8], AgeOptions::LEAVES));
+        }),
+        ("an invalidation", Logging::Protect, |work| {
+            let host = HvaRange { start: Hva(HOST), bytes: M2 };
+            work.with(|worker| drop(worker.invalidate(host, |_| ())));
+        }),
+    ];
+    for (what, logging, meets) in meets {
+        let machine = Counted::new();
+        let (inside, stopped) = channel();
+        let gate = Gate { inside: inside.clone(), open: Arc::default() };
+        let open = gate.open.clone();
+        let config = Config { logging, ..Config::new(1, PageSize::SIZE_4K) };
+        let guest: Shared<Gate> = shared(&machine, 1, gate, config);
+        let mut one = guest.worker().unwrap();
+        one.with(|worker| {
+            worker.set_memslot(MemslotSpec { log_dirty: true, ..memslot(M2) }).unwrap();
+            worker.prefault(all(), Access::Write, || false);
+        });
+        let stops = open.clone();
+        machine.invalidating(move || {
+            inside.send(()).unwrap();
+            while !stops.load(Ordering::SeqCst) {
+                yield_now();
+            }
+        });
+        let first = spawn(move || {
+            one.with(|worker| {
+                let tables = worker.guest().tables();
+                let mut reader = Reader::register(tables.platform()).unwrap();
+                let mut guard = tables.enter(&mut reader).unwrap();
+                assert_eq!(guard.collapse(all(), PageSize::SIZE_2M), Ok(M2));
+            });
+        });
+        stopped.recv().unwrap();
+        waits(what, &machine, guest.worker().unwrap(), meets, &open);
+        first.join().unwrap();
+    }
 }

@@ -29,6 +29,8 @@ pub struct Counted<E: Events = ()> {
     pub waits: AtomicU64,
     /// Runs between pieces of a change, and when a leaf is reported to devices.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
+    /// Runs once, in the next invalidation.
+    invalidating: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Counted {
@@ -48,11 +50,16 @@ impl<E: Events> Counted<E> {
             clock: AtomicU64::new(0),
             waits: AtomicU64::new(0),
             between: Mutex::default(),
+            invalidating: Mutex::default(),
         })
     }
 
     pub fn between(&self, work: impl FnMut() + Send + 'static) {
         *self.hook() = Some(Box::new(work));
+    }
+
+    pub fn invalidating(&self, work: impl FnOnce() + Send + 'static) {
+        *self.invalidating.lock().unwrap() = Some(Box::new(work));
     }
 
     /// A hook that panicked is replaced.
@@ -111,6 +118,10 @@ unsafe impl<E: Events> Platform for Counted<E> {
 
     fn invalidate(&self, _: &Invalidation) {
         self.invalidations.fetch_add(1, Ordering::Relaxed);
+        let work = self.invalidating.lock().unwrap().take();
+        if let Some(work) = work {
+            work();
+        }
     }
 
     fn break_before_make(&self) -> BreakBeforeMake {
@@ -144,11 +155,14 @@ impl<E: Events> Host for Counted<E> {
     }
 
     fn between_pieces(&self) {
-        if let Some(work) = &mut *self.hook() {
+        // Not held while it runs: what it does has pieces too.
+        let work = self.hook().take();
+        if let Some(mut work) = work {
             let readers = Platform::readers(self);
             let period = readers.begin_grace_period();
             assert!(readers.has_elapsed(period), "nobody is inside tables");
             work();
+            self.hook().get_or_insert(work);
         }
     }
 

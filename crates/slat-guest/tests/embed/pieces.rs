@@ -2,7 +2,7 @@
 
 use crate::machine::*;
 use slat::format::ept::Ept1G as Ept;
-use slat::{Access, Gpa, GpaRange, PageSize};
+use slat::{Access, Gpa, GpaRange, PageSize, Reader};
 use slat_guest::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,6 +72,76 @@ fn the_end_of_a_log_invalidates_for_each_gib_and_not_for_each_block() {
     }
 }
 
+#[test]
+fn tables_of_a_memslot_that_logs_or_goes_stay_tables() {
+    for logging in [Logging::Protect, Logging::Hardware] {
+        let machine = Counted::new();
+        let config = Config { logging, ..Config::new(1, PageSize::SIZE_2M) };
+        let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| {
+            let quiet = memslot(M2);
+            let all = GpaRange::new(quiet.gpa, M2).unwrap();
+            let collapses =
+                |vcpu: &mut Vcpu<'_, _, _, _>| vcpu.worker().collapse(all, PageSize::SIZE_2M);
+            vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..quiet }).unwrap();
+            for page in 0..512 {
+                vcpu.fault(Gpa(BASE + page * K4), Access::Write);
+            }
+            assert_eq!(collapses(vcpu), 0, "{logging:?}: it logs");
+            vcpu.worker().set_memslot(quiet).unwrap();
+            EagerSplit::new(all, PageSize::SIZE_4K).run(vcpu.worker(), || false);
+            assert_eq!(vcpu.worker().leaves_by_size()[0], (PageSize::SIZE_4K, 512));
+            let gone = MemslotSpec { bytes: 0, ..quiet };
+            let _work = vcpu.worker().begin_memslot(gone).unwrap();
+            assert_eq!(collapses(vcpu), 0, "{logging:?}: it goes");
+        });
+    }
+}
+
+/// A thread that protected the same pages may not have completed its invalidation.
+#[test]
+fn what_takes_rights_invalidates_though_another_thread_took_them() {
+    type Take = fn(&mut Vcpu<'_, Ept, Counted, OnePiece>);
+    let takes: [(&str, Take); 4] = [
+        ("a clear", |vcpu| _ = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1]).unwrap()),
+        ("a hold", |vcpu| {
+            let host = HvaRange { start: Hva(HOST), bytes: M2 };
+            drop(vcpu.worker().freeze_writes(host));
+        }),
+        ("a log that ends and begins", |vcpu| {
+            let logs = MemslotSpec { log_dirty: true, ..memslot(M2) };
+            vcpu.worker().set_memslot(memslot(M2)).unwrap();
+            vcpu.worker().set_memslot(logs).unwrap();
+        }),
+        ("an invalidation", |vcpu| {
+            let host = HvaRange { start: Hva(HOST), bytes: M2 };
+            drop(vcpu.worker().invalidate(host, |_| ()));
+        }),
+    ];
+    for (name, take) in takes {
+        let machine = Counted::new();
+        let config = Config::new(1, PageSize::SIZE_4K);
+        let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_4K), config);
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| {
+            let logs = MemslotSpec { log_dirty: true, ..memslot(M2) };
+            vcpu.worker().set_memslot(logs).unwrap();
+            vcpu.fault(Gpa(BASE), Access::Write);
+        });
+        let tables = guest.get().tables();
+        let mut reader = Reader::register(tables.platform()).unwrap();
+        let mut guard = tables.enter(&mut reader).unwrap();
+        guard.write_protect(GpaRange::new(Gpa(BASE), K4).unwrap()).unwrap();
+        let owed = guard.shootdown();
+        drop(guard);
+        machine.invalidations();
+        vcpu.with(take);
+        assert!(machine.invalidations() > 0, "{name}: another CPU may still write");
+        owed.complete();
+    }
+}
+
 /// Makes a guest of `bytes` where each block has an executable page, in a period that has ended.
 fn split_by_fetches(
     machine: &Arc<Counted>,
@@ -118,6 +188,68 @@ fn recovery_leaves_a_table_that_is_pinned_meanwhile_and_takes_its_neighbours() {
     let recovered = vcpu.with(|vcpu| vcpu.worker().recover_huge_pages());
     assert_eq!(recovered, RecoveryCounts { bytes: 2 * M2, left: 1 });
     machine.between(|| ());
+}
+
+/// Recovery makes the right to write the same in pages that another thread protects for a log
+/// meanwhile: that of their memslot, or of another that takes its place.
+#[test]
+fn recovery_gives_no_right_to_write_once_a_log_begins() {
+    let logs = MemslotSpec { log_dirty: true, log_blocks: true, ..memslot(G1) };
+    let quiet = MemslotSpec { log_dirty: false, ..logs };
+    let other = MemslotSpec { id: MemslotId(1), ..logs };
+    let away = MemslotSpec { gpa: Gpa(BASE + 64 * G1), host: Hva(HOST + 64 * G1), ..quiet };
+    let gone = MemslotSpec { bytes: 0, ..quiet };
+    let changes = [vec![logs], vec![gone, other, away]];
+    // After the table has lost the right to be executed, and after it has become a block.
+    for (piece, specs) in [1, 2].into_iter().flat_map(|piece| changes.clone().map(|to| (piece, to)))
+    {
+        let machine = Counted::new();
+        let config = Config::new(1, PageSize::SIZE_1G);
+        let config = Config { execute_huge: ExecuteHuge::Split, ..config };
+        let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
+        let all = GpaRange::new(Gpa(BASE), G1).unwrap();
+        let written = GpaRange::new(Gpa(BASE + 9 * M2), M2).unwrap();
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| {
+            vcpu.worker().set_memslot(quiet).unwrap();
+            vcpu.worker().prefault(all, Access::Read, || false);
+            vcpu.fault(Gpa(BASE), Access::Execute);
+            vcpu.worker().set_memslot(logs).unwrap();
+            vcpu.fault(Gpa(BASE + 7 * K4), Access::Write);
+            vcpu.fault(written.start(), Access::Write);
+            // Pages differ in the right to write until the log's end is complete.
+            std::mem::forget(vcpu.worker().begin_memslot(quiet).unwrap());
+            // The blocks around it stay blocks of this size.
+            let page = GpaRange::new(Gpa(BASE + 20 * M2), K4).unwrap();
+            std::mem::forget(vcpu.worker().pin(page).unwrap());
+            vcpu.worker().recover_huge_pages();
+        });
+        let (mut changes, mut pieces) = (guest.worker().unwrap(), 0);
+        let name = format!("{specs:?}, at piece {piece}");
+        machine.between(move || {
+            pieces += 1;
+            if pieces == piece {
+                changes.with(|worker| {
+                    specs.iter().for_each(|spec| _ = worker.set_memslot(*spec).unwrap());
+                    worker.prefault(all, Access::Read, || false);
+                    worker.prefault(written, Access::Write, || false);
+                });
+            }
+        });
+        vcpu.with(|vcpu| {
+            vcpu.worker().recover_huge_pages();
+            let id = vcpu.worker().memslots()[0].id;
+            let mut log = vec![0; (G1 / K4 / 64) as usize];
+            vcpu.worker().read_log(id, &mut log).unwrap();
+            for block in 0..512_u64 {
+                let at = Gpa(BASE + block * M2);
+                let leaf = vcpu.worker().translate(at).unwrap().unwrap();
+                let logged = log[block as usize * 8] & 1 != 0;
+                assert!(logged || !leaf.attributes.write, "{name}: {at:?}, block {block}");
+            }
+        });
+        machine.between(|| ());
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 /// Where debugfs is usually mounted.
-const USUAL: &str = "/sys/kernel/debug/kvm";
+const USUAL: &str = "sys/kernel/debug/kvm";
 
 /// KVM's folder in debugfs.
 #[derive(Debug)]
@@ -31,18 +31,8 @@ impl Debugfs {
     /// # Errors
     /// Why the folder cannot be read, and what would change that.
     pub fn open() -> Result<Self, String> {
-        if !Files::here().in_first_namespace("pid") {
-            return Err("debugfs names guests by the host's numbers of processes, and this is a \
-                        namespace of processes, in which others have these numbers: watch from the \
-                        host"
-                .to_owned());
-        }
-        match fs::read_dir(USUAL) {
-            Ok(_) => return Ok(Self { folder: USUAL.into(), mount: None }),
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                return Err("debugfs is root's: run as root".to_owned());
-            }
-            Err(_) => {}
+        if let Some(usual) = Self::usual(&Files::here())? {
+            return Ok(usual);
         }
         let mount =
             private("debugfs", MountAttrFlags::MOUNT_ATTR_RDONLY).map_err(|error| match error {
@@ -56,6 +46,27 @@ impl Debugfs {
         match fs::read_dir(&folder) {
             Ok(_) => Ok(Self { folder, mount: Some(mount) }),
             Err(_) => Err("debugfs has no folder of KVM's".to_owned()),
+        }
+    }
+
+    /// Finds the folder at its usual place among the files of a host, and mounts nothing.
+    ///
+    /// # Errors
+    /// Those of [`Debugfs::open`].
+    pub fn usual(files: &Files<'_>) -> Result<Option<Self>, String> {
+        if !files.in_first_namespace("pid") {
+            return Err("debugfs names guests by the host's numbers of processes, and this is a \
+                        namespace of processes, in which others have these numbers: watch from the \
+                        host"
+                .to_owned());
+        }
+        let folder = files.0.join(USUAL);
+        match fs::read_dir(&folder) {
+            Ok(_) => Ok(Some(Self { folder, mount: None })),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                Err("debugfs is root's: run as root".to_owned())
+            }
+            Err(_) => Ok(None),
         }
     }
 

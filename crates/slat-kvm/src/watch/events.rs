@@ -165,6 +165,11 @@ impl Events {
         }
     }
 
+    /// Returns why a host with these files shows no events, if the files say so.
+    pub fn refused(files: &Files<'_>) -> Option<String> {
+        Tracefs::usual(files).err()
+    }
+
     /// Counts events of threads by perf, because programs are refused for the reason `refused`.
     pub fn counting(refused: &str) -> Self {
         let counted = || -> Result<_, String> {

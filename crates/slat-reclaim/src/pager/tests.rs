@@ -284,3 +284,39 @@ fn while_a_disk_fails_a_page_with_a_copy_is_found_at_once() {
         });
     }
 }
+
+#[test]
+fn a_page_with_a_copy_is_found_again_after_a_thread_moved_it() {
+    for policy in [Policy::Generations, Policy::TwoLists] {
+        let config = Config { policy, batch: 4, ..Config::new(64) };
+        guests(64, 1 << 10, &[(128, config)], |swap, mut threads| {
+            let mut thread = threads.pop().unwrap();
+            let paged = *thread.guest().backing();
+            bring(&mut thread, 0..64, Access::Write);
+            send(&mut thread, 4);
+            let copied = |page: &u32| {
+                matches!(
+                    paged.words[*page as usize].load(),
+                    PageState::Resident { copy: Some(_), .. }
+                )
+            };
+            let away = (0..64).filter(|page| {
+                matches!(paged.words[*page as usize].load(), PageState::Swapped { .. })
+            });
+            let away: Vec<u32> = away.take(2).collect();
+            away.into_iter().for_each(|page| bring(&mut thread, page..page + 1, Access::Read));
+            swap.broken.store(true, Ordering::Relaxed);
+            let pages: Vec<u32> = (0..64).filter(copied).collect();
+            assert_ne!(pages, []);
+            let claim = |&page: &u32| {
+                let word = &paged.words[page as usize];
+                Claim { word, place: word.claim(|_| true).unwrap() }
+            };
+            let moving: Vec<_> = pages.iter().map(claim).collect();
+            let result = Pager::new(&mut thread).reclaim(1);
+            assert!(result.is_err(), "{policy:?}: {result:?}");
+            drop(moving);
+            assert_eq!(Pager::new(&mut thread).reclaim(1).unwrap().pages, 1, "{policy:?}");
+        });
+    }
+}

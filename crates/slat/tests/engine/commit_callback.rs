@@ -148,6 +148,10 @@ fn what_is_refused_or_panics_leaves_the_reservation_as_it_was() {
             let again = reserve!(guard, cache, false);
             let panics = || again.commit_told(Hpa(0), RAM, || -> Result<(), ()> { panic!("told") });
             assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+            // None of the other entries of a group is held either.
+            for at in (4 * K..if group { 64 * K } else { 0 }).step_by(4 << 10) {
+                assert_eq!(guard.translate(Gpa(at)), Ok(None), "{at:#x}");
+            }
             assert_eq!(shared.commit(Hpa(M), RAM), Ok(Some(4 * K)));
             assert_eq!(guard.translate(Gpa(0)).unwrap().unwrap().hpa, Hpa(M));
         }

@@ -4,12 +4,13 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::stage::{BBM, G, K, M, RAM, range};
+use crate::common::hardware::grouped::Grouped;
+use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range};
 use crate::common::world::{VMID, cache, maintained};
-use crate::common::{Event, Moment, TestPlatform, destroy};
+use crate::common::{Event, Moment, TestPlatform, destroy, unmap};
 use slat::{
-    Access, Attributes, Execute, Gpa, GpaRange, Hpa, LocalFlush, Maintenance, Memory, Relax,
-    Rights, Software, Tables,
+    Access, Attributes, Execute, Gpa, GpaRange, Hpa, LocalFlush, Maintenance, Memory, PageSize,
+    Relax, Rights, Software, Tables,
 };
 
 const DATA: Attributes =
@@ -110,6 +111,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
         Attributes { execute: Execute::All, ..DATA },
         Attributes { software: Software::B, ..DATA },
         Attributes { accessed: true, ..DATA },
+        Attributes { software: Software::B, ..DATA },
     ];
     let page = slat::PageSize::SIZE_4K;
     for (at, kind) in (0..).map(|page| page * 4 * K).zip(kinds) {
@@ -141,6 +143,14 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
         Ok(12 * K)
     );
     assert_eq!(pieces(), [at(2, 3)]);
+    // A page by itself.
+    assert_eq!(
+        guard
+            .relax(range(AT + 16 * K, 4 * K), Access::Execute)
+            .map(slat::LocalFlush::not_needed_here),
+        Ok(4 * K)
+    );
+    assert_eq!(pieces(), [at(4, 5)]);
     platform.take_events();
     assert_eq!(
         guard
@@ -219,3 +229,69 @@ fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() 
     }
 }
 on!(runs_of_pages_that_become_executable_are_made_coherent_before);
+
+#[test]
+fn no_leaf_maps_memory_while_it_is_made_coherent() {
+    type H = Grouped<12>;
+    const PAGE: PageSize = PageSize::SIZE_4K;
+    let group = 64 * K;
+    on_stage::<H>((Default::default(), 40, 16), |tables, guard, cache| {
+        let (platform, hardware) = (guard.platform(), H::of(tables));
+        // This page keeps the table.
+        guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, cache).unwrap();
+        platform.take_events();
+        platform.meanwhile(Some(Box::new(move |platform, moment| {
+            if let Moment::Maintain { hpa, bytes } = moment {
+                let runs = hardware.tree(platform).runs;
+                let early = runs.iter().find(|run| {
+                    let at = run.oa(run.start);
+                    at < hpa + bytes && hpa < at + (run.end - run.start)
+                });
+                assert!(early.is_none(), "{hpa:#x} is mapped: {early:?}");
+            }
+        })));
+        let coherent = |what: &str, start: u64, bytes: u64| {
+            let events = platform.take_events();
+            let found = maintained(&events, Some(&Maintenance::Instructions));
+            assert_eq!(found, [(start, start + bytes)], "{what}");
+            assert_eq!(events.last(), Some(&Event::Publish), "{what}");
+        };
+        for (bytes, largest) in [(4 * K, PAGE), (8 * K, PAGE), (2 * M, PageSize::SIZE_2M)] {
+            let (to, at) = (range(8 * M, bytes), Hpa(G));
+            let to = if bytes < M { range(0, bytes) } else { to };
+            guard.map(to, at, RAM, largest, cache).unwrap();
+            coherent("map", G, bytes);
+            unmap(guard, to);
+        }
+        guard.map(range(4 * M, 2 * M), Hpa(G), RAM, PAGE, cache).unwrap();
+        coherent("map of a table", G, 2 * M);
+        unmap(guard, range(4 * M, 2 * M));
+        for (folds, told) in [(false, false), (false, true), (true, false), (true, true)] {
+            let reserved = match folds {
+                false => guard.reserve(Gpa(0), PAGE, cache).unwrap(),
+                true => guard.reserve_contiguous(Gpa(0), PAGE, cache).unwrap(),
+            };
+            let all = reserved.range();
+            assert_eq!(all.size(), if folds { group } else { 4 * K });
+            match told {
+                false => reserved.commit(Hpa(G), RAM).unwrap(),
+                true => reserved.commit_told(Hpa(G), RAM, || Ok::<(), ()>(())).unwrap().unwrap(),
+            };
+            coherent("commit", G, all.size());
+            unmap(guard, all);
+        }
+        let read = Attributes { write: false, ..RAM };
+        let uncached = Attributes { memory: Memory::NonCacheable, ..read };
+        for (bytes, largest) in [(4 * K, PAGE), (32 * K, PAGE), (2 * M, PageSize::SIZE_2M)] {
+            let to = range(if bytes < M { 0 } else { 8 * M }, bytes);
+            guard.map(to, Hpa(G), read, largest, cache).unwrap();
+            platform.take_events();
+            assert_eq!(guard.replace(to, Hpa(G), Hpa(2 * G), read), Ok(bytes));
+            coherent("other memory", 2 * G, bytes);
+            assert_eq!(guard.replace(to, Hpa(2 * G), Hpa(2 * G), uncached), Ok(bytes));
+            coherent("another type of memory", 2 * G, bytes);
+            unmap(guard, to);
+        }
+        platform.meanwhile(None);
+    });
+}

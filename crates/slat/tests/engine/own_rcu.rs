@@ -8,7 +8,7 @@ use crate::common::{Event, TestPlatform, unmap};
 use slat::format::arm64::Arm64K4;
 use slat::{
     Access, Accesses, Attributes, BreakBeforeMake, Execute, Frame, Gpa, Hpa, PageSize, Platform,
-    RetiredTables, SplitError, TableCache, Tables, Vmid,
+    RetiredTables, SplitError, TableCache, Tables, UnmapEntry, Vmid,
 };
 
 const PAGE: PageSize = PageSize::SIZE_4K;
@@ -107,6 +107,19 @@ fn retired_tables_are_the_callers_to_give_back<H: Hardware>() {
             RetiredTables::<H::Format>::from_words(words).free(platform)
         };
         assert_eq!((freed, platform.live()), (1, live - 1));
+        // Hardware may still walk what a removal that was dropped has unlinked.
+        let mut places = [const { UnmapEntry::EMPTY }; 1];
+        let mut batch = guard.unmap_batch(&mut places);
+        guard.unmap(range(2 * M, 2 * M), &mut batch).unwrap();
+        drop(batch);
+        platform.take_events();
+        let taken = tables.take_retired();
+        let all = |of: &Event| matches!(of, Event::Invalidate(all) if all.range.is_none());
+        assert!(platform.take_events().iter().any(all));
+        let live = platform.live();
+        // SAFETY: as above.
+        let freed = unsafe { taken.free(platform) };
+        assert!(freed != 0 && platform.live() == live - freed);
     });
 }
 on!(retired_tables_are_the_callers_to_give_back; npt, ept_2m);

@@ -7,7 +7,8 @@ use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
 use crate::common::world::{ALL, CacheOf, GuardOf};
 use crate::common::{Event, TestPlatform};
 use slat::{
-    Access, AgeBitmaps, AgeOptions, Format, Gpa, Hpa, Invalidation, PageSize, Software, TableBits,
+    Access, AgeBitmaps, AgeOptions, Attributes, Format, Gpa, Hpa, Invalidation, PageSize, Software,
+    TableBits,
 };
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -63,6 +64,17 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
         ("commit of a block", &[4 * M], |guard, cache| {
             let reserved = guard.reserve(Gpa(4 * M), BLOCK, cache).unwrap();
             assert_eq!(reserved.commit(Hpa(G), RAM), Ok(Some(2 * M)));
+        }),
+        ("commit that is reported", &[8 * K], |guard, cache| {
+            let reserved = guard.reserve(Gpa(8 * K), PAGE, cache).unwrap();
+            let done = reserved.commit_told(Hpa(G), RAM, || Ok::<(), ()>(()));
+            assert_eq!(done, Ok(Ok(Some(4 * K))));
+        }),
+        ("other memory for a page", &[0], |guard, _| {
+            let page = range(0, 4 * K);
+            guard.write_protect(page).unwrap();
+            let used = Attributes { accessed: true, write: false, ..CLEAN };
+            assert_eq!(guard.replace(page, Hpa(0), Hpa(G), used), Ok(4 * K));
         }),
         ("a read of a page", &[0], |guard, _| {
             assert_eq!(
@@ -276,13 +288,13 @@ fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest<H: Hardware>() {
 on!(a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest: ept; npt);
 
 fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() {
-    fn keeps<H: Hardware>(format: H::Format, skip: TableBits, sealed: bool) {
+    fn keeps<H: Hardware>(format: H::Format, skip: TableBits, held: fn(u64) -> u64) {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
             let (hardware, platform) = (H::of(tables), guard.platform());
             let (pte, _) = hardware.pte(platform, 0);
             let raw = pte.load(SeqCst);
-            pte.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
+            pte.store(held(raw), SeqCst);
             let mut scan = || {
                 let (mut young, mut unanswered) = ([0; 16], [0; 16]);
                 let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
@@ -295,10 +307,13 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() 
             assert_eq!(scan(), (1, 0));
         });
     }
-    for (skip, sealed) in
-        [(TableBits::Exact, false), (TableBits::Hint, false), (TableBits::Exact, true)]
-    {
-        keeps::<H>(H::usual(), skip, sealed);
+    // Sealed, frozen, and in a table that is being unlinked, which the scan begins anew.
+    let states: [fn(u64) -> u64; 3] =
+        [|raw| raw | H::MARK, |_| H::MARK, |_| <H::Format as Format>::retired(Hpa(0))];
+    for held in states {
+        for skip in [TableBits::Exact, TableBits::Hint] {
+            keeps::<H>(H::usual(), skip, held);
+        }
     }
 }
 on!(a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan: ept; npt);

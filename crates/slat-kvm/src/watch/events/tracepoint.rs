@@ -8,10 +8,10 @@ use rustix::mount::MountAttrFlags;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Where tracefs is usually mounted.
-const USUAL: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+const USUAL: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
 
 /// How far the kernel is locked down, if securityfs is mounted.
 const LOCKDOWN: &str = "sys/kernel/security/lockdown";
@@ -66,16 +66,9 @@ pub(crate) struct Field {
 impl Tracefs {
     /// Finds tracefs, or mounts it for this process alone.
     pub fn open() -> Result<Self, String> {
-        for usual in USUAL {
-            match fs::read_dir(Path::new(usual).join("events")) {
-                Ok(_) => {
-                    return Ok(Self { events: Path::new(usual).join("events"), _mount: None });
-                }
-                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                    return Err("tracefs is root's: run as root".to_owned());
-                }
-                Err(_) => {}
-            }
+        let files = Files::here();
+        if let Some(usual) = Self::usual(&files)? {
+            return Ok(usual);
         }
         let mount = debugfs::private("tracefs", MountAttrFlags::MOUNT_ATTR_RDONLY);
         let mount = mount.map_err(|error| match error {
@@ -88,13 +81,32 @@ impl Tracefs {
         let events = PathBuf::from(format!("/proc/self/fd/{}/events", mount.as_raw_fd()));
         match fs::read_dir(&events) {
             Ok(_) => Ok(Self { events, _mount: Some(mount) }),
-            Err(error) => Err(no_events(&error, Files::here().choice(LOCKDOWN).as_deref())),
+            Err(error) => Err(no_events(&error, files.choice(LOCKDOWN).as_deref())),
         }
+    }
+
+    /// Finds tracefs at its usual places among the files of a host, and mounts nothing.
+    pub fn usual(files: &Files<'_>) -> Result<Option<Self>, String> {
+        for usual in USUAL {
+            let events = files.0.join(usual).join("events");
+            match fs::read_dir(&events) {
+                Ok(_) => return Ok(Some(Self { events, _mount: None })),
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                    return Err("tracefs is root's: run as root".to_owned());
+                }
+                // Wherever it is mounted, it has no folder then.
+                Err(error) if files.choice(LOCKDOWN).as_deref() == Some("confidentiality") => {
+                    return Err(no_events(&error, Some("confidentiality")));
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(None)
     }
 
     /// Uses events in a made-up folder.
     #[cfg(test)]
-    pub fn made(events: &Path) -> Self {
+    pub fn made(events: &std::path::Path) -> Self {
         Self { events: events.to_owned(), _mount: None }
     }
 
