@@ -50,7 +50,7 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
         tests.envs([("HISTORIES", "120"), ("ROUNDS", "20")]);
     }
     let ran_tests = ran(tests
-        .args(["--test", "trees", "--test", "kvm", "--test", "peers"])
+        .args(["--test", "trees", "--test", "transcript", "--test", "peers"])
         .env("SLAT_LINUX_TREES", &tree))?;
     if !long {
         return Ok(ran_tests);
