@@ -132,6 +132,14 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
             unsafe { TableCache::asking(self.tables.platform(), &mut storage, &mut source) };
         let mut guard = self.enter();
         for _ in 0..TRIES {
+            if size > Self::PAGE {
+                match guard.replace_table(Gpa(gpa), largest, Hpa(hpa), leaf) {
+                    Ok(Some(_)) => return Ok(()),
+                    Ok(None) => {}
+                    Err(Stopped { reason: MapError::Contended, .. }) => return Err(Errno::AGAIN),
+                    Err(_) => return Err(Errno::INVALID),
+                }
+            }
             let reason = match guard.reserve(Gpa(gpa), largest, &mut cache) {
                 Ok(entry) if entry.range().size() == size => {
                     return match entry.commit(Hpa(hpa), leaf) {
@@ -140,14 +148,12 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
                         Err(_) => Err(Errno::INVALID),
                     };
                 }
-                // A table is there.
-                Ok(_) => {
-                    self.clear(&mut guard, wanted)?;
-                    continue;
-                }
+                // Another thread has linked a table.
+                Ok(_) => continue,
                 Err(Stopped { reason, .. }) => reason,
             };
             match reason {
+                MapError::Occupied { size: there, .. } if there < largest => {}
                 MapError::Occupied { size: there, hpa: found } => {
                     let inside = there.bytes() > size;
                     if inside && found.0 + (gpa & (there.bytes() - 1)) == hpa {

@@ -207,6 +207,45 @@ fn a_block_takes_the_place_of_a_table_which_is_freed_after_a_grace_period() {
     vm.end();
 }
 
+/// The calls of a thread that may be in a table while a fault puts a block in its place.
+#[test]
+fn faults_and_ageing_in_a_table_that_a_block_replaces_leave_the_block() {
+    for (call, nth) in (0..4).flat_map(|call| (1..12).map(move |nth| (call, nth))) {
+        let machine: &'static Machine<Arm> = Box::leak(Box::new(machine(true)));
+        let vm: &'static Vm<'static> = Box::leak(Box::new(Vm::new(machine)));
+        (0..8).for_each(|at| vm.fault(BASE + at * PAGE, PAGE, ALL).unwrap());
+        vm.protect(BASE, 8 * PAGE);
+        machine.unprotect(VMID, range(BASE, BLOCK));
+        let mut calls = 0;
+        machine.meanwhile(move |machine, _| {
+            calls += 1;
+            _ = machine.cpu(1).write(BASE + 2 * PAGE);
+            if calls == nth {
+                let page = BASE + 2 * PAGE;
+                machine.here(1);
+                match call {
+                    0 => _ = vm.stage2.relax(page, ALL),
+                    1 => _ = vm.map(BASE + 9 * PAGE, PAGE, RAM + 9 * PAGE, ALL),
+                    2 => _ = vm.stage2.age(BASE, 16 * PAGE, true),
+                    _ => _ = vm.map(BASE, BLOCK, RAM, ALL),
+                }
+                machine.here(0);
+            }
+        });
+        let mapped = vm.fault(BASE, BLOCK, ALL);
+        machine.undisturbed();
+        assert!(mapped == Ok(()) || call == 3 && mapped == Err(Errno::AGAIN), "{mapped:?}");
+        // A page that is mapped afterwards splits the block.
+        assert!(vm.size(BASE) == BLOCK || call == 1);
+        for at in [0, 2, 9] {
+            assert_eq!(machine.cpu(1).write(BASE + at * PAGE), Ok(Hpa(RAM + at * PAGE)));
+        }
+        vm.readers();
+        let violations = machine.violations();
+        assert!(violations.is_empty(), "{call}, {nth}: {violations:?}");
+    }
+}
+
 #[test]
 fn an_unmap_that_cuts_a_block_takes_all_of_it() {
     let machine = machine(true);

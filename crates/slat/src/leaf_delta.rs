@@ -17,12 +17,16 @@ const LEVELS: usize = 3;
 /// It includes all operations of a [`Guard`], in any tables. Operations without a guard
 /// ([`UnloadedTables`], [`AddressSpace`]) are not included.
 ///
+/// It does not include the leaves that [`Guard::replace_table`] replaces, which does not look at
+/// them.
+///
 /// The sum over all guards that were in some tables since they were made is the number of leaves
 /// that are mapped there, while none of the guards is in an operation.
 ///
 /// [`AddressSpace`]: crate::AddressSpace
 /// [`Guard`]: crate::Guard
 /// [`Guard::map_contiguous`]: crate::Guard::map_contiguous
+/// [`Guard::replace_table`]: crate::Guard::replace_table
 /// [`UnloadedTables`]: crate::UnloadedTables
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct LeafDelta {

@@ -37,7 +37,8 @@ impl<F: Format> Chain<F> {
         self.len
     }
 
-    /// Adds a table. `first` is its first entry; all its entries say that it is retired.
+    /// Adds a table. `first` is its first entry, which says that it is retired, as all entries do
+    /// unless a block took the place of a table of pages.
     pub fn add(&mut self, table: Hpa, first: &Pte) {
         first.release(F::retired(Hpa(0)), F::retired(Hpa(self.head)));
         if self.is_empty() {

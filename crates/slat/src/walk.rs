@@ -12,7 +12,8 @@
 //! entry to be loaded again where the exchange failed. An entry that another thread has marked goes
 //! to [`Visitor::held`], not to [`Visitor::visit`]; unless the visitor decides otherwise, the walk
 //! loads it again after a turn of waiting ([`PATIENCE`]). A table that was unlinked while the walk
-//! was in it stays allocated until the walk's guard lets it go, and all of its entries say that it
+//! was in it stays allocated until the guard lets it go, and all of its entries, or if a block
+//! took the place of a table of pages the first alone (`ops/replace_table`), say that it
 //! was retired. The walk then begins anew at the first address that the table covered. Visitors are
 //! idempotent, so it does no harm to visit an entry twice; those that fill entries, and might fill
 //! one again that another thread has emptied meanwhile, go on where they were ([`Visitor::ONCE`]).

@@ -44,6 +44,8 @@ mod push_down;
 mod readers;
 #[path = "loom/replace.rs"]
 mod replace;
+#[path = "loom/replace_table.rs"]
+mod replace_table;
 #[path = "loom/reserve.rs"]
 mod reserve;
 #[path = "loom/split.rs"]

@@ -100,7 +100,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
     }
 
     fn step(&mut self) {
-        match self.rng.u8(..15) {
+        match self.rng.u8(..16) {
             0..3 => self.map(),
             3..5 => self.unmap(),
             5 => self.write_protect(),
@@ -110,6 +110,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
             10 => self.harvest(),
             11..13 => self.move_leaf(),
             13 => self.own(),
+            14 => self.replace_table(),
             _ => self.age(),
         }
         if self.rng.u8(..4) == 0 {
@@ -220,6 +221,33 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
     fn collapse(&mut self) {
         let (all, block) = (self.all(), PageSize::from_bytes(self.block).unwrap());
         self.guest.with(|guard, _| guard.collapse(all, block).unwrap());
+    }
+
+    /// Puts a block on other memory in place of a table.
+    fn replace_table(&mut self) {
+        let (at, block) = (self.some().start().0 & !(self.block - 1), self.block);
+        let machine = self.guest.machine;
+        let hpa = self.next_host.next_multiple_of(block);
+        let attributes = Attributes { dirty: !self.rng.bool(), ..Attributes::RAM };
+        let attributes = self.guest.possible(attributes);
+        let size = PageSize::from_bytes(block).unwrap();
+        let replaced = self.guest.with(|guard, _| {
+            // Rights are given at once.
+            machine.unprotect(VMID, range(at, block));
+            guard.replace_table(Gpa(at), size, Hpa(hpa), attributes).unwrap()
+        });
+        if replaced.is_none() {
+            let protected = self.model.range(at..at + block).filter(|(_, page)| page.protected);
+            protected.for_each(|(&gpa, _)| machine.protect(VMID, range(gpa, self.page)));
+            return;
+        }
+        self.next_host = hpa + block;
+        for gpa in (at..at + block).step_by(self.page as usize) {
+            let new = Page { hpa: hpa + (gpa - at), protected: false };
+            if let Some(old) = self.model.insert(gpa, new) {
+                machine.take_back(Hpa(old.hpa), self.page);
+            }
+        }
     }
 
     /// Moves a leaf correctly: protects it, completes that, copies it, and replaces it.

@@ -120,6 +120,18 @@ fn collapse<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     guest.fresh(BASE, 2 << 20);
 }
 
+fn replace_table<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+    let (old, block) = (2 << 20, RAM + (8 << 20));
+    guest.map(BASE, RAM, old, K4);
+    guest.write(1, BASE);
+    let done = guest
+        .with(|guard, _| guard.replace_table(slat::Gpa(BASE), M2, Hpa(block), Attributes::RAM));
+    assert_eq!(done, Ok(Some(old)));
+    guest.machine.take_back(Hpa(RAM), old);
+    guest.write(1, BASE);
+    guest.fresh(BASE, old);
+}
+
 fn replace<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     let read = Attributes { write: false, ..Attributes::RAM };
     guest.map_as(BASE, RAM, 0x3000, K4, read);
@@ -142,6 +154,7 @@ fn no_invalidation_can_be_left_out<C: Case>() {
     each::<C>("age", age);
     each::<C>("collapse", collapse);
     each::<C>("replace", replace);
+    each::<C>("replace a table", replace_table);
 }
 
 on_every_format!(no_invalidation_can_be_left_out);

@@ -85,6 +85,80 @@ fn the_engines_collapse_during_an_unmap_restores_no_page<C: Case>() {
     }
 }
 
+/// The work of another thread in a table whose place a block takes.
+#[derive(Clone, Copy, PartialEq)]
+enum Beside {
+    Unmap,
+    Fault,
+    Protect,
+    Harvest,
+    Whole,
+}
+
+/// Puts a block on other memory in place of a table. At the `nth` call, another thread works there.
+fn a_block_takes_the_place_of_a_table_in_which_another_thread_is<C: Case>() {
+    use Beside::*;
+    let block = RAM + (8 << 20);
+    for (beside, nth) in [Unmap, Fault, Protect, Harvest, Whole]
+        .into_iter()
+        .flat_map(|b| (1..9).map(move |n| (b, n)))
+    {
+        let guest = leaked(C::machine(), C::format());
+        let machine = guest.machine;
+        guest.map_clean(BASE, RAM, 1 << 20, K4);
+        guest.read(1, BASE + 0x7000);
+        let mut calls = 0;
+        machine.meanwhile(move |machine, _| {
+            calls += 1;
+            let _ = machine.cpu(1).write(BASE + 0x8000);
+            if calls != nth {
+                return;
+            }
+            let mut reader = Reader::register(machine).unwrap();
+            let mut guard = guest.tables.enter(&mut reader).unwrap();
+            let page = range(BASE + 0x7000, 0x1000);
+            // The work may have to be tried again; this test does not.
+            match beside {
+                Unmap => {
+                    let mut storage = [slat::UnmapEntry::EMPTY; 4];
+                    let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
+                    let _ = guard.unmap(page, &mut batch);
+                    drop(guard);
+                    batch.complete().for_each(drop);
+                }
+                Fault => {
+                    let mut storage = [const { None }; 4];
+                    let mut cache = TableCache::new(machine, &mut storage);
+                    let at = BASE + (1 << 20);
+                    if let Ok(reserved) = guard.reserve(Gpa(at), K4, &mut cache) {
+                        let _ = reserved.commit(Hpa(RAM + (1 << 20)), Attributes::RAM);
+                    }
+                }
+                Protect => {
+                    let _ = guard.write_protect(page);
+                    guard.invalidate();
+                }
+                Harvest => _ = guard.harvest(range(BASE, 2 << 20), &mut [0; 8]),
+                Whole => _ = guard.replace_table(Gpa(BASE), M2, Hpa(block), Attributes::RAM),
+            }
+        });
+        let done =
+            guest.with(|guard, _| guard.replace_table(Gpa(BASE), M2, Hpa(block), Attributes::RAM));
+        machine.undisturbed();
+        let stands = guest.look(Gpa(BASE)).filter(|found| found.size == M2);
+        assert!(done.is_err() || stands.is_some());
+        if stands.is_some() {
+            // No CPU reaches the old memory, and no thread is inside.
+            machine.take_back(Hpa(RAM), 2 << 20);
+            guest.write(0, BASE + 0x7000);
+            guest.write(1, BASE + (1 << 20));
+        }
+        guest.fresh(BASE, 2 << 20);
+        guest.tables.reclaim();
+        clean(machine);
+    }
+}
+
 /// Runs a split. At its `nth` call, another thread protects the block.
 fn the_engines_split_during_write_protection_loses_no_write_and_no_protection<C: Case>() {
     for nth in 1..12 {
@@ -221,6 +295,7 @@ on_every_format! {
     the_engines_collapse_during_an_unmap_restores_no_page,
     the_engines_split_during_write_protection_loses_no_write_and_no_protection,
     a_table_is_not_freed_under_a_walk_in_software,
+    a_block_takes_the_place_of_a_table_in_which_another_thread_is,
 }
 
 on_x86! {

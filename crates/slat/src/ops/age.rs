@@ -253,7 +253,9 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
             return Flow::Next;
         }
         if folded::<F>(entry.raw) {
-            let Some(group) = self.tables.group(entry.start, level) else { return Flow::Again };
+            let Some(group) = self.tables.group(entry.start, level) else {
+                return self.apart(level, &entry);
+            };
             let (used, whole) = age_group::<F>(&group, level, self.clear, self.sums);
             self.young |= used;
             if used || whole {
@@ -519,7 +521,9 @@ impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
         if entry.start < self.scan.answered {
             return Flow::Next;
         }
-        let Some(group) = self.tables.group(entry.start, level) else { return Flow::Again };
+        let Some(group) = self.tables.group(entry.start, level) else {
+            return self.apart(level, entry);
+        };
         let range = &self.scan.range;
         let clear = CLEAR && group.inside(range.start().0, range.end().0);
         let (start, end) = (entry.start, group.end.min(range.end().0));

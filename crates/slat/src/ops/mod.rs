@@ -13,6 +13,7 @@ mod prune;
 mod push_down;
 mod query;
 mod replace;
+mod replace_table;
 mod reserve;
 mod rights;
 mod rules;

@@ -280,7 +280,8 @@ pub struct Leaf {
 /// The leaves of a range: see [`Guard::leaves`].
 ///
 /// Within a table of pages it steps from entry to entry. The table stays allocated while the guard
-/// is borrowed; if it was retired meanwhile, its entries say so, and the tables are walked anew.
+/// is borrowed; if it was retired meanwhile, its entries say so, and the tables are walked anew. If
+/// a block took its place, the rest of it is listed as it was.
 /// The rights that the tables above withhold are read for each leaf.
 #[derive(Debug)]
 pub struct Leaves<'g, F: Format, P: Platform> {

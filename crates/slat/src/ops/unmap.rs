@@ -21,7 +21,7 @@
 //! or called.
 //!
 //! An entry of a retired table stays so until the table is given back; so the thread that retired
-//! all of them owns the link in the parent's entry: others may change bits of it, but not the
+//! all of them, the first one first, owns the link in the parent's entry: others may change bits of it, but not the
 //! address.
 
 mod error;
@@ -469,7 +469,8 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     #[inline(never)]
     fn group(&mut self, level: u8, gpa: u64) -> Flow {
         let tables = self.tables;
-        let Some(group) = tables.group(gpa, level) else { return Flow::Again };
+        // Its table was replaced: the walk leaves it.
+        let Some(group) = tables.group(gpa, level) else { return Flow::Aside };
         let full = self.batch.is_full();
         if full {
             let Some(first) = group.state() else { return Flow::Wait };

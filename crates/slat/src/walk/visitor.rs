@@ -166,6 +166,13 @@ pub(crate) trait Visitor<'t, F: Format> {
         Flow::Wait
     }
 
+    /// Handles a member of a group whose table is not on the way to its address any more. A table
+    /// that was replaced keeps such entries, which nobody changes back: it is as if held.
+    #[cold]
+    fn apart(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
+        if entry.pte.load() == entry.raw { self.held(level, entry) } else { Flow::Again }
+    }
+
     /// Returns for how many turns the visitor has waited by itself: the walk waits for so many
     /// fewer.
     #[inline(always)]

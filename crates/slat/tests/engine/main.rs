@@ -56,6 +56,7 @@ mod queries_concurrent;
 mod readers;
 mod refusals;
 mod replaced;
+mod replaced_tables;
 mod reservations;
 mod rounds;
 #[path = "../../../../tests/seed.rs"]

@@ -338,6 +338,33 @@ impl<F: Walked> In<'_, F> {
         ended(&at, result).1
     }
 
+    /// Puts a leaf that covers the range in place of a table; returns whether there was one.
+    pub fn replace_table(
+        &mut self,
+        at: Range<u64>,
+        attributes: Attributes,
+    ) -> Result<bool, MapError> {
+        let (start, size) = (at.start, PageSize::from_bytes(at.end - at.start).unwrap());
+        let (last, memory) = (Gpa(at.end - PAGE), MEMORY + start..MEMORY + at.end);
+        let overlaps = |taken: &Range<u64>| taken.start < memory.end && memory.start < taken.end;
+        self.on.world.taken.borrow_mut().retain(|taken| !overlaps(taken));
+        let (when, grant) = self.grant(&at);
+        let done = self.guard.replace_table(last, size, Hpa(MEMORY + start), attributes);
+        self.granted(grant);
+        assert_eq!(self.guard.pending_invalidation(), None);
+        if matches!(done, Ok(Some(_))) {
+            if attributes.accessed {
+                self.made_used(when, &at, attributes.dirty);
+            }
+            // As a fault reports a write, after it.
+            let reports = pages(&at).map(|page| (self.on.world.tick(), page));
+            self.on.world.faults.borrow_mut().extend(reports);
+        }
+        let bytes = done.map_err(|stopped| stopped.reason)?;
+        assert!(bytes.is_none_or(|bytes| bytes == at.end - at.start));
+        Ok(bytes.is_some())
+    }
+
     /// Write-protects. Afterwards no CPU can write to what was protected, unless a thread grants it
     /// meanwhile.
     pub fn protect(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
@@ -523,6 +550,7 @@ unregistered! {
     fn split(at: Range<u64>, to: u64, cache: &mut Cache<F>)
         -> (Range<u64>, Outcome<SplitError>);
     fn collapse(at: Range<u64>, to: u64) -> Outcome<SplitError>;
+    fn replace_table(at: Range<u64>, a: Attributes) -> Result<bool, MapError>;
     fn protect(at: Range<u64>) -> Outcome<ChangeError>;
     fn round(at: Range<u64>) -> Outcome<ChangeError>;
     fn relax(at: Range<u64>, access: Access) -> Outcome<ChangeError>;

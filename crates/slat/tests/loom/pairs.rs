@@ -40,6 +40,8 @@ pub enum Op {
     Mark,
     Split,
     Collapse,
+    /// Puts a block in place of the table.
+    Whole,
     Age,
     Harvest,
     /// Write-protects by subtrees.
@@ -81,6 +83,7 @@ fn perform<F: Walked>(
     inside: &mut In<'_, F>,
     cache: Option<Cache<F>>,
     tree: Tree,
+    whole: Attributes,
 ) -> Left<F> {
     let again = |failed: bool| if failed { Left::Again(op) } else { Left::Nothing };
     let size = if tree == Tree::Block { BLOCK } else { PAGE };
@@ -121,6 +124,7 @@ fn perform<F: Walked>(
             Left::Split(inside.split(ALL, PAGE, &mut cache).1, cache)
         }
         Collapse => again(inside.collapse(ALL, BLOCK).is_some()),
+        Whole => again(inside.replace_table(ALL, whole).is_err()),
         Age => again(!inside.age(ALL, EXACT).1.is_empty()),
         Harvest => again(inside.harvest(ALL).is_some()),
         Cpu => {
@@ -145,6 +149,10 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     let attributes = if either(Cpu) { CLEAN } else { RAM };
     let given = either(Relax) || either(Give);
     let attributes = if given && !either(Cpu) { PROTECTED } else { attributes };
+    // A mark that software sets in a table whose place the block has taken is for an access that
+    // comes again; the accounts do not know that.
+    let marks = [Map, Fault, Relax].into_iter().any(either);
+    let whole = if marks { RAM } else { CLEAN };
     let mut guest = On::<F>::new(14, bbm);
     if either(Cpu) {
         guest = guest.running();
@@ -167,8 +175,8 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     let thread =
         move |op: Op, cache: Option<Cache<F>>, reader: Option<Reader<'static, World>>| match reader
         {
-            None => perform(op, &mut guest.inside(), cache, tree),
-            Some(mut reader) => perform(op, &mut guest.enter(&mut reader), cache, tree),
+            None => perform(op, &mut guest.inside(), cache, tree, whole),
+            Some(mut reader) => perform(op, &mut guest.enter(&mut reader), cache, tree, whole),
         };
     let [mine, others] = ops.map(cache);
     let [reader, other_reader] = [(); 2].map(|()| registered.then(|| guest.reader()));
@@ -177,7 +185,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     let lefts = [here, other.join().unwrap()];
 
     let unmaps = either(Unmap) || either(Retire);
-    let maps = either(Map) || either(Fault);
+    let maps = either(Map) || either(Fault) || either(Whole);
     let mut removed = Vec::new();
     let mut pages = Vec::new();
     for left in lefts {
@@ -210,32 +218,33 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
             }
             Left::Again(Cpu) => {
                 let protects = [Protect, Round, Set, Retype].into_iter().any(either);
-                let may = unmaps || protects || bbm == ALWAYS;
+                let may = unmaps || protects || bbm == ALWAYS || either(Whole);
                 assert!(may || tree == Tree::One, "a fault without a reason");
             }
             Left::Again(Translate) => {
-                let breaks = bbm == ALWAYS || either(Collapse) || either(Retype);
+                let breaks = bbm == ALWAYS || [Collapse, Retype, Whole].into_iter().any(either);
                 let may = unmaps || breaks || tree != Tree::Two;
                 assert!(may, "a page vanished");
             }
             Left::Again(Fault) => {
-                assert!(unmaps || either(Map) || either(Collapse) || both || either(Split))
+                let others = [Map, Collapse, Split, Whole];
+                assert!(unmaps || both || others.into_iter().any(either));
             }
             Left::Again(Age) if both || either(Collapse) || bbm == ALWAYS || unmaps => {}
-            Left::Again(Age) if either(Retype) => {}
+            Left::Again(Age) if either(Retype) || either(Whole) => {}
             // The other operation has unfolded it.
             Left::Again(Age) if tree == Tree::Group => {}
             Left::Again(Age) => panic!("nobody kept the page from being answered"),
             Left::Again(_) if unmaps => {}
             // It is a block by now, which the page cuts.
-            Left::Again(Relax) if either(Collapse) => {
+            Left::Again(Relax) if either(Collapse) || either(Whole) => {
                 guest.relax_rest(
                     Some(Rest { range: ALL, reason: ChangeError::Contended }),
                     Access::Write,
                 );
             }
             Left::Again(op) => {
-                let left = perform(op, &mut guest.inside(), None, tree);
+                let left = perform(op, &mut guest.inside(), None, tree, whole);
                 assert!(matches!(left, Left::Nothing), "{op:?} is contended by nobody");
             }
         }
@@ -256,7 +265,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
 fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[UnmappedRun]) {
     let either = |op: Op| ops.contains(&op);
     let unmaps = either(Unmap) || either(Retire);
-    let maps = either(Map) || either(Fault);
+    let maps = either(Map) || either(Fault) || either(Whole);
     bytes(removed);
     for page in pages(&ALL) {
         let gone =
@@ -264,7 +273,7 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[UnmappedR
         let gone = gone.count();
         let stands = guest.at(page);
         let there = tree != Tree::One || page == 0;
-        if !either(Map) && !either(Fault) {
+        if !maps {
             assert_eq!(gone, usize::from(unmaps && there), "{page:#x} handed out");
             assert_eq!(stands.is_some(), there && !unmaps, "{page:#x} stands");
         } else {
@@ -273,7 +282,7 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[UnmappedR
             assert!(!there || gone + usize::from(stands.is_some()) >= 1, "{page:#x} was lost");
         }
         let Some(Translation { attributes, size, .. }) = stands else { continue };
-        let given = [Relax, Give, Map, Fault].into_iter().any(either);
+        let given = [Relax, Give, Map, Fault, Whole].into_iter().any(either);
         if [Protect, Round, Set, Retype].into_iter().any(either) && !given {
             assert!(!attributes.write, "{page:#x} is writable again");
         }
@@ -287,7 +296,7 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[UnmappedR
         if either(Mark) && !maps && !unmaps && !either(Retype) {
             assert!(attributes.software.contains(Software::B), "{page:#x} lost a software bit");
         }
-        if either(Collapse) != either(Split) && !either(Map) && !either(Fault) && !unmaps {
+        if either(Collapse) != either(Split) && !maps && !unmaps {
             let one = if either(Split) { PAGE } else { BLOCK };
             // Leaves whose rights or software bits differ meanwhile do not collapse.
             let told = [Relax, Protect, Round, Execute, Set, Give, Mark, Retype];
@@ -307,7 +316,7 @@ fn on_all(tree: Tree, ops: [Op; 2], bound: Option<usize>) {
     let name = |machine: &str| std::format!("{:?} || {:?}, {tree:?}, {machine}", ops[0], ops[1]);
     run(&name("Arm"), bound, move || model::<Tiny>(NEVER, tree, ops));
     // Without a change of size there is no break.
-    if ops.contains(&Split) || ops.contains(&Collapse) || tree == Tree::Group {
+    if [Split, Collapse, Whole].iter().any(|op| ops.contains(op)) || tree == Tree::Group {
         run(&name("Arm, break"), bound, move || model::<Tiny>(ALWAYS, tree, ops));
     }
     if tree != Tree::Group {
@@ -453,6 +462,30 @@ pairs! {
     replace_and_translate: Two, Retype, Translate;
     replace_and_reclaim: Two, Retype, Retire, at most 2;
     of_a_group_replace_and_hardware: Group, Retype, Cpu, at most 2;
+    replace_table_and_map: One, Whole, Map, at most 4;
+    replace_table_and_fault: One, Whole, Fault;
+    replace_table_and_unmap: Two, Whole, Unmap, at most 4;
+    replace_table_and_write_protect: Two, Whole, Protect, at most 4;
+    replace_table_and_relax: Two, Whole, Relax, at most 4;
+    replace_table_and_execute_protect: Two, Whole, Execute, at most 4;
+    replace_table_and_protect: Two, Whole, Set, at most 4;
+    replace_table_and_giving: Two, Whole, Give, at most 4;
+    replace_table_and_mark: Two, Whole, Mark, at most 4;
+    replace_table_and_replace: Two, Whole, Retype, at most 4;
+    replace_table_and_replace_table: Two, Whole, Whole, at most 4;
+    replace_table_and_split: Block, Whole, Split;
+    replace_table_and_collapse: Two, Whole, Collapse, at most 4;
+    replace_table_and_age: Two, Whole, Age, at most 4;
+    replace_table_and_harvest: Two, Whole, Harvest, at most 4;
+    replace_table_and_write_protect_subtrees: Two, Whole, Round, at most 4;
+    replace_table_and_hardware: Two, Whole, Cpu;
+    replace_table_and_translate: Two, Whole, Translate;
+    replace_table_and_reclaim: Two, Whole, Retire, at most 3;
+    of_a_group_replace_table_and_hardware: Group, Whole, Cpu, at most 2;
+    of_a_group_replace_table_and_unmap: Group, Whole, Unmap, at most 2;
+    of_a_group_replace_table_and_age: Group, Whole, Age, at most 2;
+    of_a_group_replace_table_and_mark: Group, Whole, Mark, at most 2;
+    of_a_group_replace_table_and_write_protect: Group, Whole, Protect, at most 2;
     split_and_split: Block, Split, Split;
     split_and_collapse_of_a_table: Two, Split, Collapse;
     split_and_collapse: Block, Split, Collapse;

@@ -151,6 +151,10 @@ operations! {
     op_prune(guard: &mut On<'_>, at: GpaRange) -> Result<usize, Stopped<ChangeError>> {
         guard.prune(at)
     }
+    op_replace_table(guard: &mut On<'_>, gpa: Gpa, size: PageSize, hpa: Hpa, leaf: Attributes)
+        -> Result<Option<u64>, Stopped<MapError>> {
+        guard.replace_table(gpa, size, hpa, leaf)
+    }
     op_collapse(guard: &mut On<'_>, at: GpaRange, size: PageSize)
         -> Result<u64, Stopped<SplitError>> {
         guard.collapse(at, size)

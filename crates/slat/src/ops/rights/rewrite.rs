@@ -53,7 +53,8 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
     /// is, or changes in place if hardware ignores the bits, or is unfolded first: `Aside`.
     #[cold]
     fn member(&mut self, level: u8, entry: &Entry<'_>) -> Result<u64, Flow> {
-        let group = self.tables.group(entry.start, level).ok_or(Flow::Again)?;
+        // Without one its table was replaced, and the walk leaves it.
+        let group = self.tables.group(entry.start, level).ok_or(Flow::Aside)?;
         let state = group.state().ok_or(Flow::Wait)?;
         // A rule may ask for the address, which is the member's own.
         let state = entry.raw | state & F::STATUS;

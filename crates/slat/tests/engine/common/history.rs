@@ -87,6 +87,14 @@ pub enum Op {
         between: Between,
         commit: Commit,
     },
+    ReplaceTable {
+        at: Place,
+        offset: u64,
+        largest: usize,
+        far: u64,
+        attributes: Attributes,
+        beside: Beside,
+    },
     Access {
         at: Place,
         write: bool,
@@ -222,14 +230,16 @@ fn beside() -> impl Strategy<Value = Beside> {
     prop::collection::vec((0..3u64, pages, any::<bool>(), any::<bool>()), 0..6)
 }
 
+/// Guest and host addresses agree modulo 4 GiB, or 2 MiB, or 64 KiB; or the end is beyond the
+/// limit.
+fn far() -> impl Strategy<Value = u64> {
+    prop_oneof![6 => Just(3 << 40), 1 => Just(5 << 21), 1 => Just(1 << 16), 1 => Just(1 << 48)]
+}
+
 fn commit() -> impl Strategy<Value = Commit> {
-    // Guest and host addresses agree modulo 4 GiB, or 2 MiB, or 64 KiB; or the end is beyond the
-    // limit.
-    let far =
-        prop_oneof![6 => Just(3 << 40), 1 => Just(5 << 21), 1 => Just(1 << 16), 1 => Just(1 << 48)];
     prop_oneof![
         1 => Just(Commit::GivenUp),
-        6 => (far, attributes()).prop_map(|(far, attributes)| Commit::To { far, attributes }),
+        6 => (far(), attributes()).prop_map(|(far, attributes)| Commit::To { far, attributes }),
     ]
 }
 
@@ -274,6 +284,11 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (span(), scan(), beside()).prop_map(|(span, scan, beside)| Op::Age {
             span, scan, beside
         }),
+        3 => (place(), 0..4096u64, 1..4usize, far(), attributes(), beside()).prop_map(
+            |(at, offset, largest, far, attributes, beside)| Op::ReplaceTable {
+                at, offset, largest, far, attributes, beside
+            }
+        ),
         2 => (place(), prop_oneof![Just(0), 0..4096u64], to, 0..4usize, between, commit()).prop_map(
             |(at, offset, largest, frames, between, commit)| Op::Fault {
                 at, offset, largest, frames, between, commit

@@ -158,6 +158,11 @@ impl<H: Hardware> Space<H> {
                 let gpa = self.at(at) + offset;
                 world.fault(gpa, self.size(largest), frames, (between, commit));
             }
+            Op::ReplaceTable { at, offset, largest, far, attributes, ref beside } => {
+                let (gpa, largest) = (self.at(at) + offset, self.size(largest));
+                self.beside(world, gpa & !(largest.bytes() - 1), beside);
+                world.replace_table(gpa, Mapping { hpa: far, attributes, largest });
+            }
             Op::Access { at, write, lazily } => world.access(self.at(at), write, lazily),
             Op::Translate(at) => world.translate(self.at(at)),
             Op::Look(span) => self.range(span).into_iter().for_each(|range| world.look(range)),

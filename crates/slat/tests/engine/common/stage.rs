@@ -39,6 +39,18 @@ pub fn on_stage<H: Hardware>(
 /// As [`on_stage`], on CPUs that demand so much.
 pub fn on_stage_of<H: Hardware>(
     bbm: BreakBeforeMake,
+    stage: (H::Format, u32, usize),
+    run: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
+) {
+    on_stage_uncounted::<H>(bbm, stage, |tables, guard, cache| {
+        run(tables, guard, cache);
+        check_sizes::<H>(&H::of(tables).tree(guard.platform()), *guard.leaf_delta());
+    });
+}
+
+/// As [`on_stage_of`], where the guard does not count all leaves.
+pub fn on_stage_uncounted<H: Hardware>(
+    bbm: BreakBeforeMake,
     (format, bits, frames): (H::Format, u32, usize),
     run: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
 ) {
@@ -51,7 +63,6 @@ pub fn on_stage_of<H: Hardware>(
         let mut cache = cache::<H>(platform, &mut storage, frames);
         let mut guard = tables.enter(&mut reader).unwrap();
         run(&tables, &mut guard, &mut cache);
-        check_sizes::<H>(&H::of(&tables).tree(platform), *guard.leaf_delta());
     }
     drop(reader);
     destroy(tables);

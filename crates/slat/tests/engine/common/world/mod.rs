@@ -6,6 +6,7 @@ mod collapse;
 mod dirty;
 mod links;
 mod look;
+mod replace_table;
 mod reserve;
 pub mod rights;
 mod shape;
@@ -64,6 +65,8 @@ pub struct World<'p, H: Hardware> {
     beside: Cell<bool>,
     /// Leaves that guards have counted as added and removed.
     sizes: LeafDelta,
+    /// Leaves whose table was replaced: no guard counts them.
+    replaced: Vec<Run>,
 }
 
 /// A mapping to make.
@@ -104,10 +107,17 @@ pub fn cache<'a, H: Hardware>(
 
 /// Checks that the leaves that guards have counted are the leaves that are mapped.
 pub fn check_sizes<H: Hardware>(tree: &Tree, sizes: LeafDelta) {
+    check_sizes_of::<H>(&tree.runs, sizes);
+}
+
+fn check_sizes_of<'r, H: Hardware>(
+    all: impl IntoIterator<Item = &'r Run> + Clone,
+    sizes: LeafDelta,
+) {
     for (level, pte) in H::sizes().into_iter().rev().enumerate() {
         let ptes = |groups: bool| -> u64 {
             let of_slots = |run: &&Run| H::entry_size(run.size) == pte;
-            let runs = tree.runs.iter().filter(of_slots);
+            let runs = all.clone().into_iter().filter(of_slots);
             let runs = runs.filter(|run| (run.size != pte) == groups);
             runs.map(|run| (run.end - run.start) / pte).sum()
         };
@@ -175,6 +185,7 @@ impl<'p, H: Hardware> World<'p, H> {
             doubt: false,
             beside: Cell::new(false),
             sizes: LeafDelta::NONE,
+            replaced: Vec::new(),
         }
     }
 
@@ -367,7 +378,7 @@ impl<'p, H: Hardware> World<'p, H> {
     /// Checks what has to hold after every operation.
     fn settle(&mut self, tree: &Tree) {
         assert_eq!(Flat::of(tree), self.flat.borrow().merged());
-        check_sizes::<H>(tree, self.sizes);
+        check_sizes_of::<H>(tree.runs.iter().chain(&self.replaced), self.sizes);
         let guard = self.tables.enter_mut();
         for run in tree.runs.iter().take(64) {
             for gpa in [run.start, run.end - 1] {
