@@ -11,8 +11,8 @@ pub use doctor::DoctorArgs;
 pub use emulate::{EmulateArgs, KernelChoice};
 pub use explain::ExplainArgs;
 pub use kernel::{
-    BootArgs, BuildArgs, CallsArgs, ConfigArgs, EditsArgs, KernelAction, KernelArgs, ListArgs,
-    PatchArgs, TestArgs, TreeChoice,
+    BootArgs, BuildArgs, CallsArgs, ConfigArgs, EditsArgs, InTurnsArgs, KernelAction, KernelArgs,
+    ListArgs, PatchArgs, PatchesArgs, TestArgs, TreeArgs, TreeChoice,
 };
 pub use show::ShowArgs;
 pub use watch::WatchArgs;
@@ -39,6 +39,8 @@ Examples:
   slat emulate --kernel debian-6.1 -- bench dirty-log --memory 64M
                                            the same in an emulated machine: exact counts
   slat kernel list                         edits to Linux's KVM, to build, boot and measure
+  slat kernel ab tree:debian-6.12 --patch my.patch -- bench dirty-log -v 1 -b 32M
+                                           does a patch make KVM slower? boots in turns
   slat plan plan.toml --cell 1/5           a fifth of a matrix of settings
   slat completions bash > ~/.local/share/bash-completion/completions/slat
 

@@ -1,6 +1,6 @@
 //! Linux kernels with edits: finds a source tree, applies the edits, and builds an image.
 
-use crate::cli::{ConfigArgs, TreeChoice};
+use crate::cli::{ConfigArgs, EditsArgs, PatchesArgs, TreeArgs, TreeChoice};
 use anyhow::Context;
 use slat_kernel::vm::{Architecture, SOURCES, Teller, cache_folder, linux_source};
 use slat_kernel::{Build, Built, Edited, Edits, Error, Tree};
@@ -25,15 +25,32 @@ impl Source {
     /// that does not fit the tree.
     pub fn find(
         choice: &TreeChoice,
-        edits: Option<&Path>,
+        edits: &EditsArgs,
+        patches: &PatchesArgs,
         session: &Session,
     ) -> anyhow::Result<Self> {
+        // What is wrong with a patch is told before a tree is fetched.
+        let (patches, notes) = slat_kernel::patches(&patches.paths).map_err(refused)?;
+        notes.iter().for_each(|note| session.note(note));
         let tree = tree(&choice.tree, session)?;
-        let edits = Edits::read(edits).map_err(refused)?;
         session.say("applying the edits");
-        let found = edits.find(&choice.edits).map_err(refused)?;
+        let mut found = match choice.edits.is_empty() {
+            true => Vec::new(),
+            false => Edits::read(edits.edits.as_deref())
+                .and_then(|edits| edits.find(&choice.edits))
+                .map_err(refused)?,
+        };
+        found.extend(patches);
         let edited = Edited::new(&tree, found).map_err(refused)?;
         Ok(Self { tree, edited })
+    }
+
+    /// Finds the tree that options name, with its edits and patches.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub fn of(args: &TreeArgs, session: &Session) -> anyhow::Result<Self> {
+        Self::find(&TreeChoice::from(args), &args.edits, &args.patches, session)
     }
 
     /// Builds the kernel, as far as it is not built already.
@@ -173,9 +190,10 @@ fn interrupted(error: anyhow::Error, session: &Session) -> anyhow::Error {
 /// Converts errors of the command line's values to [`Failure::BadInput`].
 fn refused(error: Error) -> anyhow::Error {
     match error {
-        Error::NoTree { .. } | Error::NoEdit { .. } | Error::Malformed { .. } => {
-            bad_input(error.to_string())
-        }
+        Error::NoTree { .. }
+        | Error::NoEdit { .. }
+        | Error::Malformed { .. }
+        | Error::Io { .. } => bad_input(error.to_string()),
         error => error.into(),
     }
 }

@@ -7,6 +7,7 @@ pub mod emulate;
 pub mod explain;
 mod forecast;
 pub mod ideas;
+pub mod in_turns;
 pub mod kernel;
 pub mod kvm;
 pub mod needs;

@@ -177,16 +177,17 @@ impl Build<'_> {
         Ok(source)
     }
 
-    /// Returns the files that differ from the tree's: those of the edits, and objects of Rust,
-    /// which are compiled unless they were before.
-    fn files(self) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
+    /// Returns what differs from the tree: files of the edits, and objects of Rust, which are
+    /// compiled unless they were before.
+    fn files(self) -> anyhow::Result<copy::Changed> {
         let texts = self.edited.files.iter();
         let mut files: BTreeMap<_, _> =
-            texts.map(|(path, text)| (path.clone(), text.clone().into_bytes())).collect();
+            texts.map(|(path, text)| (path.clone(), Some(text.clone().into_bytes()))).collect();
+        files.extend(self.edited.removed.iter().map(|path| (path.clone(), None)));
         for object in self.edited.patches.iter().flat_map(|(edit, _)| &edit.objects) {
             (self.tell.say)("compiling the engine");
             let options = config::options(self.arch, self.options);
-            files.insert(object.file.clone(), object.build(&options, self.folder)?);
+            files.insert(object.file.clone(), Some(object.build(&options, self.folder)?));
         }
         Ok(files)
     }

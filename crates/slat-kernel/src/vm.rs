@@ -8,6 +8,7 @@
 
 mod architecture;
 mod archive;
+pub mod console;
 mod initramfs;
 mod kept;
 mod kernel;

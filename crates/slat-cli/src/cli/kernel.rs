@@ -1,7 +1,10 @@
 //! The command line of `slat kernel`.
 
+use super::KernelChoice;
 use clap::{Args, Subcommand};
 use slat_kernel::vm::Architecture;
+use slat_lab::cli::TablePrintArgs;
+use slat_lab::size::Size;
 use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;
@@ -13,6 +16,10 @@ Examples:
   slat kernel list --tree debian-6.12
       the edits that there are, and whether they fit that tree
   slat kernel build --tree ~/linux --arch aarch64 --edit bounded-walks
+  git -C ~/linux format-patch -2 --stdout | slat kernel build --tree debian-6.12 --patch -
+  slat kernel ab tree:debian-6.12 --patch my.patch --arch aarch64 \
+      -- bench dirty-log -v 1 -b 32M --eager-split 2m --manual-protect on --initially-set on
+      does the patch take more instructions? a verdict from five boots of each kernel in turns
   slat kernel boot --tree debian-6.12 --arch aarch64 --edit bounded-walks
       build it, boot it in QEMU, and run a small guest under its KVM
   slat kernel patch --tree ~/linux --edit bounded-walks -o patches/ && git -C ~/linux am patches/0*
@@ -26,8 +33,10 @@ Examples:
       what the edit costs or saves, exactly
 
 The tree is never written to: edits are made to a copy of hard links below the user's cache, where
-objects and images are kept, so that the next build compiles what changed. Edits lie in the folder
-`linux` of Slat's sources, under GPL-2.0-only; they are semantic patches, which Coccinelle applies.
+objects and images are kept, so that the next build compiles what changed. --patch takes patches as
+they are: a diff, files of `git format-patch` or a folder of them, an mbox; git applies them, whole or
+not at all. Slat's own edits are semantic patches, which Coccinelle applies; they are part of this
+program, under GPL-2.0-only.
 
 Exit codes:
   0    done
@@ -62,12 +71,118 @@ pub enum KernelAction {
     /// Build a tree with edits and its KVM selftests, and run them on it in QEMU
     #[command(arg_required_else_help = true)]
     Test(TestArgs),
+    /// Boot two kernels in turns, and say what the second takes more or fewer instructions for
+    #[command(arg_required_else_help = true)]
+    Ab(InTurnsArgs),
+}
+
+/// Patches as they are.
+#[derive(Clone, Debug, Default, Args)]
+pub struct PatchesArgs {
+    /// Patches, after the edits: a diff, a file of `git format-patch`, a folder of them, an mbox
+    /// with its cover letter and replies; `-` reads standard input; may be given repeatedly
+    #[arg(long = "patch", value_name = "FILE|DIR|-")]
+    pub paths: Vec<PathBuf>,
+}
+
+const IN_TURNS_EXAMPLES: &str = "\
+Examples:
+  slat kernel ab tree:debian-6.12 --patch my.patch --arch aarch64 \\
+      -- bench dirty-log -v 1 -b 32M --eager-split 2m --manual-protect on --initially-set on
+  slat kernel ab tree:debian-6.12 tree:debian-6.12+bounded-walks --arch aarch64 -- bench age -v 1
+  slat kernel ab old/bzImage new/bzImage --fail-if-slower -- bench populate -v 1 -b 32M
+
+A kernel is written as for `slat emulate --kernel`. Without AFTER, it is BEFORE with the patches;
+with AFTER, --patch is for that one. Each boot differs a little from the one before, so that ticks
+fall into other phases; the first line says what every boot of one kernel takes more of than every
+boot of the other, and by how much nothing else differs.
+
+Exit codes:
+  0    compared
+  1    --fail-if-slower, and a phase takes more instructions; or a build failed
+  2    a command line or values that cannot be right, or a patch that is none
+  3    a kernel did not boot, or complained; the text has the cause
+  130  interrupted (Ctrl-C, SIGTERM)";
+
+/// Options of `slat kernel ab`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = IN_TURNS_EXAMPLES)]
+pub struct InTurnsArgs {
+    /// The kernel to compare with: tree:TREE[+SERIES,...], debian-6.12, the path of an image
+    #[arg(value_name = "BEFORE")]
+    pub before: KernelChoice,
+
+    /// The kernel to judge [default: BEFORE with the patches]
+    #[arg(value_name = "AFTER")]
+    pub after: Option<KernelChoice>,
+
+    /// Patches of the kernel to judge.
+    #[command(flatten)]
+    pub patches: PatchesArgs,
+
+    /// The folder of edits.
+    #[command(flatten)]
+    pub edits: EditsArgs,
+
+    /// How trees are built.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+
+    /// Architecture [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<Architecture>,
+
+    /// Boots of each kernel
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(5..=1000))]
+    pub boots: u32,
+
+    /// Functions whose calls are counted, as for `slat emulate`; `none` counts none
+    #[arg(long, value_name = "FUNCTION,...", value_delimiter = ',')]
+    pub probe: Vec<String>,
+
+    /// Memory of the machine
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub memory: Size,
+
+    /// The machine's CPU, as QEMU names it [default: all that QEMU has]
+    #[arg(long, value_name = "MODEL")]
+    pub cpu: Option<String>,
+
+    /// The slat program to run in the machine [default: as for `slat emulate`]
+    #[arg(long, value_name = "PATH")]
+    pub binary: Option<PathBuf>,
+
+    /// More words of the kernel's command line, of both
+    #[arg(long, value_name = "WORDS")]
+    pub append: Option<String>,
+
+    /// How long each machine may take
+    #[arg(long, value_name = "TIME", default_value = "5m")]
+    #[arg(value_parser = slat_lab::cli::time::some)]
+    pub time_limit: Duration,
+
+    /// Write before.json and after.json to this folder, for `slat compare`
+    #[arg(long, short, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+
+    /// Exit code 1 if a phase takes more instructions
+    #[arg(long)]
+    pub fail_if_slower: bool,
+
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: TablePrintArgs,
+
+    /// The words to run there: bench ...
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
 }
 
 /// The folder of edits.
 #[derive(Clone, Debug, Default, Args)]
 pub struct EditsArgs {
-    /// Folder of series of edits [default: `linux` of Slat's sources]
+    /// Folder of series of edits [default: Slat's own]
     #[arg(long, value_name = "DIR")]
     pub edits: Option<PathBuf>,
 }
@@ -107,6 +222,10 @@ pub struct TreeArgs {
     /// Edits, in this order: SERIES, or SERIES/N for its first N [default: none]
     #[arg(long = "edit", short, value_name = "SERIES,...", value_delimiter = ',')]
     pub names: Vec<String>,
+
+    /// Patches as they are.
+    #[command(flatten)]
+    pub patches: PatchesArgs,
 
     /// The folder of edits.
     #[command(flatten)]
@@ -149,6 +268,10 @@ pub struct PatchArgs {
     #[command(flatten)]
     pub tree: TreeArgs,
 
+    /// Add your Signed-off-by, as `git commit --signoff` does
+    #[arg(long)]
+    pub signoff: bool,
+
     /// Folder to write them to, which is made; patches of the same names are replaced
     #[arg(long, short, value_name = "DIR", default_value = "patches")]
     pub output: PathBuf,
@@ -190,6 +313,11 @@ pub struct MachineArgs {
     #[arg(long, value_name = "TIME", default_value = "10m")]
     #[arg(value_parser = slat_lab::cli::time::some)]
     pub time_limit: Duration,
+
+    /// Let the machine go on after an Oops, a warning of KVM, a report of lockdep or a stall, which
+    /// end it otherwise
+    #[arg(long)]
+    pub keep_running: bool,
 
     /// Write all that the machine's console said to this file
     #[arg(long, value_name = "FILE")]
@@ -275,6 +403,14 @@ impl fmt::Display for TreeChoice {
         let Self { tree, edits } = self;
         f.write_str(tree)?;
         if edits.is_empty() { Ok(()) } else { write!(f, "+{}", edits.join(",")) }
+    }
+}
+
+impl TreeArgs {
+    /// Returns the names of the edits and of the files of patches.
+    pub fn named(&self) -> Vec<String> {
+        let patches = self.patches.paths.iter().map(|path| path.display().to_string());
+        self.names.iter().cloned().chain(patches).collect()
     }
 }
 

@@ -1,10 +1,11 @@
 //! `slat kernel`, from the command line to the exit code.
 
 use crate::cli::{
-    BootArgs, BuildArgs, CallsArgs, EmulateArgs, KernelAction, KernelArgs, KernelChoice, ListArgs,
-    PatchArgs, TestArgs, TreeChoice,
+    BootArgs, BuildArgs, CallsArgs, EmulateArgs, InTurnsArgs, KernelAction, KernelArgs,
+    KernelChoice, ListArgs, PatchArgs, TestArgs, TreeChoice,
 };
 use crate::emulate;
+use crate::in_turns;
 use crate::kernel::{self, Source};
 use crate::selftests;
 use anyhow::Context;
@@ -29,6 +30,7 @@ pub fn kernel(args: &KernelArgs) -> anyhow::Result<ExitCode> {
         KernelAction::Patch(args) => patch(args, &mut session),
         KernelAction::Boot(args) => boot(args, &mut session),
         KernelAction::Test(args) => test(args, &mut session),
+        KernelAction::Ab(args) => ab(args, &mut session),
     }
 }
 
@@ -75,8 +77,16 @@ fn list(args: &ListArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
             "why": found.as_ref().and_then(|found| found.as_ref().err()),
         }));
     }
+    for (name, why) in edits.broken() {
+        fits = false;
+        let _ = writeln!(shown, "{name:20} cannot be read: {why}");
+        all.push(json!({ "name": name, "fits": false, "why": why }));
+    }
     match args.json {
         true => print(&(serde_json::to_string_pretty(&all)? + "\n"))?,
+        false if all.is_empty() => {
+            return Err(bad_input("there is no series: a series is a folder with cover.md"));
+        }
         false => print(&shown)?,
     }
     Ok(ExitCode::from(u8::from(!fits)))
@@ -86,8 +96,7 @@ fn build(args: &BuildArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let arch = architecture(args.arch)?;
     session.start(&format!("kernel for {arch}"), 1);
     let begin = std::time::Instant::now();
-    let source =
-        Source::find(&TreeChoice::from(&args.tree), args.tree.edits.edits.as_deref(), session)?;
+    let source = Source::of(&args.tree, session)?;
     if args.objects {
         let steps = source.objects(arch, &args.tree.config, session)?;
         session.finish();
@@ -136,21 +145,24 @@ fn build(args: &BuildArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
 }
 
 fn patch(args: &PatchArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
-    if args.tree.names.is_empty() {
+    if args.tree.named().is_empty() {
         return Err(bad_input(
-            "name the edits to write: --edit SERIES; `slat kernel list` has them",
+            "name the edits to write: --edit SERIES, which `slat kernel list` has, or --patch FILE",
         ));
     }
-    let edits = args.tree.edits.edits.as_deref();
     writable(&args.output)?;
-    let source = Source::find(&TreeChoice::from(&args.tree), edits, session)?;
-    let known = Edits::read(edits)?;
+    let mut source = Source::of(&args.tree, session)?;
+    let author = author();
+    for (edit, _) in source.edited.patches.iter_mut().filter(|_| args.signoff) {
+        edit.sign(&author.from);
+    }
+    let known = Edits::read(args.tree.edits.edits.as_deref())?;
     let series = args.tree.names.iter().filter_map(|name| {
         let series = name.split('/').next();
         known.series().iter().find(|known| Some(&*known.name) == series)
     });
     let covers: Vec<&str> = series.map(|series| &*series.cover).collect();
-    for mail in Mail::series(&covers.join("\n\n"), &source.edited, &author()) {
+    for mail in Mail::series(&covers.join("\n\n"), &source.edited, &author) {
         let path = args.output.join(&mail.file);
         write_whole(&path, mail.text.as_bytes())?;
         print(&format!("{}\n", path.display()))?;
@@ -175,6 +187,24 @@ fn author() -> Author {
     }
 }
 
+/// Boots two kernels in turns, and prints what differs.
+fn ab(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    if let Some(folder) = &args.output {
+        writable(folder)?;
+    }
+    let compared = in_turns::run(args, session)?;
+    if let Some(folder) = &args.output {
+        for (name, text) in ["before.json", "after.json"].iter().zip(&compared.reports) {
+            let path = folder.join(name);
+            write_whole(&path, text.as_bytes())?;
+            eprintln!("Written: {}", path.display());
+        }
+    }
+    print(&compared.shown(args.print.format(), output::width())?)?;
+    let slower = args.fail_if_slower && compared.comparison.slower();
+    Ok(ExitCode::from(u8::from(slower)))
+}
+
 fn boot(args: &BootArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let BootArgs { tree, machine } = args;
     let command = "bench populate --memory 4M --backing 4k --vcpus 1 --runs 1";
@@ -185,7 +215,9 @@ fn boot(args: &BootArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         append: machine.append.clone(),
         time_limit: machine.time_limit,
         edits: tree.edits.clone(),
+        patches: tree.patches.clone(),
         config: tree.config.clone(),
+        keep_running: machine.keep_running,
         command: command.split(' ').map(str::to_owned).collect(),
         ..EmulateArgs::of(KernelChoice::Tree(TreeChoice::from(tree)))
     };

@@ -1,0 +1,179 @@
+//! Two kernels that boot in turns in emulated machines, and what the second takes more or fewer
+//! instructions for. Each boot is a group.
+
+use crate::PROGRAM;
+use crate::cli::{EmulateArgs, InTurnsArgs, KernelChoice, PatchesArgs};
+use crate::emulate::{Emulated, Ready};
+use anyhow::Context;
+use serde_json::json;
+use slat_lab::cli::Format;
+use slat_lab::compare::{Comparison, EXACT, Run, compare};
+use slat_lab::failure::bad_input;
+use slat_lab::report::comparison::{Rows, answer, tables};
+use slat_lab::report::{markdown, text};
+use slat_lab::session::Session;
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Compared {
+    /// Both kernels as they are named.
+    pub kernels: [String; 2],
+    /// Boots of each.
+    pub boots: u32,
+    /// The comparison of their results.
+    pub comparison: Comparison,
+    /// The report of each.
+    pub reports: [String; 2],
+}
+
+/// Builds both kernels, boots them in turns, and compares what was counted.
+///
+/// # Errors
+/// See [`Ready::new`] and [`Ready::boot`]; [`Failure::BadInput`](slat_lab::failure::Failure) for
+/// two kernels that are one.
+pub fn run(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<Compared> {
+    let kernels = kernels(args)?;
+    // Both builds come first, so that a patch that does not compile says so at once.
+    session.start("kernels", 2);
+    let mut ready = Vec::new();
+    for kernel in &kernels {
+        ready.push(Ready::new(kernel, session)?);
+        session.step();
+    }
+    let (before, after) = (&ready[0], &ready[1]);
+    let counts_calls = !before.probes().is_empty();
+    session.start("boots", u64::from(2 * args.boots) + if counts_calls { 2 } else { 0 });
+    let mut taken: [Vec<Emulated>; 2] = Default::default();
+    for number in 0..args.boots {
+        // A, B, B, A: nothing of this machine favours one.
+        let order = if number % 2 == 0 { [0, 1] } else { [1, 0] };
+        for side in order {
+            session.say(&format!("boot {} of {}", number + 1, kernels[side].named()));
+            taken[side].push(report([before, after][side].boot(number, session)?)?);
+            session.step();
+        }
+    }
+    let mut both = Vec::new();
+    for (side, boots) in taken.into_iter().enumerate() {
+        let mut all = Emulated::join(boots)?.context("there was no boot")?;
+        if counts_calls {
+            session.say(&format!("counting calls in {}", kernels[side].named()));
+            let counted = report([before, after][side].boot_with_probes(session)?)?;
+            all.add(&counted, slat_kvm::probes::CALLS)?;
+            session.step();
+        }
+        all.set_command(slat_lab::run::command(&PROGRAM, std::env::args()));
+        both.push(all);
+    }
+    session.finish();
+    let reports = [both[0].json()?, both[1].json()?];
+    let runs = [&both[0], &both[1]].map(|it| Run::of(it.value().clone(), "the report"));
+    let [first, second] = runs;
+    let comparison = compare(&first?, &second?, EXACT);
+    let kernels = kernels.map(|kernel| kernel.named());
+    Ok(Compared { kernels, boots: args.boots, comparison, reports })
+}
+
+fn report(run: crate::emulate::Run) -> anyhow::Result<Emulated> {
+    let ended = run.end?;
+    let report = ended.report.filter(|_| ended.exit_code == 0);
+    report.with_context(|| format!("the command failed in the machine:\n{}", ended.stderr))
+}
+
+/// Returns the machines of both kernels.
+fn kernels(args: &InTurnsArgs) -> anyhow::Result<[EmulateArgs; 2]> {
+    let is_patched = !args.patches.paths.is_empty();
+    let after = args.after.clone().unwrap_or_else(|| args.before.clone());
+    if is_patched && !matches!(after, KernelChoice::Tree(_)) {
+        return Err(bad_input(format!(
+            "--patch needs a tree, and {after} is built already; write tree:TREE"
+        )));
+    }
+    if !is_patched && after == args.before {
+        return Err(bad_input(
+            "both kernels are the same: give a second one, or patches by --patch FILE",
+        ));
+    }
+    let one = |kernel: &KernelChoice, patches: PatchesArgs| EmulateArgs {
+        arch: args.arch,
+        edits: args.edits.clone(),
+        patches,
+        config: args.config.clone(),
+        count_instructions: true,
+        probe: args.probe.clone(),
+        memory: args.memory,
+        binary: args.binary.clone(),
+        append: args.append.clone(),
+        cpu: args.cpu.clone(),
+        time_limit: args.time_limit,
+        command: args.command.clone(),
+        ..EmulateArgs::of(kernel.clone())
+    };
+    Ok([one(&args.before, PatchesArgs::default()), one(&after, args.patches.clone())])
+}
+
+impl Compared {
+    /// Returns the answer in one line.
+    pub fn answer(&self) -> String {
+        answer(&self.comparison)
+    }
+
+    /// Returns all of it as text, Markdown or JSON.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn shown(&self, format: Format, width: u16) -> serde_json::Result<String> {
+        let [before, after] = &self.kernels;
+        if format == Format::Json {
+            let value = json!({
+                "answer": self.answer(),
+                "before": before,
+                "after": after,
+                "boots": self.boots,
+                "comparison": self.comparison,
+            });
+            return serde_json::to_string_pretty(&value).map(|text| text + "\n");
+        }
+        let mut shown =
+            format!("{}\n{} boots each of {before} and {after}\n", self.answer(), self.boots);
+        // The kernel and the command differ on purpose.
+        let tables = tables(&self.comparison, Rows::All);
+        let tables = tables.iter().filter(|table| !table.title.starts_with("What else"));
+        match format {
+            Format::Markdown => tables.for_each(|table| shown += &markdown::table(table)),
+            _ => tables.for_each(|table| text::grid(&mut shown, table, width)),
+        }
+        Ok(shown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command, KernelAction};
+    use clap::Parser;
+
+    fn parsed(words: &str) -> InTurnsArgs {
+        let line = format!("slat kernel ab {words} -- bench dirty-log");
+        match Cli::try_parse_from(line.split(' ')).unwrap().command {
+            Some(Command::Kernel(args)) => match args.action {
+                KernelAction::Ab(args) => args,
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn patches_are_of_the_second_kernel_and_two_kernels_must_differ() {
+        let [before, after] = kernels(&parsed("tree:debian-6.12 --patch my.patch")).unwrap();
+        assert_eq!(
+            (&*before.named(), &*after.named()),
+            ("tree:debian-6.12", "tree:debian-6.12+my.patch")
+        );
+        assert!(kernels(&parsed("tree:a tree:a+walks")).is_ok());
+        let refused = |words: &str| kernels(&parsed(words)).unwrap_err().to_string();
+        assert!(refused("tree:a").contains("both kernels are the same"));
+        assert!(refused("a/Image b/Image --patch p").contains("--patch needs a tree"));
+    }
+}
