@@ -82,11 +82,11 @@ fn report(run: crate::emulate::Run) -> anyhow::Result<Emulated> {
 
 /// Returns the machines of both kernels.
 fn kernels(args: &InTurnsArgs) -> anyhow::Result<[EmulateArgs; 2]> {
-    let is_patched = !args.patches.paths.is_empty();
+    let is_patched = !args.patches.is_empty();
     let after = args.after.clone().unwrap_or_else(|| args.before.clone());
     if is_patched && !matches!(after, KernelChoice::Tree(_)) {
         return Err(bad_input(format!(
-            "--patch needs a tree, and {after} is built already; write tree:TREE"
+            "--patch and --range need a tree, and {after} is built already; write tree:TREE"
         )));
     }
     if !is_patched && after == args.before {
@@ -109,7 +109,15 @@ fn kernels(args: &InTurnsArgs) -> anyhow::Result<[EmulateArgs; 2]> {
         command: args.command.clone(),
         ..EmulateArgs::of(kernel.clone())
     };
-    Ok([one(&args.before, PatchesArgs::default()), one(&after, args.patches.clone())])
+    let mut before = args.before.clone();
+    // The commits of a range come after its first revision.
+    if let (KernelChoice::Tree(choice), Some(range)) = (&mut before, &args.patches.range)
+        && args.after.is_none()
+        && let Some((first, _)) = range.split_once("..")
+    {
+        choice.tree = format!("{}@{first}", choice.tree);
+    }
+    Ok([one(&before, PatchesArgs::default()), one(&after, args.patches.clone())])
 }
 
 impl Compared {
@@ -174,6 +182,11 @@ mod tests {
         assert!(kernels(&parsed("tree:a tree:a+walks")).is_ok());
         let refused = |words: &str| kernels(&parsed(words)).unwrap_err().to_string();
         assert!(refused("tree:a").contains("both kernels are the same"));
-        assert!(refused("a/Image b/Image --patch p").contains("--patch needs a tree"));
+        assert!(refused("a/Image b/Image --patch p").contains("need a tree"));
+        let [before, after] = kernels(&parsed("tree:linux --range v1..topic")).unwrap();
+        assert_eq!(
+            [before, after].map(|kernel| kernel.named()),
+            ["tree:linux@v1", "tree:linux+v1..topic"]
+        );
     }
 }

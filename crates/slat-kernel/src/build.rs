@@ -69,7 +69,8 @@ impl Build<'_> {
         let options = config::options(self.arch, self.options);
         let how = [&*options, &tools::compiler(self.arch)];
         let (tree, files) = (&self.tree.path, self.files()?);
-        let fingerprint = copy::fingerprint(tree, &files, &how, self.stop)?;
+        let commit = self.tree.commit.as_deref();
+        let fingerprint = copy::fingerprint(tree, commit, &files, &how, self.stop)?;
         let kept = self.folder.join("images").join(format!("{}-{fingerprint:016x}", self.arch));
         let log = objects.join(LOG);
         let built = |steps| -> anyhow::Result<Built> {
@@ -239,7 +240,10 @@ impl Build<'_> {
             let (name, last) = edit.name.split_once('/').unwrap_or((&edit.name, ""));
             if name != series {
                 series = name;
-                suffix += &format!("+{name}.{}", last.split('-').next().unwrap_or_default());
+                suffix += &match last.split('-').next() {
+                    Some("") | None => format!("+{name}"),
+                    Some(number) => format!("+{name}.{number}"),
+                };
             }
         }
         suffix.chars().take(48).collect()

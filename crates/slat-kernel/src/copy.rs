@@ -34,18 +34,23 @@ fn is_left_out(path: &str) -> bool {
 }
 
 /// Returns a number that tells a tree with its edits from others, without reading its files: it
-/// covers names, lengths and times of the files, the whole of edited files, and `how` it is built.
+/// covers names, lengths and times of the files, or their commit, the whole of edited files, and
+/// `how` it is built.
 pub fn fingerprint(
     tree: &Path,
+    commit: Option<&str>,
     files: &Changed,
     how: &[&str],
     stop: &AtomicBool,
 ) -> anyhow::Result<u64> {
     let mut hasher = DefaultHasher::new();
-    walk(tree, "", stop, &mut |path, found| {
-        (path, found.len(), found.mtime(), found.mtime_nsec()).hash(&mut hasher);
-        Ok(())
-    })?;
+    match commit {
+        Some(commit) => commit.hash(&mut hasher),
+        None => walk(tree, "", stop, &mut |path, found| {
+            (path, found.len(), found.mtime(), found.mtime_nsec()).hash(&mut hasher);
+            Ok(())
+        })?,
+    }
     files.hash(&mut hasher);
     how.hash(&mut hasher);
     Ok(hasher.finish())
@@ -263,8 +268,9 @@ mod tests {
     #[test]
     fn a_fingerprint_differs_after_every_change() {
         let (tree, stop) = (tree(), AtomicBool::new(false));
-        let built =
-            |files: &Changed, how: &str| fingerprint(tree.path(), files, &[how], &stop).unwrap();
+        let built = |files: &Changed, how: &str| {
+            fingerprint(tree.path(), None, files, &[how], &stop).unwrap()
+        };
         let of = |files: &Changed| built(files, "gcc");
         assert_ne!(of(&BTreeMap::new()), built(&BTreeMap::new(), "another gcc"));
         let (plain, edited) = (of(&BTreeMap::new()), of(&edits("new")));

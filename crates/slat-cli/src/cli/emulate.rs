@@ -50,7 +50,7 @@ pub struct EmulateArgs {
     pub arch: Option<Architecture>,
 
     /// Kernel of the machine: debian-6.1, debian-6.12, the path of an x86 bzImage or an arm64
-    /// Image, or tree:TREE[+SERIES,...], which is built: see `slat kernel`
+    /// Image, or tree:TREE[@REVISION][+SERIES,...], which is built: see `slat kernel`
     #[arg(long, value_name = "KERNEL", default_value = "debian-6.12")]
     pub kernel: KernelChoice,
 
@@ -187,7 +187,9 @@ impl EmulateArgs {
     /// Returns the kernel's name, with its patches.
     pub fn named(&self) -> String {
         let patches = self.patches.paths.iter().filter_map(|path| path.file_name());
-        let patches: Vec<_> = patches.map(|name| name.to_string_lossy()).collect();
+        let patches = patches.map(|name| name.to_string_lossy());
+        let range = self.patches.range.as_deref().map(Into::into);
+        let patches: Vec<_> = range.into_iter().chain(patches).collect();
         let kernel = &self.kernel;
         if patches.is_empty() {
             kernel.to_string()

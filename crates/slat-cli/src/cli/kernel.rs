@@ -83,6 +83,18 @@ pub struct PatchesArgs {
     /// with its cover letter and replies; `-` reads standard input; may be given repeatedly
     #[arg(long = "patch", value_name = "FILE|DIR|-")]
     pub paths: Vec<PathBuf>,
+
+    /// Commits of the tree, which is a git repository: A is the tree, and the commits after it up
+    /// to B are its patches
+    #[arg(long, value_name = "A..B")]
+    pub range: Option<String>,
+}
+
+impl PatchesArgs {
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.paths.is_empty() && self.range.is_none()
+    }
 }
 
 const IN_TURNS_EXAMPLES: &str = "\
@@ -90,6 +102,7 @@ Examples:
   slat kernel ab tree:debian-6.12 --patch my.patch --arch aarch64 \\
       -- bench dirty-log -v 1 -b 32M --eager-split 2m --manual-protect on --initially-set on
   slat kernel ab tree:debian-6.12 tree:debian-6.12+bounded-walks --arch aarch64 -- bench age -v 1
+  slat kernel ab tree:$HOME/linux --range v6.12..topic -- bench dirty-log -v 1 -b 32M
   slat kernel ab old/bzImage new/bzImage --fail-if-slower -- bench populate -v 1 -b 32M
 
 A kernel is written as for `slat emulate --kernel`. Without AFTER, it is BEFORE with the patches;
@@ -108,7 +121,8 @@ Exit codes:
 #[derive(Clone, Debug, Args)]
 #[command(after_help = IN_TURNS_EXAMPLES)]
 pub struct InTurnsArgs {
-    /// The kernel to compare with: tree:TREE[+SERIES,...], debian-6.12, the path of an image
+    /// The kernel to compare with: tree:TREE[@REVISION][+SERIES,...], debian-6.12, the path of an
+    /// image
     #[arg(value_name = "BEFORE")]
     pub before: KernelChoice,
 
@@ -215,7 +229,8 @@ pub struct ListArgs {
 /// A source tree and the edits to make to it.
 #[derive(Clone, Debug, Args)]
 pub struct TreeArgs {
-    /// The source tree: a path, or debian-6.1, debian-6.12, debian-7.3, which are fetched once
+    /// The source tree: a path; a git repository and a revision, ~/linux@v6.12; or debian-6.1,
+    /// debian-6.12, debian-7.3, which are fetched once
     #[arg(long, value_name = "TREE")]
     pub tree: String,
 
@@ -410,7 +425,7 @@ impl TreeArgs {
     /// Returns the names of the edits and of the files of patches.
     pub fn named(&self) -> Vec<String> {
         let patches = self.patches.paths.iter().map(|path| path.display().to_string());
-        self.names.iter().cloned().chain(patches).collect()
+        self.names.iter().chain(&self.patches.range).cloned().chain(patches).collect()
     }
 }
 

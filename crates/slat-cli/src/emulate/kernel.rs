@@ -18,8 +18,10 @@ use std::path::Path;
 /// tree cannot be built.
 pub fn find(args: &EmulateArgs, arch: Architecture, session: &Session) -> anyhow::Result<Kernel> {
     let modules = args.modules.clone();
-    if !args.patches.paths.is_empty() && !matches!(args.kernel, KernelChoice::Tree(_)) {
-        return Err(bad_input("--patch needs a kernel that is built: --kernel tree:TREE"));
+    if !args.patches.is_empty() && !matches!(args.kernel, KernelChoice::Tree(_)) {
+        return Err(bad_input(
+            "--patch and --range need a kernel that is built: --kernel tree:TREE",
+        ));
     }
     match &args.kernel {
         KernelChoice::Tree(tree) => {

@@ -37,6 +37,7 @@ pub fn kernel(args: &KernelArgs) -> anyhow::Result<ExitCode> {
 fn list(args: &ListArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let edits = Edits::read(args.edits.edits.as_deref()).map_err(|e| bad_input(e.to_string()))?;
     let tree = args.tree.as_deref().map(|name| kernel::tree(name, session)).transpose()?;
+    let tree = tree.map(|(tree, _)| tree);
     let mut fits = true;
     let mut rows = Vec::new();
     for series in edits.series() {

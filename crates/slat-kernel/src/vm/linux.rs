@@ -32,7 +32,7 @@ pub struct Linux<'a> {
 
 /// Seconds of the machine's clock after which RCU reports a stall. Of a clock that counts
 /// instructions they do not depend on this host's load.
-const STALL: &str = "rcupdate.rcu_cpu_stall_timeout=10 ";
+const STALL: &str = "rcupdate.rcu_cpu_stall_timeout=3 ";
 
 impl Architecture {
     /// Returns QEMU's accelerator. x86's CPUs share one thread. With a thread each, a CPU may still
