@@ -72,6 +72,33 @@ fn a_patch_that_does_not_fit_names_the_file_and_the_hunk() {
 }
 
 #[test]
+fn commits_of_a_repository_are_patches_and_the_repository_stays_as_it_is() {
+    let folder = folder(&[("my.patch", PATCH)]);
+    let git = |words: &str| {
+        let mut git = std::process::Command::new("git");
+        git.args(["-C", "linux", "-c", "user.name=T", "-c", "user.email=t@example.org"]);
+        let done = git.current_dir(folder.path()).args(words.split(' ')).output().unwrap();
+        assert!(done.status.success(), "{words}: {done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    for words in ["init -q", "add .", "commit -qm base", "tag v1", "am -q ../my.patch"] {
+        git(words);
+    }
+    git("checkout -q -b other v1");
+    let before = git("log --all --format=%H");
+    kernel(&folder, "patch --tree linux --range v1..none -o out").assert().code(2);
+    let topic = before.lines().next().unwrap();
+    kernel(&folder, &format!("patch --tree linux --range v1..{topic} -o out")).assert().success();
+    let text = fs::read_to_string(folder.path().join("out/0001-KVM-count-on.patch")).unwrap();
+    assert!(text.contains("From: A B <a@b.example>\n") && text.contains("\n+six\n"), "{text}");
+    assert_eq!(git("status --porcelain") + &git("log --all --format=%H"), before);
+    let there = "patch --tree linux@v1 --patch my.patch -o at";
+    kernel(&folder, there).assert().success();
+    let there = format!("patch --tree linux@{topic} --patch my.patch");
+    kernel(&folder, &there).assert().code(1).stderr(contains("has it already"));
+}
+
+#[test]
 fn what_is_no_patch_is_refused_before_anything_is_built() {
     let folder = folder(&[("text", "no diff\n"), ("none/readme", "")]);
     for (words, why) in [
