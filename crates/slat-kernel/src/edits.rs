@@ -1,6 +1,5 @@
 //! A folder of edits: series in their order, and single semantic patches, `NAME.cocci`.
 
-use crate::mail::Author;
 use crate::object::RustObject;
 use crate::step::Step;
 use crate::vm::kept;
@@ -80,6 +79,15 @@ fn unpack(folder: &Path) -> anyhow::Result<()> {
         fs::write(path, text)?;
     }
     Ok(())
+}
+
+/// Author of a patch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Author {
+    /// `Name <address>`.
+    pub from: String,
+    /// A date by RFC 5322.
+    pub date: String,
 }
 
 impl Edits {

@@ -27,10 +27,10 @@ pub mod vm;
 
 pub use build::{Build, Built};
 pub use edited::{Edited, Files};
-pub use edits::{Edit, Edits, Series};
+pub use edits::{Author, Edit, Edits, Series};
 pub use error::Error;
 pub use git::Revision;
-pub use mail::{Author, Mail};
+pub use mail::Mail;
 pub use object::RustObject;
 pub use patches::read as patches;
 pub use tools::{check_for_selftests, cross_compile, linux_arch};

@@ -1,18 +1,9 @@
 //! Edits as a series of patches that `git am` accepts, made against the user's tree.
 
 use crate::edited::Change;
-use crate::{Edit, Edited};
+use crate::{Author, Edit, Edited};
 use similar::TextDiff;
 use std::fmt::Write as _;
-
-/// Author of the patches.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Author {
-    /// `Name <address>`.
-    pub from: String,
-    /// A date by RFC 5322.
-    pub date: String,
-}
 
 /// A mail of a series.
 #[derive(Clone, Debug, PartialEq, Eq)]

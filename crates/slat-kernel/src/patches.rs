@@ -2,8 +2,7 @@
 //! an mbox with a cover letter and replies. Git splits and decodes mails.
 
 use crate::diff::{NO_GIT, is_diff};
-use crate::mail::Author;
-use crate::{Edit, Error};
+use crate::{Author, Edit, Error};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
