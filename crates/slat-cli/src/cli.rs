@@ -3,6 +3,7 @@
 mod doctor;
 mod emulate;
 mod explain;
+mod in_turns;
 mod kernel;
 mod show;
 mod watch;
@@ -10,9 +11,10 @@ mod watch;
 pub use doctor::DoctorArgs;
 pub use emulate::{EmulateArgs, KernelChoice};
 pub use explain::ExplainArgs;
+pub use in_turns::{BisectArgs, CountedArgs, InTurnsArgs};
 pub use kernel::{
-    BootArgs, BuildArgs, CallsArgs, ConfigArgs, EditsArgs, InTurnsArgs, KernelAction, KernelArgs,
-    ListArgs, PatchArgs, PatchesArgs, TestArgs, TreeArgs, TreeChoice,
+    BootArgs, BuildArgs, CallsArgs, ConfigArgs, EditsArgs, KernelAction, KernelArgs, ListArgs,
+    PatchArgs, PatchesArgs, TestArgs, TreeArgs, TreeChoice,
 };
 pub use show::ShowArgs;
 pub use watch::WatchArgs;

@@ -25,6 +25,7 @@ use slat_lab::first::job::{self, Answer, Job, LoadModule};
 use slat_lab::first::{NAME, PROGRAM};
 use slat_lab::session::Session;
 use std::path::Path;
+use std::time::Duration;
 
 /// The outcome of a command in an emulated machine.
 #[derive(Debug)]
@@ -107,6 +108,7 @@ pub struct Ready<'a> {
     modules: Vec<Module>,
     append: String,
     probes: Vec<String>,
+    limit: Duration,
 }
 
 impl<'a> Ready<'a> {
@@ -146,12 +148,31 @@ impl<'a> Ready<'a> {
         let mut append = modules::give(&args.module_param, &mut modules);
         append.extend(args.append.clone());
         let append = append.join(" ");
-        Ok(Self { args, words, arch, program, other, emulator, kernel, modules, append, probes })
+        let limit = args.time_limit;
+        Ok(Self {
+            args,
+            words,
+            arch,
+            program,
+            other,
+            emulator,
+            kernel,
+            modules,
+            append,
+            probes,
+            limit,
+        })
     }
 
     /// Returns the functions whose calls are to be counted, in a boot of their own.
     pub fn probes(&self) -> &[String] {
         &self.probes
+    }
+
+    /// Ends later boots after ten times what a boot of another kernel took, if that is less than
+    /// the time limit, and at least a minute: a kernel that hangs need not wait for that.
+    pub fn bound(&mut self, took: Duration) {
+        self.limit = self.limit.min((took * 10).max(Duration::from_secs(60)));
     }
 
     /// Boots the machine and runs the command. Boots of other numbers have other sizes of the
@@ -186,7 +207,7 @@ impl<'a> Ready<'a> {
             cpu: args.cpu.as_deref(),
             counts_instructions: args.count_instructions,
         };
-        let outcome = machine::run(&linux, args.time_limit, args.keep_running, session)?;
+        let outcome = machine::run(&linux, self.limit, args.keep_running, session)?;
         let end = outcome.answer.and_then(|answer| ended(answer, self.emulator.clone()));
         Ok(Run { console: outcome.console, end })
     }

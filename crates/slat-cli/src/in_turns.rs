@@ -12,6 +12,7 @@ use slat_lab::failure::bad_input;
 use slat_lab::report::comparison::{Rows, answer, tables};
 use slat_lab::report::{markdown, text};
 use slat_lab::session::Session;
+use std::time::Instant;
 
 /// What came of it.
 #[derive(Debug)]
@@ -33,32 +34,64 @@ pub struct Compared {
 /// two kernels that are one.
 pub fn run(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<Compared> {
     let kernels = kernels(args)?;
+    let both = turns(&kernels, args.counted.boots, session)?;
+    let [first, second] = [&both[0], &both[1]].map(run_of);
+    let comparison = compare(&first?, &second?, EXACT);
+    if !comparison.judges() {
+        return Err(bad_input(format!(
+            "`slat {}` has no phase of which both kernels count instructions; take one of `bench`",
+            args.counted.command.join(" ")
+        )));
+    }
+    let reports = [both[0].json()?, both[1].json()?];
+    let kernels = kernels.map(|kernel| kernel.named());
+    Ok(Compared { kernels, boots: args.counted.boots, comparison, reports })
+}
+
+/// Returns a report as `compare` takes it.
+pub fn run_of(report: &Emulated) -> anyhow::Result<Run> {
+    Run::of(report.value().clone(), "the report")
+}
+
+/// Boots two machines in turns, and counts calls in one more boot of each. Returns the report of
+/// each.
+///
+/// # Errors
+/// See [`Ready::new`] and [`Ready::boot`].
+pub fn turns(
+    kernels: &[EmulateArgs; 2],
+    boots: u32,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Emulated>> {
     // Both builds come first, so that a patch that does not compile says so at once.
     session.start("kernels", 2);
     let mut ready = Vec::new();
-    for kernel in &kernels {
+    for kernel in kernels {
         ready.push(Ready::new(kernel, session)?);
         session.step();
     }
-    let (before, after) = (&ready[0], &ready[1]);
-    let counts_calls = !before.probes().is_empty();
-    session.start("boots", u64::from(2 * args.boots) + if counts_calls { 2 } else { 0 });
+    let counts_calls = ready.iter().any(|it| !it.probes().is_empty());
+    session.start("boots", u64::from(2 * boots) + if counts_calls { 2 } else { 0 });
     let mut taken: [Vec<Emulated>; 2] = Default::default();
-    for number in 0..args.boots {
+    for number in 0..boots {
         // A, B, B, A: nothing of this machine favours one.
         let order = if number % 2 == 0 { [0, 1] } else { [1, 0] };
         for side in order {
             session.say(&format!("boot {} of {}", number + 1, kernels[side].named()));
-            taken[side].push(report([before, after][side].boot(number, session)?)?);
+            let begin = Instant::now();
+            taken[side].push(report(ready[side].boot(number, session)?)?);
+            if number == 0 && side == 0 {
+                ready[1].bound(begin.elapsed());
+            }
             session.step();
         }
     }
     let mut both = Vec::new();
-    for (side, boots) in taken.into_iter().enumerate() {
+    for ((boots, ready), kernel) in taken.into_iter().zip(&ready).zip(kernels) {
         let mut all = Emulated::join(boots)?.context("there was no boot")?;
         if counts_calls {
-            session.say(&format!("counting calls in {}", kernels[side].named()));
-            let counted = report([before, after][side].boot_with_probes(session)?)?;
+            session.say(&format!("counting calls in {}", kernel.named()));
+            let counted = report(ready.boot_with_probes(session)?)?;
             all.add(&counted, slat_kvm::probes::CALLS)?;
             session.step();
         }
@@ -66,12 +99,21 @@ pub fn run(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<Compared
         both.push(all);
     }
     session.finish();
-    let reports = [both[0].json()?, both[1].json()?];
-    let runs = [&both[0], &both[1]].map(|it| Run::of(it.value().clone(), "the report"));
-    let [first, second] = runs;
-    let comparison = compare(&first?, &second?, EXACT);
-    let kernels = kernels.map(|kernel| kernel.named());
-    Ok(Compared { kernels, boots: args.boots, comparison, reports })
+    Ok(both)
+}
+
+/// Boots one machine so often, and returns its report.
+///
+/// # Errors
+/// See [`Ready::new`] and [`Ready::boot`].
+pub fn boots(kernel: &EmulateArgs, boots: u32, session: &Session) -> anyhow::Result<Emulated> {
+    let ready = Ready::new(kernel, session)?;
+    let mut taken = Vec::new();
+    for number in 0..boots {
+        session.say(&format!("boot {} of {}", number + 1, kernel.named()));
+        taken.push(report(ready.boot(number, session)?)?);
+    }
+    Emulated::join(taken)?.context("there was no boot")
 }
 
 fn report(run: crate::emulate::Run) -> anyhow::Result<Emulated> {
@@ -94,21 +136,6 @@ fn kernels(args: &InTurnsArgs) -> anyhow::Result<[EmulateArgs; 2]> {
             "both kernels are the same: give a second one, or patches by --patch FILE",
         ));
     }
-    let one = |kernel: &KernelChoice, patches: PatchesArgs| EmulateArgs {
-        arch: args.arch,
-        edits: args.edits.clone(),
-        patches,
-        config: args.config.clone(),
-        count_instructions: true,
-        probe: args.probe.clone(),
-        memory: args.memory,
-        binary: args.binary.clone(),
-        append: args.append.clone(),
-        cpu: args.cpu.clone(),
-        time_limit: args.time_limit,
-        command: args.command.clone(),
-        ..EmulateArgs::of(kernel.clone())
-    };
     let mut before = args.before.clone();
     // The commits of a range come after its first revision.
     if let (KernelChoice::Tree(choice), Some(range)) = (&mut before, &args.patches.range)
@@ -117,7 +144,9 @@ fn kernels(args: &InTurnsArgs) -> anyhow::Result<[EmulateArgs; 2]> {
     {
         choice.tree = format!("{}@{first}", choice.tree);
     }
-    Ok([one(&before, PatchesArgs::default()), one(&after, args.patches.clone())])
+    let counted = &args.counted;
+    let (none, patches) = (PatchesArgs::default(), args.patches.clone());
+    Ok([counted.machine(before, none), counted.machine(after, patches)])
 }
 
 impl Compared {

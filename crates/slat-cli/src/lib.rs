@@ -1,5 +1,6 @@
 //! The `slat` command, which measures from user space what memory management costs guests.
 
+pub mod bisect;
 pub mod brief;
 pub mod cli;
 pub mod doctor;

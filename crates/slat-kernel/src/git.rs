@@ -98,6 +98,21 @@ impl Revision {
         Ok(())
     }
 
+    /// Returns the commits after this one up to `last`, by first parents, and their subjects.
+    ///
+    /// # Errors
+    /// Git fails.
+    pub fn commits(&self, last: &Self) -> anyhow::Result<Vec<(String, String)>> {
+        let range = format!("{}..{}", self.commit, last.commit);
+        let words = ["log", "--reverse", "--first-parent", "--format=%H %s", &range];
+        let list = git(&self.repository, &words)?;
+        let pair = |line: &str| {
+            let (commit, subject) = line.split_once(' ').unwrap_or((line, ""));
+            (commit.to_owned(), subject.to_owned())
+        };
+        Ok(list.lines().map(pair).collect())
+    }
+
     /// Returns the commits after this one up to `last`, as edits; or one edit with all that they
     /// change if some of them are merges.
     ///
@@ -192,5 +207,7 @@ mod tests {
         let subjects: Vec<&str> = edits.iter().map(Edit::subject).collect();
         assert_eq!(subjects, ["2", "3"]);
         assert!(find("v1").edits(&find("v1")).is_err());
+        let commits = find("v1").commits(&find("main")).unwrap();
+        assert_eq!(commits[1], (find("v3").commit, "3".to_owned()));
     }
 }

@@ -1,7 +1,8 @@
 //! `slat kernel`, from the command line to the exit code.
 
+use crate::bisect;
 use crate::cli::{
-    BootArgs, BuildArgs, CallsArgs, EmulateArgs, InTurnsArgs, KernelAction, KernelArgs,
+    BisectArgs, BootArgs, BuildArgs, CallsArgs, EmulateArgs, InTurnsArgs, KernelAction, KernelArgs,
     KernelChoice, ListArgs, PatchArgs, TestArgs, TreeChoice,
 };
 use crate::emulate;
@@ -31,6 +32,7 @@ pub fn kernel(args: &KernelArgs) -> anyhow::Result<ExitCode> {
         KernelAction::Boot(args) => boot(args, &mut session),
         KernelAction::Test(args) => test(args, &mut session),
         KernelAction::Ab(args) => ab(args, &mut session),
+        KernelAction::Bisect(args) => bisect(args, &mut session),
     }
 }
 
@@ -162,7 +164,11 @@ fn patch(args: &PatchArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         let series = name.split('/').next();
         known.series().iter().find(|known| Some(&*known.name) == series)
     });
-    let covers: Vec<&str> = series.map(|series| &*series.cover).collect();
+    let mut covers: Vec<&str> = series.map(|series| &*series.cover).collect();
+    if covers.is_empty() {
+        // As git's: they are to be replaced.
+        covers.push("*** SUBJECT HERE ***\n\n*** BLURB HERE ***\n");
+    }
     for mail in Mail::series(&covers.join("\n\n"), &source.edited, &author) {
         let path = args.output.join(&mail.file);
         write_whole(&path, mail.text.as_bytes())?;
@@ -204,6 +210,16 @@ fn ab(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     print(&compared.shown(args.print.format(), output::width())?)?;
     let slower = args.fail_if_slower && compared.comparison.slower();
     Ok(ExitCode::from(u8::from(slower)))
+}
+
+/// Finds the commit that changed a count.
+fn bisect(args: &BisectArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    let bisected = bisect::run(args, session)?;
+    print(&match args.json {
+        true => serde_json::to_string_pretty(&bisected)? + "\n",
+        false => bisected.shown(),
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn boot(args: &BootArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
