@@ -80,6 +80,7 @@ pub fn run(args: &BisectArgs, session: &mut Session) -> anyhow::Result<Bisected>
         pairs.iter().find(same).map(|pair| pair.middles[1])
     };
     let mut steps = Vec::new();
+    session.start("commits", u64::from(commits.len().ilog2()) + 1);
     let (last_good, first_bad) = search(commits.len(), |at| {
         let (commit, subject) = &commits[at];
         let counted = boots(&machine(commit), BOOTS, session).and_then(|it| run_of(&it));
@@ -91,8 +92,10 @@ pub fn run(args: &BisectArgs, session: &mut Session) -> anyhow::Result<Bisected>
         let is_bad = counted.as_ref().ok().map(|count| is_nearer(*count, low, high));
         let (commit, subject) = (commit.clone(), subject.clone());
         steps.push(Step { commit, subject, instructions: counted });
+        session.step();
         Ok(is_bad)
     })?;
+    session.finish();
     let (commit, subject) = commits[first_bad].clone();
     let passed_over = first_bad - (last_good + 1) as usize;
     let words = if high > low { "more" } else { "fewer" };
@@ -106,7 +109,8 @@ pub fn run(args: &BisectArgs, session: &mut Session) -> anyhow::Result<Bisected>
         let _ = write!(text, "; or one of the {passed_over} commits before it");
     }
     let command = format!(
-        "slat kernel ab tree:{tree}@{commit}^ tree:{tree}@{commit} -- {}",
+        "slat kernel ab tree:{tree}@{commit}^ tree:{tree}@{commit}{} -- {}",
+        args.counted.arch.map_or_else(String::new, |arch| format!(" --arch {arch}")),
         args.counted.command.join(" "),
         tree = args.tree
     );

@@ -88,6 +88,8 @@ impl Build<'_> {
         fs::create_dir_all(&beside).with_context(failed)?;
         fs::copy(make.objects.join(self.image_path()), beside.join("image"))
             .context("the kernel was built, and its image cannot be kept")?;
+        // It names addresses if the kernel hangs.
+        let _ = fs::copy(make.objects.join(MAP), beside.join(MAP));
         let release = fs::read_to_string(make.objects.join("include/config/kernel.release"))?;
         fs::write(beside.join("release"), release.trim()).with_context(failed)?;
         fs::rename(&beside, &kept).with_context(failed)?;
@@ -252,6 +254,9 @@ impl Build<'_> {
 
 /// Folder of selftests, which are no part of a kernel.
 const TOOLS: &str = "tools/";
+
+/// The kernel's list of symbols.
+const MAP: &str = "System.map";
 
 /// File with all output of `make`, in the folder of the objects.
 const LOG: &str = "slat.log";

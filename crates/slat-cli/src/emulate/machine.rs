@@ -4,11 +4,12 @@ use anyhow::Context;
 use slat_kernel::vm::Linux;
 use slat_kernel::vm::console::{complaint, is_wrong, warnings};
 use slat_kernel::vm::qemu::{CONSOLE, last_lines};
+use slat_kernel::vm::stuck::functions;
 use slat_lab::failure::no_report;
 use slat_lab::first::job::{Answer, Arrived, decode};
 use slat_lab::session::Session;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -75,13 +76,23 @@ pub fn run(
             Err(no_report(format!("{cause}\nthat ended the machine{end}; it said:\n  {context}")))
         }
         (arrived, None) => Err(no_report(format!(
-            "{}{}{}",
+            "{}{}{}{}",
+            hung(&ended.at, linux.kernel),
             reason(ended.status, &arrived, limit),
             last_lines("the console", &ended.console),
             last_lines("QEMU", &ended.complaints),
         ))),
     };
     Ok(Outcome { answer, console: ended.console })
+}
+
+/// Returns where the kernel was when the time limit came, if its System.map lies beside it.
+fn hung(at: &[u64], kernel: &Path) -> String {
+    let map = fs::read_to_string(kernel.with_file_name("System.map")).unwrap_or_default();
+    match functions(&map, at).first() {
+        Some(function) => format!("the kernel was in {function}: "),
+        None => String::new(),
+    }
 }
 
 /// The file of a console that is watched for complaints.
@@ -135,7 +146,6 @@ fn reason(status: Option<ExitStatus>, arrived: &Arrived, limit: Duration) -> Str
 mod tests {
     use super::*;
     use slat_kernel::vm::Architecture;
-    use std::path::Path;
 
     #[test]
     fn a_machine_that_memory_cannot_hold_is_not_started() {

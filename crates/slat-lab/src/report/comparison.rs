@@ -74,7 +74,7 @@ pub fn answer(comparison: &Comparison) -> String {
         pair.counts.iter().filter_map(row)
     });
     let mut calls: Vec<(u64, String)> = calls.collect();
-    calls.sort_by(|one, other| other.0.cmp(&one.0));
+    calls.sort_by_key(|(change, _)| std::cmp::Reverse(*change));
     parts.extend(calls.into_iter().take(CALLS).map(|(_, text)| text));
     let same = of(&[Verdict::NoDifferenceShown]);
     if !same.is_empty() {
