@@ -70,7 +70,7 @@ pub fn run(args: &BisectArgs, session: &mut Session) -> anyhow::Result<Bisected>
     };
     let ends = [machine(&good.commit), machine(&bad.commit)];
     let both = turns(&ends, args.counted.boots, session)?;
-    let (first, last) = (run_of(&both[0])?, run_of(&both[1])?);
+    let (first, last) = (run_of(&both[0].report)?, run_of(&both[1].report)?);
     let comparison = compare(&first, &last, EXACT);
     let pair = differing(&comparison, args.phase.as_deref())?;
     let [low, high] = pair.middles;

@@ -11,10 +11,10 @@ mod watch;
 pub use doctor::DoctorArgs;
 pub use emulate::{EmulateArgs, KernelChoice};
 pub use explain::ExplainArgs;
-pub use in_turns::{BisectArgs, CountedArgs, InTurnsArgs};
+pub use in_turns::{BisectArgs, CountedArgs, InTurnsArgs, ReviewArgs};
 pub use kernel::{
     BootArgs, BuildArgs, CallsArgs, ConfigArgs, EditsArgs, KernelAction, KernelArgs, ListArgs,
-    PatchArgs, PatchesArgs, TestArgs, TreeArgs, TreeChoice,
+    MachineArgs, PatchArgs, PatchesArgs, TestArgs, TreeArgs, TreeChoice,
 };
 pub use show::ShowArgs;
 pub use watch::WatchArgs;

@@ -25,6 +25,8 @@ pub struct Compared {
     pub comparison: Comparison,
     /// The report of each.
     pub reports: [String; 2],
+    /// The console of the first boot of each.
+    pub consoles: [String; 2],
 }
 
 /// Builds both kernels, boots them in turns, and compares what was counted.
@@ -35,7 +37,7 @@ pub struct Compared {
 pub fn run(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<Compared> {
     let kernels = kernels(args)?;
     let both = turns(&kernels, args.counted.boots, session)?;
-    let [first, second] = [&both[0], &both[1]].map(run_of);
+    let [first, second] = [&both[0], &both[1]].map(|it| run_of(&it.report));
     let comparison = compare(&first?, &second?, EXACT);
     if !comparison.judges() {
         return Err(bad_input(format!(
@@ -43,14 +45,24 @@ pub fn run(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<Compared
             args.counted.command.join(" ")
         )));
     }
-    let reports = [both[0].json()?, both[1].json()?];
+    let reports = [both[0].report.json()?, both[1].report.json()?];
+    let consoles = [0, 1].map(|side| both[side].console.clone());
     let kernels = kernels.map(|kernel| kernel.named());
-    Ok(Compared { kernels, boots: args.counted.boots, comparison, reports })
+    Ok(Compared { kernels, boots: args.counted.boots, comparison, reports, consoles })
 }
 
 /// Returns a report as `compare` takes it.
 pub fn run_of(report: &Emulated) -> anyhow::Result<Run> {
     Run::of(report.value().clone(), "the report")
+}
+
+/// What the boots of one kernel gave.
+#[derive(Debug)]
+pub struct Counted {
+    /// Their samples.
+    pub report: Emulated,
+    /// The console of the first.
+    pub console: String,
 }
 
 /// Boots two machines in turns, and counts calls in one more boot of each. Returns the report of
@@ -62,7 +74,7 @@ pub fn turns(
     kernels: &[EmulateArgs; 2],
     boots: u32,
     session: &mut Session,
-) -> anyhow::Result<Vec<Emulated>> {
+) -> anyhow::Result<Vec<Counted>> {
     // Both builds come first, so that a patch that does not compile says so at once.
     session.start("kernels", 2);
     let mut ready = Vec::new();
@@ -73,13 +85,16 @@ pub fn turns(
     let counts_calls = ready.iter().any(|it| !it.probes().is_empty());
     session.start("boots", u64::from(2 * boots) + if counts_calls { 2 } else { 0 });
     let mut taken: [Vec<Emulated>; 2] = Default::default();
+    let mut consoles: [Option<String>; 2] = Default::default();
     for number in 0..boots {
         // A, B, B, A: nothing of this machine favours one.
         let order = if number % 2 == 0 { [0, 1] } else { [1, 0] };
         for side in order {
             session.say(&format!("boot {} of {}", number + 1, kernels[side].named()));
             let begin = Instant::now();
-            taken[side].push(report(ready[side].boot(number, session)?)?);
+            let run = ready[side].boot(number, session)?;
+            consoles[side].get_or_insert_with(|| run.console.clone());
+            taken[side].push(report(run)?);
             if number == 0 && side == 0 {
                 ready[1].bound(begin.elapsed());
             }
@@ -87,7 +102,8 @@ pub fn turns(
         }
     }
     let mut both = Vec::new();
-    for ((boots, ready), kernel) in taken.into_iter().zip(&ready).zip(kernels) {
+    let parts = taken.into_iter().zip(consoles).zip(&ready).zip(kernels);
+    for (((boots, console), ready), kernel) in parts {
         let mut all = Emulated::join(boots)?.context("there was no boot")?;
         if counts_calls {
             session.say(&format!("counting calls in {}", kernel.named()));
@@ -96,7 +112,7 @@ pub fn turns(
             session.step();
         }
         all.set_command(slat_lab::run::command(&PROGRAM, std::env::args()));
-        both.push(all);
+        both.push(Counted { report: all, console: console.unwrap_or_default() });
     }
     session.finish();
     Ok(both)

@@ -104,6 +104,19 @@ impl Source {
         self.with(arch, config, session, |build| build.each())
     }
 
+    /// Compiles after each edit in turn with additional warnings. Returns those that each adds.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build); the error names the edit.
+    pub fn warnings(
+        &self,
+        arch: Architecture,
+        config: &ConfigArgs,
+        session: &Session,
+    ) -> anyhow::Result<Vec<Vec<String>>> {
+        self.with(arch, config, session, |build| build.warnings())
+    }
+
     /// Returns the path of a copy of the tree that has the edits.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ pub mod kernel;
 pub mod kvm;
 pub mod needs;
 mod renderers;
+pub mod review;
 pub mod run;
 pub mod selftests;
 pub mod show;

@@ -4,7 +4,7 @@ use crate::vm::{Architecture, Teller};
 use crate::{Edited, Tree, config, copy, tools};
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -132,11 +132,7 @@ impl Build<'_> {
         let mut steps = Vec::new();
         for (at, (edit, changes)) in self.edited.patches.iter().enumerate() {
             let edited = self.edited.first(at + 1);
-            let is_there = |path: &&String| {
-                self.tree.path.join(path).exists() || edited.files.contains_key(*path)
-            };
-            let touched = self.edited.files.keys().filter(is_there);
-            let targets: Vec<String> = touched.filter_map(|path| self.object(path)).collect();
+            let targets = self.touched(&edited);
             let is_test = changes.iter().all(|change| change.path.starts_with(TOOLS));
             if is_test || targets.is_empty() {
                 steps.push(0);
@@ -150,6 +146,57 @@ impl Build<'_> {
             steps.push(make.steps);
         }
         Ok(steps)
+    }
+
+    /// Compiles, before the edits and after each of them, the objects of all files that any of them
+    /// touches, with the kernel's additional warnings (`W=1`); returns those that each edit adds.
+    ///
+    /// # Errors
+    /// As [`each`](Self::each).
+    pub fn warnings(self) -> anyhow::Result<Vec<Vec<String>>> {
+        let objects = self.objects();
+        fs::create_dir_all(&objects)
+            .with_context(|| format!("cannot write to {}", self.folder.display()))?;
+        let _lock = self.lock()?;
+        let (mut known, mut added) = (BTreeSet::new(), Vec::new());
+        for count in 0..=self.edited.patches.len() {
+            let edited = self.edited.first(count);
+            let targets = self.touched(&edited);
+            let mut new = Vec::new();
+            if !targets.is_empty() {
+                let mut make = Build { edited: &edited, ..self }.make(objects.clone())?;
+                make.configure(&config::options(self.arch, self.options))?;
+                let words = std::iter::once("W=1").chain(targets.iter().map(String::as_str));
+                let name = count.checked_sub(1).and_then(|at| self.edited.patches.get(at));
+                make.run(&words.collect::<Vec<_>>()).with_context(|| {
+                    let name = name.map_or("no edit", |(edit, _)| &edit.name);
+                    format!("after {name}")
+                })?;
+                let log = fs::read_to_string(objects.join(LOG)).unwrap_or_default();
+                for line in log.lines().filter(|line| line.contains("warning: ")) {
+                    // A line that moved is no new one.
+                    let text = line.split_once("warning: ").map_or(line, |(_, text)| text);
+                    let file = line.split(':').next().unwrap_or_default();
+                    if known.insert(format!("{file}: {text}")) {
+                        new.push(line.trim().to_owned());
+                    }
+                }
+            }
+            if count > 0 {
+                added.push(new);
+            }
+        }
+        Ok(added)
+    }
+
+    /// Returns the objects, of files that are there after some edits, of all that any edit touches.
+    fn touched(self, edited: &Edited) -> Vec<String> {
+        let is_there = |path: &&String| {
+            !edited.removed.contains(*path)
+                && (self.tree.path.join(path).exists() || edited.files.contains_key(*path))
+        };
+        let touched = self.edited.files.keys().filter(is_there);
+        touched.filter_map(|path| self.object(path)).collect()
     }
 
     /// Returns the folder of the architecture.

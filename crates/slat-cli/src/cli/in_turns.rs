@@ -102,6 +102,45 @@ pub struct BisectArgs {
     pub json: bool,
 }
 
+const REVIEW_EXAMPLES: &str = "\
+Examples:
+  slat kernel review tree:debian-6.12 --patch series.mbox --arch aarch64 -o review.md \\
+      -- bench dirty-log -v 1 -b 32M --eager-split 2m --manual-protect on --initially-set on
+  slat kernel review tree:$HOME/linux --range v6.12..topic --no-tests -- bench age -v 1
+
+The page says of the patches: whether each compiles, and its new warnings; what checkpatch says; KVM's
+selftests before and after; which phases take more instructions; what is new in the kernel's log;
+with the command that repeats each. What fails is part of the page.";
+
+/// Options of `slat kernel review`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = REVIEW_EXAMPLES)]
+pub struct ReviewArgs {
+    /// The tree without the patches: tree:TREE[@REVISION][+SERIES,...]
+    #[arg(value_name = "BEFORE")]
+    pub before: KernelChoice,
+
+    /// The patches.
+    #[command(flatten)]
+    pub patches: PatchesArgs,
+
+    /// How both kernels are built and booted.
+    #[command(flatten)]
+    pub counted: CountedArgs,
+
+    /// Selftests to run [default: all that are known for the architecture]
+    #[arg(long = "test", value_name = "NAME,...", value_delimiter = ',')]
+    pub tests: Vec<String>,
+
+    /// Run no selftest
+    #[arg(long, conflicts_with = "tests")]
+    pub no_tests: bool,
+
+    /// Write the page, in Markdown, to this file
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
 /// Machines that count instructions, whichever their kernels.
 #[derive(Clone, Debug, Args)]
 pub struct CountedArgs {

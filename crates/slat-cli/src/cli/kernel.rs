@@ -1,6 +1,6 @@
 //! The command line of `slat kernel`.
 
-use super::{BisectArgs, InTurnsArgs};
+use super::{BisectArgs, InTurnsArgs, ReviewArgs};
 use clap::{Args, Subcommand};
 use slat_kernel::vm::Architecture;
 use std::convert::Infallible;
@@ -75,6 +75,9 @@ pub enum KernelAction {
     /// Find the commit from which on a phase takes more or fewer instructions
     #[command(arg_required_else_help = true)]
     Bisect(BisectArgs),
+    /// Write a page on patches: compiled, checked, tested, measured, with the commands
+    #[command(arg_required_else_help = true)]
+    Review(ReviewArgs),
 }
 
 /// Patches as they are.
@@ -175,6 +178,11 @@ pub struct BuildArgs {
     /// series can be bisected
     #[arg(long, conflicts_with = "objects")]
     pub each: bool,
+
+    /// With --each, compile with the kernel's additional warnings (W=1), and print those that each
+    /// edit adds
+    #[arg(long, requires = "each")]
+    pub warnings: bool,
 
     /// Print JSON: the image, the release, and what was run for it
     #[arg(long)]

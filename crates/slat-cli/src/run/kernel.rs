@@ -3,18 +3,19 @@
 use crate::bisect;
 use crate::cli::{
     BisectArgs, BootArgs, BuildArgs, CallsArgs, EmulateArgs, InTurnsArgs, KernelAction, KernelArgs,
-    KernelChoice, ListArgs, PatchArgs, TestArgs, TreeChoice,
+    KernelChoice, ListArgs, PatchArgs, ReviewArgs, TestArgs, TreeChoice,
 };
 use crate::emulate;
 use crate::in_turns;
 use crate::kernel::{self, Source};
+use crate::review;
 use crate::selftests;
 use anyhow::Context;
 use serde_json::json;
 use slat_kernel::vm::Architecture;
 use slat_kernel::{Author, Edited, Edits, Mail};
 use slat_lab::failure::bad_input;
-use slat_lab::files::{writable, write_whole};
+use slat_lab::files::{check, writable, write_whole};
 use slat_lab::report::text;
 use slat_lab::run::output::{self, print};
 use slat_lab::session::Session;
@@ -33,6 +34,7 @@ pub fn kernel(args: &KernelArgs) -> anyhow::Result<ExitCode> {
         KernelAction::Test(args) => test(args, &mut session),
         KernelAction::Ab(args) => ab(args, &mut session),
         KernelAction::Bisect(args) => bisect(args, &mut session),
+        KernelAction::Review(args) => review(args, &mut session),
     }
 }
 
@@ -108,6 +110,25 @@ fn build(args: &BuildArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
             true => print(&format!("{}\n", json!({ "steps": steps, "seconds": seconds })))?,
             false => print(&format!("compiled for {arch}: {steps} commands in {seconds:.0} s\n"))?,
         }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.warnings {
+        let added = source.warnings(arch, &args.tree.config, session)?;
+        session.finish();
+        let edits = source.edited.patches.iter().map(|(edit, _)| &*edit.name).zip(added);
+        let shown = match args.json {
+            true => {
+                let each = edits.map(|(edit, new)| json!({ "edit": edit, "warnings": new }));
+                serde_json::to_string_pretty(&each.collect::<Vec<_>>())? + "\n"
+            }
+            false => edits
+                .map(|(edit, new)| {
+                    let lines: String = new.iter().map(|line| format!("  {line}\n")).collect();
+                    format!("{edit:44} {} new warnings\n{lines}", new.len())
+                })
+                .collect(),
+        };
+        print(&shown)?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.each {
@@ -210,6 +231,22 @@ fn ab(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     print(&compared.shown(args.print.format(), output::width())?)?;
     let slower = args.fail_if_slower && compared.comparison.slower();
     Ok(ExitCode::from(u8::from(slower)))
+}
+
+/// Writes a page on patches.
+fn review(args: &ReviewArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &args.output {
+        check(path).map_err(|error| bad_input(format!("--output {}: {error}", path.display())))?;
+    }
+    let page = review::run(args, architecture(args.counted.arch)?, session)?;
+    match &args.output {
+        Some(path) => {
+            write_whole(path, page.as_bytes())?;
+            eprintln!("Written: {}", path.display());
+        }
+        None => print(&page)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Finds the commit that changed a count.
