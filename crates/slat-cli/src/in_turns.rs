@@ -162,7 +162,10 @@ fn kernels(args: &InTurnsArgs) -> anyhow::Result<[EmulateArgs; 2]> {
     }
     let counted = &args.counted;
     let (none, patches) = (PatchesArgs::default(), args.patches.clone());
-    Ok([counted.machine(before, none), counted.machine(after, patches)])
+    let mut machines = [counted.machine(before, none), counted.machine(after, patches)];
+    machines[0].modules.clone_from(&args.modules);
+    machines[1].modules.clone_from(&args.modules_after);
+    Ok(machines)
 }
 
 impl Compared {

@@ -39,6 +39,11 @@ pub fn run(args: &ReviewArgs, arch: Architecture, session: &mut Session) -> anyh
     let KernelChoice::Tree(choice) = &args.before else {
         return Err(bad_input("give a tree with the patches: tree:debian-6.12, tree:~/linux"));
     };
+    if args.patches.paths.iter().any(|path| path.as_os_str() == "-") {
+        return Err(bad_input(
+            "a review reads patches several times: give a file, not `--patch -`",
+        ));
+    }
     let counted = &args.counted;
     let source = Source::find(choice, &counted.edits, &args.patches, session)?;
     if args.patches.is_empty() {
@@ -267,6 +272,8 @@ fn measured(
     let in_turns = InTurnsArgs {
         before: args.before.clone(),
         after: None,
+        modules: None,
+        modules_after: None,
         patches: args.patches.clone(),
         counted: args.counted.clone(),
         output: None,

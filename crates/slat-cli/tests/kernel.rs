@@ -110,6 +110,8 @@ fn what_is_no_patch_is_refused_before_anything_is_built() {
         ("build --tree linux@v1", "--tree linux@v1: "),
         ("ab tree:linux -- bench age", "both kernels are the same"),
         ("ab text text2 --patch text -- bench age", "need a tree"),
+        ("review tree:linux --patch - -- bench age", "give a file"),
+        ("review tree:linux -- bench age", "give the patches"),
     ] {
         kernel(&folder, words).assert().code(2).stdout("").stderr(contains(why));
     }

@@ -41,6 +41,14 @@ pub struct InTurnsArgs {
     #[arg(value_name = "AFTER")]
     pub after: Option<KernelChoice>,
 
+    /// The modules of an image BEFORE, its /lib/modules/VERSION [default: as for `slat emulate`]
+    #[arg(long, value_name = "DIR")]
+    pub modules: Option<PathBuf>,
+
+    /// The modules of an image AFTER
+    #[arg(long, value_name = "DIR", requires = "after")]
+    pub modules_after: Option<PathBuf>,
+
     /// Patches of the kernel to judge.
     #[command(flatten)]
     pub patches: PatchesArgs,
