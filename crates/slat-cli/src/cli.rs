@@ -3,6 +3,7 @@
 mod doctor;
 mod emulate;
 mod explain;
+mod in_turns;
 mod kernel;
 mod show;
 mod watch;
@@ -10,9 +11,10 @@ mod watch;
 pub use doctor::DoctorArgs;
 pub use emulate::{EmulateArgs, KernelChoice};
 pub use explain::ExplainArgs;
+pub use in_turns::{BisectArgs, CountedArgs, InTurnsArgs, ReviewArgs};
 pub use kernel::{
     BootArgs, BuildArgs, CallsArgs, ConfigArgs, EditsArgs, KernelAction, KernelArgs, ListArgs,
-    PatchArgs, TestArgs, TreeChoice,
+    MachineArgs, PatchArgs, PatchesArgs, TestArgs, TreeArgs, TreeChoice,
 };
 pub use show::ShowArgs;
 pub use watch::WatchArgs;
@@ -39,6 +41,8 @@ Examples:
   slat emulate --kernel debian-6.1 -- bench dirty-log --memory 64M
                                            the same in an emulated machine: exact counts
   slat kernel list                         edits to Linux's KVM, to build, boot and measure
+  slat kernel ab tree:debian-6.12 --patch my.patch -- bench dirty-log -v 1 -b 32M
+                                           does a patch make KVM slower? boots in turns
   slat plan plan.toml --cell 1/5           a fifth of a matrix of settings
   slat completions bash > ~/.local/share/bash-completion/completions/slat
 

@@ -19,12 +19,13 @@ use binary::Program;
 pub use binary::choose as program;
 use clap::Parser;
 use slat_kernel::vm::modules::{self, Module};
-use slat_kernel::vm::{Architecture, Initramfs, Linux};
+use slat_kernel::vm::{Architecture, Initramfs, Kernel, Linux};
 use slat_lab::failure::{bad_input, no_report};
 use slat_lab::first::job::{self, Answer, Job, LoadModule};
 use slat_lab::first::{NAME, PROGRAM};
 use slat_lab::session::Session;
 use std::path::Path;
+use std::time::Duration;
 
 /// The outcome of a command in an emulated machine.
 #[derive(Debug)]
@@ -53,63 +54,34 @@ pub struct Ended {
 /// [`Failure::Interrupted`](slat_lab::failure::Failure::Interrupted), or an error for what is
 /// missing. Failures inside a machine that ran are in [`Run::end`].
 pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
-    let (name, words) = match args.run {
-        // The other program parses its arguments itself.
-        Some(_) => ("slat", &args.command[..]),
-        None => check_command(&args.command)?,
-    };
-    let (nodes, cpus) = (args.numa_nodes, args.cpus());
-    if args.count_instructions && cpus > 1 {
-        return Err(bad_input(format!(
-            "--count-instructions --cpus {cpus}: instructions are counted on one CPU only"
-        )));
-    }
-    if nodes > cpus || !args.memory.bytes().is_multiple_of(u64::from(nodes) << 20) {
-        return Err(bad_input(format!(
-            "{nodes} NUMA nodes do not share {cpus} CPUs and {} of memory in whole MiB",
-            args.memory
-        )));
-    }
-    let arch = args.arch.or_else(Architecture::of_this_machine).ok_or_else(|| {
-        bad_input("this machine's own architecture cannot be emulated; name one by --arch")
-    })?;
-    let program = binary::choose(args.binary.as_deref(), name, arch)?;
-    let other =
-        args.run.as_deref().map(|path| binary::choose(Some(path), name, arch)).transpose()?;
-    let emulator = Emulator::new(arch, args, arch.qemu().version()?);
-    let probes = match other {
-        Some(_) => Vec::new(),
-        None => probes::asked(args, words, arch),
-    };
-    session.start(&format!("emulate {arch}"), if probes.is_empty() { 2 } else { 3 });
-    let kernel = kernel::find(args, arch, session)?;
+    let arch = architecture(args)?;
+    let steps = 1 + u64::from(args.boots) + u64::from(!args.probe.is_empty());
+    session.start(&format!("emulate {arch}"), steps);
+    let ready = Ready::new(args, session)?;
     session.step();
-    let mut modules = kernel::kvm_modules(&kernel, arch)?;
-    let mut append = modules::give(&args.module_param, &mut modules);
-    append.extend(args.append.clone());
-    let boot = |words: &[String], session: &Session| {
-        let initramfs = initramfs(&program, other.as_ref(), &modules, words, args, arch)?;
-        let linux = Linux {
-            arch,
-            cpus,
-            memory: args.memory.bytes(),
-            numa_nodes: args.numa_nodes,
-            kernel: &kernel.image,
-            initramfs: &initramfs,
-            append: &append.join(" "),
-            cpu: args.cpu.as_deref(),
-            counts_instructions: args.count_instructions,
-        };
-        let outcome = machine::run(&linux, args.time_limit, session)?;
-        let end = outcome.answer.and_then(|answer| ended(answer, emulator.clone()));
-        Ok::<_, anyhow::Error>(Run { console: outcome.console, end })
-    };
     session.say("running it");
-    let mut run = boot(words, session)?;
-    if !probes.is_empty() && run.end.is_ok() {
+    let mut run = ready.boot(0, session)?;
+    let mut reports = Vec::new();
+    for number in 1..args.boots {
+        // A boot that failed tells more than those before it.
+        let Ok(Ended { exit_code: 0, report: Some(_), .. }) = &run.end else { break };
+        session.step();
+        session.say(&format!("boot {} of {}", number + 1, args.boots));
+        let next = ready.boot(number, session)?;
+        let before = std::mem::replace(&mut run, next);
+        run.console.insert_str(0, &before.console);
+        reports.extend(before.end.ok().and_then(|ended| ended.report));
+    }
+    if let Ok(Ended { report, .. }) = &mut run.end
+        && args.boots > 1
+    {
+        reports.extend(report.take());
+        *report = Emulated::join(reports)?;
+    }
+    if !ready.probes.is_empty() && run.end.is_ok() {
         session.step();
         session.say("counting calls");
-        let counted = boot(&probes::words(words, &probes), session)?;
+        let counted = ready.boot_with_probes(session)?;
         run.console += &counted.console;
         run.end = run.end.and_then(|ended| probes::merge(ended, counted.end?));
     }
@@ -117,46 +89,177 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
     Ok(run)
 }
 
+fn architecture(args: &EmulateArgs) -> anyhow::Result<Architecture> {
+    args.arch.or_else(Architecture::of_this_machine).ok_or_else(|| {
+        bad_input("this machine's own architecture cannot be emulated; name one by --arch")
+    })
+}
+
+/// A machine with all its parts, ready to boot.
+#[derive(Debug)]
+pub struct Ready<'a> {
+    args: &'a EmulateArgs,
+    words: &'a [String],
+    arch: Architecture,
+    program: Program,
+    other: Option<Program>,
+    emulator: Emulator,
+    kernel: Kernel,
+    modules: Vec<Module>,
+    append: String,
+    probes: Vec<String>,
+    limit: Duration,
+}
+
+impl<'a> Ready<'a> {
+    /// Checks the options, and finds or builds the kernel.
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub fn new(args: &'a EmulateArgs, session: &Session) -> anyhow::Result<Self> {
+        let (name, words) = match args.run {
+            // The other program parses its arguments itself.
+            Some(_) => ("slat", &args.command[..]),
+            None => check_command(&args.command)?,
+        };
+        let (nodes, cpus) = (args.numa_nodes, args.cpus());
+        if args.count_instructions && cpus > 1 {
+            return Err(bad_input(format!(
+                "--count-instructions --cpus {cpus}: instructions are counted on one CPU only"
+            )));
+        }
+        if nodes > cpus || !args.memory.bytes().is_multiple_of(u64::from(nodes) << 20) {
+            return Err(bad_input(format!(
+                "{nodes} NUMA nodes do not share {cpus} CPUs and {} of memory in whole MiB",
+                args.memory
+            )));
+        }
+        let arch = architecture(args)?;
+        let program = binary::choose(args.binary.as_deref(), name, arch)?;
+        let other =
+            args.run.as_deref().map(|path| binary::choose(Some(path), name, arch)).transpose()?;
+        let emulator = Emulator::new(arch, args, arch.qemu().version()?);
+        let probes = match other {
+            Some(_) => Vec::new(),
+            None => probes::asked(args, words, arch),
+        };
+        let kernel = kernel::find(args, arch, session)?;
+        let mut modules = kernel::kvm_modules(&kernel, arch)?;
+        let mut append = modules::give(&args.module_param, &mut modules);
+        append.extend(args.append.clone());
+        let append = append.join(" ");
+        let limit = args.time_limit;
+        Ok(Self {
+            args,
+            words,
+            arch,
+            program,
+            other,
+            emulator,
+            kernel,
+            modules,
+            append,
+            probes,
+            limit,
+        })
+    }
+
+    /// Returns the functions whose calls are to be counted, in a boot of their own.
+    pub fn probes(&self) -> &[String] {
+        &self.probes
+    }
+
+    /// Ends later boots after ten times what a boot of another kernel took, if that is less than
+    /// the time limit, and at least a minute: a kernel that hangs need not wait for that.
+    pub fn bound(&mut self, took: Duration) {
+        self.limit = self.limit.min((took * 10).max(Duration::from_secs(60)));
+    }
+
+    /// Boots the machine and runs the command. Boots of other numbers have other sizes of the
+    /// initial file system: the kernel's work lies elsewhere in memory and time, as if the machine
+    /// had another load.
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub fn boot(&self, number: u32, session: &Session) -> anyhow::Result<Run> {
+        self.run(self.words, number, session)
+    }
+
+    /// Boots it once more, and counts calls.
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub fn boot_with_probes(&self, session: &Session) -> anyhow::Result<Run> {
+        self.run(&probes::words(self.words, &self.probes), 0, session)
+    }
+
+    fn run(&self, words: &[String], number: u32, session: &Session) -> anyhow::Result<Run> {
+        let args = self.args;
+        let initramfs = self.initramfs(words, number)?;
+        let linux = Linux {
+            arch: self.arch,
+            cpus: args.cpus(),
+            memory: args.memory.bytes(),
+            numa_nodes: args.numa_nodes,
+            kernel: &self.kernel.image,
+            initramfs: &initramfs,
+            append: &self.append,
+            cpu: args.cpu.as_deref(),
+            counts_instructions: args.count_instructions,
+        };
+        let outcome = machine::run(&linux, self.limit, args.keep_running, session)?;
+        let end = outcome.answer.and_then(|answer| ended(answer, self.emulator.clone()));
+        Ok(Run { console: outcome.console, end })
+    }
+
+    /// Returns the initramfs, which has all files of the machine.
+    fn initramfs(&self, words: &[String], number: u32) -> anyhow::Result<Vec<u8>> {
+        let mut archive = Initramfs::new()?;
+        add_program(&mut archive, &self.program)?;
+        let mut load = Vec::new();
+        for Module { name, image, params } in &self.modules {
+            let path = format!("/modules/{name}.ko");
+            archive.file(&path, image)?;
+            load.push(LoadModule { name: name.clone(), path, params: params.clone() });
+        }
+        let mut job = Job {
+            modules: load,
+            command: words.to_vec(),
+            tests: Vec::new(),
+            read: Vec::new(),
+            port: self.arch.port().to_owned(),
+        };
+        if let Some(other) = &self.other {
+            archive.program(OTHER, &other.bytes)?;
+            // Libraries that both programs need are already in the archive.
+            let ours = |path: &Path| self.program.libraries.iter().any(|(own, _)| own == path);
+            for (path, bytes) in other.libraries.iter().filter(|(path, _)| !ours(path)) {
+                archive.program(path, bytes)?;
+            }
+            let seconds = self.args.time_limit.as_secs().try_into().unwrap_or(u32::MAX);
+            let arguments = std::mem::take(&mut job.command);
+            job.tests.push(job::Test { path: OTHER.to_owned(), arguments, seconds });
+        }
+        if number > 0 {
+            archive.file("/boot", &vec![0; padding(number)])?;
+        }
+        add_job(&mut archive, &job)?;
+        archive.finish()
+    }
+}
+
 /// Path in the machine of a program that runs in place of slat.
 const OTHER: &str = "/other";
 
-/// Returns the initramfs, which has all files of the machine.
-fn initramfs(
-    program: &Program,
-    other: Option<&Program>,
-    modules: &[Module],
-    words: &[String],
-    args: &EmulateArgs,
-    arch: Architecture,
-) -> anyhow::Result<Vec<u8>> {
-    let mut archive = Initramfs::new()?;
-    add_program(&mut archive, program)?;
-    let mut load = Vec::new();
-    for Module { name, image, params } in modules {
-        let path = format!("/modules/{name}.ko");
-        archive.file(&path, image)?;
-        load.push(LoadModule { name: name.clone(), path, params: params.clone() });
-    }
-    let mut job = Job {
-        modules: load,
-        command: words.to_vec(),
-        tests: Vec::new(),
-        read: Vec::new(),
-        port: arch.port().to_owned(),
-    };
-    if let Some(other) = other {
-        archive.program(OTHER, &other.bytes)?;
-        // Libraries that both programs need are already in the archive.
-        let ours = |path: &Path| program.libraries.iter().any(|(own, _)| own == path);
-        for (path, bytes) in other.libraries.iter().filter(|(path, _)| !ours(path)) {
-            archive.program(path, bytes)?;
-        }
-        let seconds = args.time_limit.as_secs().try_into().unwrap_or(u32::MAX);
-        let arguments = std::mem::take(&mut job.command);
-        job.tests.push(job::Test { path: OTHER.to_owned(), arguments, seconds });
-    }
-    add_job(&mut archive, &job)?;
-    archive.finish()
+/// The most by which the initial file systems of boots differ. Unpacking it takes about as many
+/// instructions as there are between two ticks.
+const PADDING: u64 = 8 << 20;
+
+/// Returns the bytes of a boot's additional file: numbers that follow each other are far apart.
+fn padding(number: u32) -> usize {
+    // The golden ratio, as a part of 2^32.
+    let part = number.wrapping_mul(0x9e37_79b9);
+    ((u64::from(part) * PADDING) >> 32) as usize
 }
 
 /// Adds the program that is the first process, and its libraries.

@@ -1,5 +1,6 @@
 //! The `slat` command, which measures from user space what memory management costs guests.
 
+pub mod bisect;
 pub mod brief;
 pub mod cli;
 pub mod doctor;
@@ -7,10 +8,12 @@ pub mod emulate;
 pub mod explain;
 mod forecast;
 pub mod ideas;
+pub mod in_turns;
 pub mod kernel;
 pub mod kvm;
 pub mod needs;
 mod renderers;
+pub mod review;
 pub mod run;
 pub mod selftests;
 pub mod show;

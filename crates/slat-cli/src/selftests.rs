@@ -1,7 +1,7 @@
 //! Builds KVM's selftests from a tree with its edits, linked statically, and runs them on the
 //! kernel of that tree.
 
-use crate::cli::{TestArgs, TreeChoice};
+use crate::cli::TestArgs;
 use crate::emulate::{self, machine};
 use crate::kernel::Source;
 use anyhow::{Context, bail, ensure};
@@ -217,8 +217,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     }
     slat_kernel::check_for_selftests(arch)?;
     session.start(&format!("selftests for {arch}"), 3);
-    let edits = args.tree.edits.edits.as_deref();
-    let source = Source::find(&TreeChoice::from(&args.tree), edits, session)?;
+    let source = Source::of(&args.tree, session)?;
     let built = source.build(arch, &args.tree.config, session)?;
     session.step();
     let mut names: Vec<&str> = known.iter().map(|(name, ..)| *name).collect();
@@ -287,7 +286,8 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         cpu: args.machine.cpu.as_deref(),
         counts_instructions: args.count_instructions,
     };
-    let outcome = machine::run(&linux, args.machine.time_limit, session)?;
+    let limit = args.machine.time_limit;
+    let outcome = machine::run(&linux, limit, args.machine.keep_running, session)?;
     session.finish();
     if let Some(path) = &args.machine.console {
         slat_lab::files::write_whole(path, outcome.console.as_bytes())?;
@@ -305,7 +305,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     Ok(Results {
         architecture: arch.name().to_owned(),
         tree: args.tree.tree.clone(),
-        edits: args.tree.names.clone(),
+        edits: args.tree.named(),
         release: built.release,
         counts_instructions: args.count_instructions,
         tests: tests.collect(),

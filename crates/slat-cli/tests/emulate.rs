@@ -18,7 +18,11 @@ struct Folder(TempDir);
 impl Folder {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("kernel"), vec![0; 1 << 20]).unwrap();
+        // It looks like a kernel of both architectures.
+        let mut kernel = vec![0; 1 << 20];
+        kernel[0x202..0x206].copy_from_slice(b"HdrS");
+        kernel[0x38..0x3c].copy_from_slice(b"ARM\x64");
+        fs::write(folder.path().join("kernel"), kernel).unwrap();
         fs::create_dir(folder.path().join("tmp")).unwrap();
         for (arch, machine) in [("x86_64", 62u16), ("aarch64", 183)] {
             fs::write(folder.path().join(arch), executable(machine)).unwrap();

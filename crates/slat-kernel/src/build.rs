@@ -4,7 +4,7 @@ use crate::vm::{Architecture, Teller};
 use crate::{Edited, Tree, config, copy, tools};
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -69,7 +69,8 @@ impl Build<'_> {
         let options = config::options(self.arch, self.options);
         let how = [&*options, &tools::compiler(self.arch)];
         let (tree, files) = (&self.tree.path, self.files()?);
-        let fingerprint = copy::fingerprint(tree, &files, &how, self.stop)?;
+        let commit = self.tree.commit.as_deref();
+        let fingerprint = copy::fingerprint(tree, commit, &files, &how, self.stop)?;
         let kept = self.folder.join("images").join(format!("{}-{fingerprint:016x}", self.arch));
         let log = objects.join(LOG);
         let built = |steps| -> anyhow::Result<Built> {
@@ -87,6 +88,8 @@ impl Build<'_> {
         fs::create_dir_all(&beside).with_context(failed)?;
         fs::copy(make.objects.join(self.image_path()), beside.join("image"))
             .context("the kernel was built, and its image cannot be kept")?;
+        // It names addresses if the kernel hangs.
+        let _ = fs::copy(make.objects.join(MAP), beside.join(MAP));
         let release = fs::read_to_string(make.objects.join("include/config/kernel.release"))?;
         fs::write(beside.join("release"), release.trim()).with_context(failed)?;
         fs::rename(&beside, &kept).with_context(failed)?;
@@ -129,11 +132,7 @@ impl Build<'_> {
         let mut steps = Vec::new();
         for (at, (edit, changes)) in self.edited.patches.iter().enumerate() {
             let edited = self.edited.first(at + 1);
-            let is_there = |path: &&String| {
-                self.tree.path.join(path).exists() || edited.files.contains_key(*path)
-            };
-            let touched = self.edited.files.keys().filter(is_there);
-            let targets: Vec<String> = touched.filter_map(|path| self.object(path)).collect();
+            let targets = self.touched(&edited);
             let is_test = changes.iter().all(|change| change.path.starts_with(TOOLS));
             if is_test || targets.is_empty() {
                 steps.push(0);
@@ -147,6 +146,57 @@ impl Build<'_> {
             steps.push(make.steps);
         }
         Ok(steps)
+    }
+
+    /// Compiles, before the edits and after each of them, the objects of all files that any of them
+    /// touches, with the kernel's additional warnings (`W=1`); returns those that each edit adds.
+    ///
+    /// # Errors
+    /// As [`each`](Self::each).
+    pub fn warnings(self) -> anyhow::Result<Vec<Vec<String>>> {
+        let objects = self.objects();
+        fs::create_dir_all(&objects)
+            .with_context(|| format!("cannot write to {}", self.folder.display()))?;
+        let _lock = self.lock()?;
+        let (mut known, mut added) = (BTreeSet::new(), Vec::new());
+        for count in 0..=self.edited.patches.len() {
+            let edited = self.edited.first(count);
+            let targets = self.touched(&edited);
+            let mut new = Vec::new();
+            if !targets.is_empty() {
+                let mut make = Build { edited: &edited, ..self }.make(objects.clone())?;
+                make.configure(&config::options(self.arch, self.options))?;
+                let words = std::iter::once("W=1").chain(targets.iter().map(String::as_str));
+                let name = count.checked_sub(1).and_then(|at| self.edited.patches.get(at));
+                make.run(&words.collect::<Vec<_>>()).with_context(|| {
+                    let name = name.map_or("no edit", |(edit, _)| &edit.name);
+                    format!("after {name}")
+                })?;
+                let log = fs::read_to_string(objects.join(LOG)).unwrap_or_default();
+                for line in log.lines().filter(|line| line.contains("warning: ")) {
+                    // A line that moved is no new one.
+                    let text = line.split_once("warning: ").map_or(line, |(_, text)| text);
+                    let file = line.split(':').next().unwrap_or_default();
+                    if known.insert(format!("{file}: {text}")) {
+                        new.push(line.trim().to_owned());
+                    }
+                }
+            }
+            if count > 0 {
+                added.push(new);
+            }
+        }
+        Ok(added)
+    }
+
+    /// Returns the objects, of files that are there after some edits, of all that any edit touches.
+    fn touched(self, edited: &Edited) -> Vec<String> {
+        let is_there = |path: &&String| {
+            !edited.removed.contains(*path)
+                && (self.tree.path.join(path).exists() || edited.files.contains_key(*path))
+        };
+        let touched = self.edited.files.keys().filter(is_there);
+        touched.filter_map(|path| self.object(path)).collect()
     }
 
     /// Returns the folder of the architecture.
@@ -177,16 +227,17 @@ impl Build<'_> {
         Ok(source)
     }
 
-    /// Returns the files that differ from the tree's: those of the edits, and objects of Rust,
-    /// which are compiled unless they were before.
-    fn files(self) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
+    /// Returns what differs from the tree: files of the edits, and objects of Rust, which are
+    /// compiled unless they were before.
+    fn files(self) -> anyhow::Result<copy::Changed> {
         let texts = self.edited.files.iter();
         let mut files: BTreeMap<_, _> =
-            texts.map(|(path, text)| (path.clone(), text.clone().into_bytes())).collect();
+            texts.map(|(path, text)| (path.clone(), Some(text.clone().into_bytes()))).collect();
+        files.extend(self.edited.removed.iter().map(|path| (path.clone(), None)));
         for object in self.edited.patches.iter().flat_map(|(edit, _)| &edit.objects) {
             (self.tell.say)("compiling the engine");
             let options = config::options(self.arch, self.options);
-            files.insert(object.file.clone(), object.build(&options, self.folder)?);
+            files.insert(object.file.clone(), Some(object.build(&options, self.folder)?));
         }
         Ok(files)
     }
@@ -238,7 +289,10 @@ impl Build<'_> {
             let (name, last) = edit.name.split_once('/').unwrap_or((&edit.name, ""));
             if name != series {
                 series = name;
-                suffix += &format!("+{name}.{}", last.split('-').next().unwrap_or_default());
+                suffix += &match last.split('-').next() {
+                    Some("") | None => format!("+{name}"),
+                    Some(number) => format!("+{name}.{number}"),
+                };
             }
         }
         suffix.chars().take(48).collect()
@@ -247,6 +301,9 @@ impl Build<'_> {
 
 /// Folder of selftests, which are no part of a kernel.
 const TOOLS: &str = "tools/";
+
+/// The kernel's list of symbols.
+const MAP: &str = "System.map";
 
 /// File with all output of `make`, in the folder of the objects.
 const LOG: &str = "slat.log";

@@ -16,6 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Folders that a build in the tree itself leaves behind; `make` refuses sources that have them.
 const GENERATED: [&str; 2] = ["include/config", "include/generated"];
 
+/// What differs from the tree: whole files, and `None` for those that are gone.
+pub type Changed = BTreeMap<String, Option<Vec<u8>>>;
+
 /// Returns whether a path is no source.
 fn is_left_out(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
@@ -31,18 +34,23 @@ fn is_left_out(path: &str) -> bool {
 }
 
 /// Returns a number that tells a tree with its edits from others, without reading its files: it
-/// covers names, lengths and times of the files, the whole of edited files, and `how` it is built.
+/// covers names, lengths and times of the files, or their commit, the whole of edited files, and
+/// `how` it is built.
 pub fn fingerprint(
     tree: &Path,
-    files: &BTreeMap<String, Vec<u8>>,
+    commit: Option<&str>,
+    files: &Changed,
     how: &[&str],
     stop: &AtomicBool,
 ) -> anyhow::Result<u64> {
     let mut hasher = DefaultHasher::new();
-    walk(tree, "", stop, &mut |path, found| {
-        (path, found.len(), found.mtime(), found.mtime_nsec()).hash(&mut hasher);
-        Ok(())
-    })?;
+    match commit {
+        Some(commit) => commit.hash(&mut hasher),
+        None => walk(tree, "", stop, &mut |path, found| {
+            (path, found.len(), found.mtime(), found.mtime_nsec()).hash(&mut hasher);
+            Ok(())
+        })?,
+    }
     files.hash(&mut hasher);
     how.hash(&mut hasher);
     Ok(hasher.finish())
@@ -52,25 +60,26 @@ pub fn fingerprint(
 ///
 /// # Errors
 /// A folder cannot be read or written, or `stop` was set.
-pub fn make(
-    tree: &Path,
-    files: &BTreeMap<String, Vec<u8>>,
-    copy: &Path,
-    stop: &AtomicBool,
-) -> anyhow::Result<()> {
+pub fn make(tree: &Path, files: &Changed, copy: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut known = BTreeSet::new();
     walk(tree, "", stop, &mut |path, found| {
-        known.insert(path.to_owned());
         if !files.contains_key(path) {
+            known.insert(path.to_owned());
             same(&tree.join(path), found, &copy.join(path))?;
         }
         Ok(())
     })?;
     for (path, bytes) in files {
+        let Some(bytes) = bytes else { continue };
         known.insert(path.clone());
         let place = copy.join(path);
         if fs::read(&place).ok().as_deref() != Some(&**bytes) {
             replace(&place, bytes)?;
+            // A script that an edit changed still runs.
+            if let Ok(found) = fs::metadata(tree.join(path)) {
+                let failed = || format!("cannot write {}", place.display());
+                fs::set_permissions(&place, found.permissions()).with_context(failed)?;
+            }
         }
     }
     let mut gone = Vec::new();
@@ -175,8 +184,9 @@ fn replace(place: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    fn edits(text: &str) -> BTreeMap<String, Vec<u8>> {
-        [("kvm/mmu.c".to_owned(), text.into()), ("kvm/new.c".to_owned(), "n".into())].into()
+    fn edits(text: &str) -> Changed {
+        let file = |path: &str, text: &str| (path.to_owned(), Some(text.into()));
+        [file("kvm/mmu.c", text), file("kvm/new.c", "n")].into()
     }
 
     fn tree() -> tempfile::TempDir {
@@ -222,6 +232,11 @@ mod tests {
 
         make(tree.path(), &BTreeMap::new(), copy.path(), &stop).unwrap();
         assert_eq!((read("kvm/mmu.c"), read("kvm/new.c")), (Some("old".into()), None));
+
+        let gone = [("kvm/arm.c".to_owned(), None)].into();
+        make(tree.path(), &gone, copy.path(), &stop).unwrap();
+        assert_eq!(files(copy.path()), ["Makefile", "kvm/mmu.c", "link"]);
+        assert!(tree.path().join("kvm/arm.c").exists());
     }
 
     #[test]
@@ -253,10 +268,10 @@ mod tests {
     #[test]
     fn a_fingerprint_differs_after_every_change() {
         let (tree, stop) = (tree(), AtomicBool::new(false));
-        let built = |files: &BTreeMap<String, Vec<u8>>, how: &str| {
-            fingerprint(tree.path(), files, &[how], &stop).unwrap()
+        let built = |files: &Changed, how: &str| {
+            fingerprint(tree.path(), None, files, &[how], &stop).unwrap()
         };
-        let of = |files: &BTreeMap<String, Vec<u8>>| built(files, "gcc");
+        let of = |files: &Changed| built(files, "gcc");
         assert_ne!(of(&BTreeMap::new()), built(&BTreeMap::new(), "another gcc"));
         let (plain, edited) = (of(&BTreeMap::new()), of(&edits("new")));
         assert!(plain == of(&BTreeMap::new()) && plain != edited && edited != of(&edits("newer")));

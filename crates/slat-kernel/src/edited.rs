@@ -1,8 +1,8 @@
 //! A tree with edits, in memory.
 
 use crate::step::Failed;
-use crate::{Edit, Error, Tree, Version};
-use std::collections::BTreeMap;
+use crate::{Edit, Error, Tree, Version, diff};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A source of files to edit.
 pub trait Files {
@@ -39,8 +39,8 @@ pub struct Change {
     pub path: String,
     /// Its text before; `None` if it is new.
     pub before: Option<String>,
-    /// Its text after.
-    pub after: String,
+    /// Its text after; `None` if it is gone.
+    pub after: Option<String>,
 }
 
 /// A tree with edits applied.
@@ -50,6 +50,8 @@ pub struct Edited {
     pub patches: Vec<(Edit, Vec<Change>)>,
     /// The complete files that differ from the tree's.
     pub files: BTreeMap<String, String>,
+    /// The tree's files that are gone.
+    pub removed: BTreeSet<String>,
 }
 
 impl Edited {
@@ -58,7 +60,8 @@ impl Edited {
     /// # Errors
     /// [`Error::DoesNotApply`] with the edit, its step and the file; [`Error::NoCoccinelle`].
     pub fn new(tree: &dyn Files, edits: Vec<Edit>) -> Result<Self, Error> {
-        let mut this = Self { patches: Vec::new(), files: BTreeMap::new() };
+        let mut this =
+            Self { patches: Vec::new(), files: BTreeMap::new(), removed: BTreeSet::new() };
         for edit in edits {
             let changes = this.apply(tree, &edit)?;
             this.patches.push((edit, changes));
@@ -70,9 +73,24 @@ impl Edited {
     #[must_use]
     pub fn first(&self, count: usize) -> Self {
         let patches: Vec<_> = self.patches.iter().take(count).cloned().collect();
-        let changes = patches.iter().flat_map(|(_, changes)| changes);
-        let files = changes.map(|change| (change.path.clone(), change.after.clone())).collect();
-        Self { patches, files }
+        let mut this = Self { patches, files: BTreeMap::new(), removed: BTreeSet::new() };
+        for change in self.patches.iter().take(count).flat_map(|(_, changes)| changes) {
+            this.set(&change.path, change.after.clone());
+        }
+        this
+    }
+
+    fn set(&mut self, path: &str, text: Option<String>) {
+        match text {
+            Some(text) => {
+                self.removed.remove(path);
+                self.files.insert(path.to_owned(), text);
+            }
+            None => {
+                self.files.remove(path);
+                self.removed.insert(path.to_owned());
+            }
+        }
     }
 
     fn apply(&mut self, tree: &dyn Files, edit: &Edit) -> Result<Vec<Change>, Error> {
@@ -97,7 +115,7 @@ impl Edited {
                 Failed::Other(error) => error,
             })?;
             before.entry(file.clone()).or_insert(Some(text));
-            self.files.insert(file.clone(), after);
+            self.set(file, Some(after));
         }
         for (file, text) in edit.files.iter().filter(|_| !tree.is_part()) {
             if self.read(tree, file).is_some() {
@@ -110,17 +128,34 @@ impl Edited {
                 });
             }
             before.insert(file.clone(), None);
-            self.files.insert(file.clone(), text.clone());
+            self.set(file, Some(text.clone()));
+        }
+        if let Some((source, text)) = &edit.diff {
+            let after = diff::apply(text, &|path| self.read(tree, path));
+            let after = after.map_err(|refused| Error::DoesNotApply {
+                edit: edit.name.clone(),
+                tree: tree.name().to_owned(),
+                file: refused.file,
+                step: source.clone(),
+                why: refused.why,
+            })?;
+            for (file, text) in after {
+                before.insert(file.clone(), self.read(tree, &file));
+                self.set(&file, text);
+            }
         }
         let change = |(path, before): (String, Option<String>)| {
-            let after = self.files[&path].clone();
+            let after = self.files.get(&path).cloned();
             Change { path, before, after }
         };
         Ok(before.into_iter().map(change).collect())
     }
 
     fn read(&self, tree: &dyn Files, path: &str) -> Option<String> {
-        self.files.get(path).cloned().or_else(|| tree.read(path))
+        match self.removed.contains(path) {
+            true => None,
+            false => self.files.get(path).cloned().or_else(|| tree.read(path)),
+        }
     }
 }
 

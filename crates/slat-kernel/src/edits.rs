@@ -2,6 +2,7 @@
 
 use crate::object::RustObject;
 use crate::step::Step;
+use crate::vm::kept;
 use crate::{Error, Version};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,8 @@ pub struct Edits {
     series: Vec<Series>,
     /// Semantic patches of folders that are no series: `FOLDER/NAME`. They are not listed.
     others: Vec<Series>,
+    /// Names of those that cannot be read, and why.
+    broken: Vec<(String, String)>,
 }
 
 /// Edits that belong together, each on top of the one before.
@@ -44,35 +47,88 @@ pub struct Edit {
     pub files: Vec<(String, String)>,
     /// Objects of Rust, which a build compiles.
     pub objects: Vec<RustObject>,
+    /// A diff that changes files, and the file that it was read from.
+    pub diff: Option<(PathBuf, String)>,
+    /// Its author, where it is somebody's patch.
+    pub author: Option<Author>,
+}
+
+/// The files of the folder `linux` of the sources, for a program that was copied without them.
+const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/edits.rs"));
+
+/// Returns the folder of Slat's own edits: that of the sources, or a copy in the cache.
+fn own() -> Result<PathBuf, Error> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../linux");
+    if sources.is_dir() {
+        return Ok(sources);
+    }
+    let hash = EMBEDDED.iter().fold(0, |hash: u32, (path, text)| {
+        hash.rotate_left(1) ^ crc32fast::hash(path.as_bytes()) ^ crc32fast::hash(text.as_bytes())
+    });
+    kept(&format!("edits/{hash:08x}"), |_, folder| unpack(folder)).map_err(|error| Error::Io {
+        what: "cannot write the edits to the cache".to_owned(),
+        error: std::io::Error::other(format!("{error:#}")),
+    })
+}
+
+/// Writes Slat's own edits to a folder.
+fn unpack(folder: &Path) -> anyhow::Result<()> {
+    for (path, text) in EMBEDDED {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap_or(folder))?;
+        fs::write(path, text)?;
+    }
+    Ok(())
+}
+
+/// Author of a patch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Author {
+    /// `Name <address>`.
+    pub from: String,
+    /// A date by RFC 5322.
+    pub date: String,
 }
 
 impl Edits {
-    /// Reads the given folder, or the one in the source of this program: the edits are under
-    /// Linux's licence, so this crate does not contain them.
+    /// Reads the given folder, or Slat's own edits. What is malformed there is no error until it is
+    /// asked for.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Malformed`].
+    /// [`Error::Io`].
     pub fn read(folder: Option<&Path>) -> Result<Self, Error> {
-        let ours = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../linux");
-        let folder = folder.map_or_else(ours, Path::to_owned);
+        let folder = folder.map_or_else(own, |folder| Ok(folder.to_owned()))?;
+        fs::read_dir(&folder).map_err(Error::io(format!("cannot read {}", folder.display())))?;
         let folder = fs::canonicalize(&folder).unwrap_or(folder);
-        let (mut series, mut others) = (Vec::new(), Vec::new());
+        let (mut series, mut others, mut broken) = (Vec::new(), Vec::new(), Vec::new());
+        let mut keep = |name: &str, read: Result<Option<Series>, Error>| {
+            read.unwrap_or_else(|error| {
+                broken.push((name.to_owned(), error.to_string()));
+                None
+            })
+        };
         for path in entries(&folder) {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
             if path.join(COVER).exists() {
-                series.push(Series::read(name.to_owned(), &path)?);
+                series.extend(keep(name, Series::read(name.to_owned(), &path).map(Some)));
             } else if let Some(name) = name.strip_suffix(".cocci") {
-                series.extend(Series::single(name, &path)?);
+                series.extend(keep(name, Series::single(name, &path)));
             } else if path.is_dir() {
                 for patch in entries(&path) {
                     let own = patch.file_stem().and_then(|own| own.to_str()).unwrap_or_default();
                     if patch.extension().is_some_and(|of| of == "cocci") {
-                        others.extend(Series::single(&format!("{name}/{own}"), &patch)?);
+                        let name = format!("{name}/{own}");
+                        others.extend(keep(&name, Series::single(&name, &patch)));
                     }
                 }
             }
         }
-        Ok(Self { folder, series, others })
+        Ok(Self { folder, series, others, broken })
+    }
+
+    /// Returns the names of edits that cannot be read, and why.
+    pub fn broken(&self) -> &[(String, String)] {
+        &self.broken
     }
 
     /// Returns all series, by name, without the patches of folders that are no series.
@@ -103,10 +159,16 @@ impl Edits {
     }
 
     fn no(&self, name: &str) -> Error {
+        let is_it = |(broken, _): &&(String, String)| {
+            broken == name || name.split('/').next() == Some(broken)
+        };
+        if let Some((broken, why)) = self.broken.iter().find(is_it) {
+            return Error::Malformed { step: broken.into(), why: why.clone() };
+        }
         let names: Vec<&str> = self.series.iter().map(|series| &*series.name).collect();
         let known = match names[..] {
-            [] => "none; give the folder by --edits".to_owned(),
-            _ => names.join(", "),
+            [] => "no series, which is a folder with cover.md".to_owned(),
+            _ => format!("{}; a diff or a mail is given by --patch FILE", names.join(", ")),
         };
         Error::NoEdit { name: name.to_owned(), folder: self.folder.clone(), known }
     }
@@ -121,6 +183,8 @@ impl Series {
             steps: vec![step],
             files: Vec::new(),
             objects: Vec::new(),
+            diff: None,
+            author: None,
         };
         let step = Step::read(path)?;
         let series =
@@ -176,7 +240,19 @@ impl Edit {
             let why = "it changes nothing: no .cocci, no .lines, no .rust, no files/".to_owned();
             return Err(Error::Malformed { step: folder.to_owned(), why });
         }
-        Ok(Self { name, message, steps, files, objects })
+        Ok(Self { name, message, steps, files, objects, diff: None, author: None })
+    }
+
+    /// Adds a person's sign-off, unless it is there.
+    pub fn sign(&mut self, person: &str) {
+        let line = format!("Signed-off-by: {person}");
+        if self.message.lines().any(|known| known == line) {
+            return;
+        }
+        let last = self.message.trim_end().lines().next_back().unwrap_or_default();
+        let is_tag = last.split_once(": ").is_some_and(|(name, _)| name.ends_with("-by"));
+        let gap = if is_tag { "\n" } else { "\n\n" };
+        self.message = format!("{}{gap}{line}\n", self.message.trim_end());
     }
 
     /// Returns its subject.
@@ -281,8 +357,11 @@ pub(crate) mod tests {
         assert!(edits.find(&["bugs".to_owned()]).is_err());
         assert!(edits.series().iter().all(|series| !series.name.starts_with("bugs")));
         fs::write(&path, "// leaves: b\n@@\n@@\n-a\n+b\n").unwrap();
-        let error = Edits::read(Some(folder.path())).unwrap_err().to_string();
+        let edits = Edits::read(Some(folder.path())).unwrap();
+        let error = edits.find(&["mine".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("mine.cocci") && error.contains("file: PATH"), "{error}");
+        assert!(edits.find(&["walks".to_owned()]).is_ok(), "others are as they were");
+        assert_eq!(edits.broken().len(), 1);
     }
 
     #[test]
@@ -290,7 +369,22 @@ pub(crate) mod tests {
         let folder = series();
         fs::create_dir(folder.path().join("walks/3-none")).unwrap();
         fs::write(folder.path().join("walks/3-none/message.md"), "KVM: nothing\n").unwrap();
-        let error = Edits::read(Some(folder.path())).unwrap_err().to_string();
+        let edits = Edits::read(Some(folder.path())).unwrap();
+        let error = edits.find(&["walks/1".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("changes nothing"), "{error}");
+    }
+
+    #[test]
+    fn a_program_without_its_sources_has_the_edits() {
+        let folder = tempfile::tempdir().unwrap();
+        unpack(folder.path()).unwrap();
+        let names = |edits: Edits| -> Vec<String> {
+            edits.series().iter().map(|series| series.name.clone()).collect()
+        };
+        let copied = Edits::read(Some(folder.path())).unwrap();
+        assert!(copied.broken().is_empty() && folder.path().join("COPYING").exists());
+        assert_eq!(names(copied), names(Edits::read(None).unwrap()));
+        let error = Edits::read(Some(&folder.path().join("none"))).unwrap_err().to_string();
+        assert!(error.contains("cannot read"), "{error}");
     }
 }

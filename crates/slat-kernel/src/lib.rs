@@ -1,21 +1,25 @@
 //! Linux with the user's edits to its KVM.
 //!
 //! [`Tree`] is a Linux source tree, and [`Edits`] a folder of series of edits: semantic patches,
-//! lines for files that no C parser reads, and new files. [`Edited`] is the tree with some of them
+//! lines for files that no C parser reads, and new files; [`patches`] reads those of other people.
+//! [`Edited`] is the tree with some of them
 //! applied, in memory. [`Build`] builds it from a copy of hard links, and [`Mail`] writes it as a
 //! series that `git am` accepts. The tree itself is never written to.
 //!
-//! This crate contains no code of Linux, and not the edits, which are in the repository's folder
-//! `linux` under Linux's licence. Edited trees exist only on the user's machine.
+//! This crate contains no code of Linux. It carries the edits of the repository's folder `linux` as
+//! data; they are under Linux's licence, GPL-2.0-only. Edited trees exist only on the user's machine.
 
 mod build;
 mod config;
 mod copy;
+mod diff;
 mod edited;
 mod edits;
 mod error;
+mod git;
 mod mail;
 mod object;
+mod patches;
 mod step;
 mod tools;
 mod tree;
@@ -24,9 +28,11 @@ pub mod vm;
 pub use build::{Build, Built};
 pub use config::SETS;
 pub use edited::{Edited, Files};
-pub use edits::{Edit, Edits, Series};
+pub use edits::{Author, Edit, Edits, Series};
 pub use error::Error;
-pub use mail::{Author, Mail};
+pub use git::Revision;
+pub use mail::Mail;
 pub use object::RustObject;
+pub use patches::read as patches;
 pub use tools::{check_for_selftests, cross_compile, linux_arch};
 pub use tree::{Tree, Version};

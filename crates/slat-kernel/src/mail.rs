@@ -1,18 +1,9 @@
 //! Edits as a series of patches that `git am` accepts, made against the user's tree.
 
 use crate::edited::Change;
-use crate::{Edit, Edited};
+use crate::{Author, Edit, Edited};
 use similar::TextDiff;
 use std::fmt::Write as _;
-
-/// Author of the patches.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Author {
-    /// `Name <address>`.
-    pub from: String,
-    /// A date by RFC 5322.
-    pub date: String,
-}
 
 /// A mail of a series.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +29,7 @@ impl Mail {
             let _ = writeln!(body, "  {}", edit.subject());
         }
         let _ = writeln!(body, "\n{}", stat(patches.iter().flat_map(|(_, changes)| changes)));
-        let head = |n: usize, subject: &str| {
+        let head = |n: usize, subject: &str, author: &Author| {
             format!(
                 "From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001\n\
                  From: {}\nDate: {}\nSubject: [PATCH {n}/{count}] {subject}\n\n",
@@ -47,7 +38,7 @@ impl Mail {
         };
         let cover = Self {
             file: "0000-cover-letter.patch".to_owned(),
-            text: head(0, title) + &body + "-- \nslat\n",
+            text: head(0, title, author) + &body + "-- \nslat\n",
         };
         let mail = |(at, (edit, changes)): (usize, &&(Edit, Vec<Change>))| {
             let (subject, message) = (edit.subject(), &edit.message);
@@ -55,7 +46,7 @@ impl Mail {
             let diffs: String = changes.iter().map(diff).collect();
             let text = format!(
                 "{}{message}\n---\n{}\n{diffs}-- \nslat\n",
-                head(at + 1, subject),
+                head(at + 1, subject, edit.author.as_ref().unwrap_or(author)),
                 stat(changes.iter())
             );
             let file = format!("{:04}-{}.patch", at + 1, slug(subject));
@@ -77,22 +68,28 @@ fn slug(subject: &str) -> String {
 fn diff(change: &Change) -> String {
     let Change { path, before, after } = change;
     let text = before.as_deref().unwrap_or_default();
-    let diff = TextDiff::from_lines(text, after);
+    let diff = TextDiff::from_lines(text, after.as_deref().unwrap_or_default());
     let mut unified = diff.unified_diff();
     unified.context_radius(CONTEXT);
-    let (new, from) = match before {
-        Some(_) => ("", format!("a/{path}")),
-        None => ("new file mode 100644\n", "/dev/null".to_owned()),
+    let there = |prefix: &str, text: &Option<String>| match text {
+        Some(_) => format!("{prefix}/{path}"),
+        None => "/dev/null".to_owned(),
     };
-    let unified = unified.header(&from, &format!("b/{path}")).to_string();
-    format!("diff --git a/{path} b/{path}\n{new}{unified}")
+    let mode = match (before, after) {
+        (None, _) => "new file mode 100644\n",
+        (_, None) => "deleted file mode 100644\n",
+        _ => "",
+    };
+    let unified = unified.header(&there("a", before), &there("b", after)).to_string();
+    format!("diff --git a/{path} b/{path}\n{mode}{unified}")
 }
 
 /// Returns the number of lines added and removed, by file.
 fn stat<'a>(changes: impl Iterator<Item = &'a Change>) -> String {
     let mut lines = String::new();
     for Change { path, before, after } in changes {
-        let diff = TextDiff::from_lines(before.as_deref().unwrap_or_default(), after);
+        let texts = [before, after].map(|text| text.as_deref().unwrap_or_default());
+        let diff = TextDiff::from_lines(texts[0], texts[1]);
         let count = |tag| diff.iter_all_changes().filter(|change| change.tag() == tag).count();
         let (more, less) = (count(similar::ChangeTag::Insert), count(similar::ChangeTag::Delete));
         let _ = writeln!(lines, " {path} | +{more} -{less}");

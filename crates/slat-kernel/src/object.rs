@@ -175,8 +175,13 @@ impl RustObject {
 
 /// Hashes the sources of a crate.
 fn hash(path: &Path, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
-    let failed =
-        || format!("cannot read {}: the object is built from Slat's sources", path.display());
+    let failed = || {
+        format!(
+            "cannot read {}: the object is built from Slat's sources; give their edits by --edits \
+             SOURCES/linux",
+            path.display()
+        )
+    };
     let mut entries = fs::read_dir(path).with_context(failed)?.collect::<Result<Vec<_>, _>>()?;
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {

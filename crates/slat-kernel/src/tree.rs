@@ -57,6 +57,8 @@ pub struct Tree {
     pub path: PathBuf,
     /// Its version.
     pub version: Version,
+    /// Its commit, if it was taken out of a repository and nobody changes it.
+    pub commit: Option<String>,
 }
 
 impl Tree {
@@ -74,7 +76,7 @@ impl Tree {
             return Err(missing("virt/kvm"));
         }
         let path = std::fs::canonicalize(path).map_err(Error::io("the tree's path"))?;
-        Ok(Self { name: name.to_owned(), path, version })
+        Ok(Self { name: name.to_owned(), path, version, commit: None })
     }
 }
 

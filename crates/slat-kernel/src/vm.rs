@@ -8,6 +8,7 @@
 
 mod architecture;
 mod archive;
+pub mod console;
 mod initramfs;
 mod kept;
 mod kernel;
@@ -16,6 +17,7 @@ mod linux_source;
 pub mod modules;
 pub mod qemu;
 mod sources;
+pub mod stuck;
 
 pub use architecture::Architecture;
 pub use archive::{Archive, Request};

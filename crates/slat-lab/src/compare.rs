@@ -1,6 +1,7 @@
 //! Comparison of two runs: which results measure the same thing, whether they differ, and what else
 //! differs between the runs.
 
+mod boots;
 pub mod groups;
 mod hosts;
 mod run;
@@ -25,12 +26,9 @@ pub const DRIFT: f64 = 20.0;
 /// Default threshold for changes between processes in turns, in per cent.
 pub const IN_TURNS: f64 = 2.0;
 
-/// Threshold for instructions that an emulator counted, as a part of one. Two guests of one kernel
-/// differ by a third of it. The machine's noise does not affect them, so runs need not take turns.
+/// Threshold for instructions that an emulator counted, as a part of one. The machine's noise does
+/// not affect them, so runs need not take turns.
 pub const EXACT: f64 = 0.01;
-
-/// With fewer groups, the spread of instructions is unknown.
-const LEAST_EXACT: usize = 2;
 
 /// The change for which the needed number of groups is given, unless the threshold is too close to
 /// it.
@@ -69,10 +67,11 @@ pub struct Pair {
     pub middles: [f64; 2],
     /// The second divided by the first; NaN if both are 0.
     pub ratio: f64,
-    /// The confidence interval of that ratio, at the level at which the row was tested. It lies
-    /// beyond the threshold exactly if the row is faster or slower.
+    /// The confidence interval of that ratio, at the level at which the row was tested; of
+    /// instructions, the ratios of any two boots. It lies beyond the threshold exactly if the row is
+    /// faster or slower.
     pub interval: Option<(f64, f64)>,
-    /// Number of groups of each; a group is a guest or a process.
+    /// Number of groups of each; a group is a guest, a process, or a boot of an emulated machine.
     pub groups: [usize; 2],
     /// Number of samples of each.
     pub samples: [usize; 2],
@@ -81,8 +80,11 @@ pub struct Pair {
     /// Number of groups per side that would show [`Comparison::change`] in nine of ten comparisons.
     pub groups_needed: Option<u32>,
     /// The probability of such groups if the change were within the threshold, corrected for all
-    /// rows.
+    /// rows; of instructions, if both kernels were the same, for this row alone.
     pub p: Option<f64>,
+    /// Of instructions, the greatest difference between a boot of the one and one of the other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most: Option<f64>,
     /// The verdict.
     pub verdict: Verdict,
     /// Counts that differ: both values, or `None` for a run that does not have the count.
@@ -145,10 +147,7 @@ pub fn compare(first: &Run, second: &Run, threshold: f64) -> Comparison {
                 let contrast = if in_turns { Contrast::of_turns } else { Contrast::of };
                 // All groups may lie in one bucket, without a spread. A change to the next bucket
                 // then means nothing.
-                let least = match one.unit == Unit::INSTRUCTIONS {
-                    true => EXACT,
-                    false => threshold.max(one.coarseness()),
-                };
+                let least = threshold.max(one.coarseness());
                 let other = left.swap_remove(place);
                 pairs.push(pair(one, other, &differing, |a, b| contrast(a, b, least)));
             }
@@ -219,7 +218,11 @@ fn pair(
     ignoring: &BTreeSet<String>,
     contrast: impl Fn(&[f64], &[f64]) -> Option<Contrast>,
 ) -> Pair {
-    let groups = [a.group_medians(), b.group_medians()];
+    let is_exact = a.unit == Unit::INSTRUCTIONS;
+    let groups = match is_exact {
+        true => boots::values(a, b),
+        false => [a.group_medians(), b.group_medians()],
+    };
     let spread = |all: &Vec<f64>| Summary::of(all).map_or(0.0, |summary| summary.relative_spread());
     let logs = groups.iter().flatten().all(|median| *median > 0.0);
     let middle = |all: &Vec<f64>| {
@@ -241,24 +244,32 @@ fn pair(
         unit: a.unit.clone(),
         middles,
         ratio: middles[1] / middles[0],
-        interval: None,
+        interval: boots::interval(&groups[0], &groups[1]).filter(|_| is_exact),
         groups: [groups[0].len(), groups[1].len()],
         samples: [a.samples.len(), b.samples.len()],
         spreads: [spread(&groups[0]), spread(&groups[1])],
         groups_needed: None,
-        p: None,
+        p: is_exact.then(|| boots::p(&groups[0], &groups[1])),
+        most: is_exact.then(|| boots::most(&groups[0], &groups[1])),
         verdict: Verdict::NotComparable,
         counts: counts.collect(),
         counted: a.counts.keys().any(|name| b.counts.contains_key(name)),
-        contrast: contrast(&groups[0], &groups[1]),
+        contrast: contrast(&groups[0], &groups[1]).filter(|_| !is_exact),
     }
 }
 
 /// Gives a verdict on all pairs of one machine together.
 fn judge(pairs: &mut [Pair], change: f64) {
     // A row of too few groups gets no verdict, and so must not weaken the verdicts on others.
-    let least = |pair: &Pair| if pair.unit == Unit::INSTRUCTIONS { LEAST_EXACT } else { LEAST };
-    let enough = |pair: &Pair| pair.groups.iter().all(|groups| *groups >= least(pair));
+    let enough = |pair: &Pair| pair.groups.iter().all(|groups| *groups >= LEAST);
+    for pair in pairs.iter_mut().filter(|pair| pair.unit == Unit::INSTRUCTIONS) {
+        pair.verdict = match pair.interval {
+            _ if !enough(pair) => Verdict::NotComparable,
+            Some((low, _)) if low > 1.0 + EXACT => Verdict::Slower,
+            Some((_, high)) if high < 1.0 - EXACT => Verdict::Faster,
+            _ => Verdict::NoDifferenceShown,
+        };
+    }
     let tested = pairs.iter_mut().filter(|pair| enough(pair));
     let mut family: Vec<(&mut Pair, Contrast)> =
         tested.filter_map(|pair| pair.contrast.map(|it| (pair, it))).collect();
@@ -266,7 +277,7 @@ fn judge(pairs: &mut [Pair], change: f64) {
     let strictest = LEVEL / all.len().max(1) as f64;
     for ((pair, contrast), (p, level)) in family.iter_mut().zip(holm(&all)) {
         let needed = contrast.needed(change, strictest);
-        pair.groups_needed = needed.map(|needed| needed.max(least(pair) as u32));
+        pair.groups_needed = needed.map(|needed| needed.max(LEAST as u32));
         pair.p = Some(p);
         pair.interval = contrast.interval(level);
         pair.verdict = match pair.middles {
@@ -496,17 +507,20 @@ mod tests {
     }
 
     #[test]
-    fn instructions_that_differ_by_more_than_one_in_a_hundred_differ() {
-        let run = |middle: f64, spread: f64| {
-            let samples = vec![middle, middle + spread];
-            let mut run = run("m", &[("clear", json!({}), samples)]);
+    fn instructions_that_differ_by_more_than_one_in_a_hundred_in_every_boot_differ() {
+        let run = |boots: Vec<f64>| {
+            let mut run = run("m", &[("clear", json!({}), boots)]);
             run.results[0].unit = Unit::INSTRUCTIONS;
             run
         };
-        let verdict = |middle| {
-            compare(&run(2_100_000.0, 2_000.0), &run(middle, 1_000.0), DRIFT / 100.0).pairs[0]
-                .verdict
-        };
+        let some = |middle: f64| run((0..5).map(|boot| middle + f64::from(boot) * 500.0).collect());
+        let of = |a: &Run, b: &Run| compare(a, b, DRIFT / 100.0).pairs[0].verdict;
+        let verdict = |middle| of(&some(2_100_000.0), &some(middle));
+        // Boots of one kernel have values of a few kinds.
+        let kinds = |x: f64| run(vec![16_130.0, 19_057.0, x, x, x]);
+        assert_eq!(of(&kinds(16_162.0), &kinds(19_057.0)), Verdict::NoDifferenceShown);
+        let few = run(vec![16_162.0; LEAST - 1]);
+        assert_eq!(of(&few, &run(vec![19_057.0; LEAST])), Verdict::NotComparable);
         assert_eq!(verdict(1_300_000.0), Verdict::Faster);
         assert_eq!(verdict(2_300_000.0), Verdict::Slower);
         assert_eq!(verdict(2_110_000.0), Verdict::NoDifferenceShown);

@@ -80,18 +80,23 @@ impl Measurement {
 
     /// Returns the median of each group; each sample is a group of its own where there are none.
     pub fn group_medians(&self) -> Vec<f64> {
+        self.group_values(median)
+    }
+
+    /// Returns one value of each group.
+    pub fn group_values(&self, value: impl Fn(&[f64]) -> Option<f64>) -> Vec<f64> {
         let all = self.samples.len();
         let sizes = match self.groups.iter().sum::<usize>() == all {
             true => self.groups.clone(),
             false => vec![1; all],
         };
         let mut rest = &self.samples[..];
-        let medians = sizes.into_iter().filter_map(|size| {
+        let values = sizes.into_iter().filter_map(|size| {
             let (group, others) = rest.split_at(size);
             rest = others;
-            median(group)
+            value(group)
         });
-        medians.collect()
+        values.collect()
     }
 
     /// Returns whether it was made of other results in the same report, to be held against what

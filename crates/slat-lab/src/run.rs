@@ -182,9 +182,10 @@ fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     }
     if args.fail_if_slower && !comparison.judges() {
         return Err(bad_input(format!(
-            "no time of these runs can be compared, so --fail-if-slower cannot tell; take -r {} or \
-             more without --quick, on one machine",
-            compare::LEAST
+            "nothing of these runs can be judged, so --fail-if-slower cannot tell; take -r {least} \
+             or more without --quick, on one machine; of an emulated machine {least} boots (`emulate \
+             --boots {least}`)",
+            least = compare::LEAST
         )));
     }
     Ok(if args.fail_if_slower && comparison.slower() {

@@ -83,6 +83,7 @@ pub fn test() -> anyhow::Result<Outcome> {
     ageing_races(&tree).context("lockless-ageing, races")?;
     idle_pages(&tree).context("idle pages of a watched guest")?;
     slat_engine(&tree).context("slat-engine")?;
+    patches_in_turns(&tree).context("a patch, in turns")?;
     Ok(Outcome::Ran(Vec::new()))
 }
 
@@ -237,6 +238,47 @@ fn slat_engine(tree: &str) -> anyhow::Result<()> {
         println!("{phase}, {backing}: {ratio:.3} of C's instructions");
         ensure!(ratio < most, "{phase}: {ratio} of C's instructions");
     }
+    Ok(())
+}
+
+/// Returns a diff that adds a line to each clear of 64 pages.
+fn diff(line: &str) -> String {
+    format!(
+        "--- a/arch/arm64/kvm/mmu.c\n+++ b/arch/arm64/kvm/mmu.c\n@@ -1245,3 +1245,4 @@\n \t\
+         lockdep_assert_held_write(&kvm->mmu_lock);\n \n+\t{line}\n \t\
+         kvm_stage2_wp_range(&kvm->arch.mmu, start, end);\n"
+    )
+}
+
+/// Compares a kernel with one that a patch slows down: the clear takes more instructions, and
+/// enabling the log does not. A patch with a BUG ends the boot, with the cause first.
+fn patches_in_turns(tree: &str) -> anyhow::Result<()> {
+    let (file, patch) = (target().join("kernel-ab.json"), target().join("kernel-ab.diff"));
+    let (kernel, binary) = (format!("tree:{tree}"), Program::Slat.path(Architecture::Aarch64));
+    let bytes = (PAGES << 12).to_string();
+    let bench = ["--", "bench", "dirty-log", "-v", "1", "-b", &bytes, "--manual-protect", "on"];
+    let bench = [&bench[..], &["--initially-set", "on", "-r", "3", "-i", "1"]].concat();
+    fs::write(&patch, diff("for (int i = 0; i < 200; i++) cpu_relax();"))?;
+    let mut slat = program();
+    slat.args(["kernel", "ab", &kernel, "--arch", "aarch64", "--json", "--patch"]).arg(&patch);
+    slat.arg("--binary").arg(&binary).args(&bench).stdout(File::create(&file)?);
+    ran(&mut slat)?;
+    let report: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
+    println!("{}", report["answer"]);
+    for (phase, verdict) in [("clear", "slower"), ("enable", "no-difference-shown")] {
+        let pairs = report["comparison"]["pairs"].as_array().context("no pairs")?;
+        let pair = pairs.iter().find(|pair| pair["what"][2] == phase).context("no such phase")?;
+        ensure!(pair["verdict"] == verdict, "{phase}: {pair}");
+    }
+    fs::write(&patch, diff("BUG();"))?;
+    let mut slat = program();
+    slat.args(["emulate", "--arch", "aarch64", "--kernel", &kernel, "--patch"]).arg(&patch);
+    let done = slat.arg("--binary").arg(binary).args(bench).output()?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    let line = said.lines().find(|line| line.starts_with("slat: ")).unwrap_or_default();
+    println!("{line}");
+    let is_cause = line.starts_with("slat: kernel BUG at arch/arm64/kvm/mmu.c:");
+    ensure!(done.status.code() == Some(3) && is_cause, "{said}");
     Ok(())
 }
 

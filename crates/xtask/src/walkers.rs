@@ -70,7 +70,7 @@ impl Walker {
         fs::create_dir_all(&folder).context("cannot make a folder")?;
         let mut machine = Machine::new(self.qemu, &folder)?;
         machine.args(self.options).args([Path::new("-kernel"), &program]);
-        let Ended { status, console, complaints } = machine.run(LIMIT, |_| Ok(false))?;
+        let Ended { status, console, complaints, .. } = machine.run(LIMIT, |_| Ok(false))?;
         let (right, wrong) = (console.matches("right").count(), console.matches("wrong").count());
         println!("{}: {right} right, {wrong} wrong", self.program);
         let status =

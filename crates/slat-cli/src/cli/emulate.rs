@@ -1,6 +1,6 @@
 //! The command line of `slat emulate`.
 
-use super::{ConfigArgs, EditsArgs, TreeChoice};
+use super::{ConfigArgs, EditsArgs, PatchesArgs, TreeChoice};
 use clap::{Args, ValueEnum};
 use slat_kernel::vm::modules::ModuleParam;
 use slat_kernel::vm::{Architecture, Debian};
@@ -20,8 +20,9 @@ Examples:
   slat emulate --arch aarch64 -- bench dirty-log --memory 16M --backing 2m
   slat emulate --arch aarch64 --kernel tree:debian-6.12 --count-instructions -o before.json \\
       -- bench dirty-log -b 64M --eager-split 2m --manual-protect on --initially-set on
-      a kernel that is built from source; instructions, exactly; then the same of
-      tree:debian-6.12+bounded-walks, and `slat compare before.json after.json`
+      a kernel that is built from source; instructions, exactly. With --boots 5, and once more
+      with --patch my.patch or of tree:debian-6.12+bounded-walks, `slat compare before.json
+      after.json` has a verdict; `slat kernel ab` does all of it
   slat emulate --arch aarch64 -- slat-bench engine --quick
   slat emulate --kernel arch/x86/boot/bzImage --modules /lib/modules/7.1.0 \\
       --module-param kvm.nx_huge_pages=1 -- bench dirty-log --memory 64M
@@ -29,7 +30,7 @@ Examples:
 
 QEMU interprets every instruction (TCG), so times say nothing and are left out of the report; counts
 are exact. With --count-instructions the instructions that a phase took stand in their place: two
-runs agree to about one in a hundred. They are no cycles: a cache miss, a barrier and an
+boots agree to about one in a hundred. They are no cycles: a cache miss, a barrier and an
 invalidation count one. Debian's kernels are fetched once, from the mirror that this machine's apt
 uses, without root; they are kept in slat/kernels below the user's cache directory.
 
@@ -49,13 +50,17 @@ pub struct EmulateArgs {
     pub arch: Option<Architecture>,
 
     /// Kernel of the machine: debian-6.1, debian-6.12, the path of an x86 bzImage or an arm64
-    /// Image, or tree:TREE[+SERIES,...], which is built: see `slat kernel`
+    /// Image, or tree:TREE[@REVISION][+SERIES,...], which is built: see `slat kernel`
     #[arg(long, value_name = "KERNEL", default_value = "debian-6.12")]
     pub kernel: KernelChoice,
 
     /// Folder of the edits of tree:TREE+SERIES.
     #[command(flatten)]
     pub edits: EditsArgs,
+
+    /// Patches of tree:TREE.
+    #[command(flatten)]
+    pub patches: PatchesArgs,
 
     /// How a kernel of tree:TREE is built.
     #[command(flatten)]
@@ -72,6 +77,12 @@ pub struct EmulateArgs {
     /// [default: none; with --count-instructions visits, flushes, invalidations and locks]
     #[arg(long, value_name = "FUNCTION,...", value_delimiter = ',')]
     pub probe: Vec<String>,
+
+    /// Boot so often, and gather the samples of all boots: guests of one boot count alike, so a
+    /// boot is a group for `slat compare`, which wants 5
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "run")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub boots: u32,
 
     /// CPUs of the machine [default: 2, or 1 with --count-instructions]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -121,6 +132,11 @@ pub struct EmulateArgs {
     #[arg(value_parser = slat_lab::cli::time::some)]
     pub time_limit: Duration,
 
+    /// Let the machine go on after an Oops, a warning of KVM, a report of lockdep or a stall, which
+    /// end it otherwise
+    #[arg(long)]
+    pub keep_running: bool,
+
     /// Write the report, a results.json, to this file
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -145,9 +161,11 @@ impl EmulateArgs {
             arch: None,
             kernel,
             edits: EditsArgs::default(),
+            patches: PatchesArgs::default(),
             config: ConfigArgs::default(),
             count_instructions: false,
             probe: Vec::new(),
+            boots: 1,
             cpus: None,
             memory: Size(1 << 30),
             numa_nodes: 1,
@@ -158,10 +176,25 @@ impl EmulateArgs {
             append: None,
             cpu: None,
             time_limit: Duration::from_secs(300),
+            keep_running: false,
             output: None,
             console: None,
             json: false,
             command: Vec::new(),
+        }
+    }
+
+    /// Returns the kernel's name, with its patches.
+    pub fn named(&self) -> String {
+        let patches = self.patches.paths.iter().filter_map(|path| path.file_name());
+        let patches = patches.map(|name| name.to_string_lossy());
+        let range = self.patches.range.as_deref().map(Into::into);
+        let patches: Vec<_> = range.into_iter().chain(patches).collect();
+        let kernel = &self.kernel;
+        if patches.is_empty() {
+            kernel.to_string()
+        } else {
+            format!("{kernel}+{}", patches.join("+"))
         }
     }
 

@@ -1,5 +1,6 @@
 //! The command line of `slat kernel`.
 
+use super::{BisectArgs, InTurnsArgs, ReviewArgs};
 use clap::{Args, Subcommand};
 use slat_kernel::vm::Architecture;
 use std::convert::Infallible;
@@ -13,6 +14,10 @@ Examples:
   slat kernel list --tree debian-6.12
       the edits that there are, and whether they fit that tree
   slat kernel build --tree ~/linux --arch aarch64 --edit bounded-walks
+  git -C ~/linux format-patch -2 --stdout | slat kernel build --tree debian-6.12 --patch -
+  slat kernel ab tree:debian-6.12 --patch my.patch --arch aarch64 \
+      -- bench dirty-log -v 1 -b 32M --eager-split 2m --manual-protect on --initially-set on
+      does the patch take more instructions? a verdict from five boots of each kernel in turns
   slat kernel boot --tree debian-6.12 --arch aarch64 --edit bounded-walks
       build it, boot it in QEMU, and run a small guest under its KVM
   slat kernel patch --tree ~/linux --edit bounded-walks -o patches/ && git -C ~/linux am patches/0*
@@ -26,8 +31,10 @@ Examples:
       what the edit costs or saves, exactly
 
 The tree is never written to: edits are made to a copy of hard links below the user's cache, where
-objects and images are kept, so that the next build compiles what changed. Edits lie in the folder
-`linux` of Slat's sources, under GPL-2.0-only; they are semantic patches, which Coccinelle applies.
+objects and images are kept, so that the next build compiles what changed. --patch takes patches as
+they are: a diff, files of `git format-patch` or a folder of them, an mbox; git applies them, whole or
+not at all. Slat's own edits are semantic patches, which Coccinelle applies; they are part of this
+program, under GPL-2.0-only.
 
 Exit codes:
   0    done
@@ -62,12 +69,42 @@ pub enum KernelAction {
     /// Build a tree with edits and its KVM selftests, and run them on it in QEMU
     #[command(arg_required_else_help = true)]
     Test(TestArgs),
+    /// Boot two kernels in turns, and say what the second takes more or fewer instructions for
+    #[command(arg_required_else_help = true)]
+    Ab(InTurnsArgs),
+    /// Find the commit from which on a phase takes more or fewer instructions
+    #[command(arg_required_else_help = true)]
+    Bisect(BisectArgs),
+    /// Write a page on patches: compiled, checked, tested, measured, with the commands
+    #[command(arg_required_else_help = true)]
+    Review(ReviewArgs),
+}
+
+/// Patches as they are.
+#[derive(Clone, Debug, Default, Args)]
+pub struct PatchesArgs {
+    /// Patches, after the edits: a diff, a file of `git format-patch`, a folder of them, an mbox
+    /// with its cover letter and replies; `-` reads standard input; may be given repeatedly
+    #[arg(long = "patch", value_name = "FILE|DIR|-")]
+    pub paths: Vec<PathBuf>,
+
+    /// Commits of the tree, which is a git repository: A is the tree, and the commits after it up
+    /// to B are its patches
+    #[arg(long, value_name = "A..B")]
+    pub range: Option<String>,
+}
+
+impl PatchesArgs {
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.paths.is_empty() && self.range.is_none()
+    }
 }
 
 /// The folder of edits.
 #[derive(Clone, Debug, Default, Args)]
 pub struct EditsArgs {
-    /// Folder of series of edits [default: `linux` of Slat's sources]
+    /// Folder of series of edits [default: Slat's own]
     #[arg(long, value_name = "DIR")]
     pub edits: Option<PathBuf>,
 }
@@ -100,13 +137,18 @@ pub struct ListArgs {
 /// A source tree and the edits to make to it.
 #[derive(Clone, Debug, Args)]
 pub struct TreeArgs {
-    /// The source tree: a path, or debian-6.1, debian-6.12, debian-7.3, which are fetched once
+    /// The source tree: a path; a git repository and a revision, ~/linux@v6.12; or debian-6.1,
+    /// debian-6.12, debian-7.3, which are fetched once
     #[arg(long, value_name = "TREE")]
     pub tree: String,
 
     /// Edits, in this order: SERIES, or SERIES/N for its first N [default: none]
     #[arg(long = "edit", short, value_name = "SERIES,...", value_delimiter = ',')]
     pub names: Vec<String>,
+
+    /// Patches as they are.
+    #[command(flatten)]
+    pub patches: PatchesArgs,
 
     /// The folder of edits.
     #[command(flatten)]
@@ -137,6 +179,11 @@ pub struct BuildArgs {
     #[arg(long, conflicts_with = "objects")]
     pub each: bool,
 
+    /// With --each, compile with the kernel's additional warnings (W=1), and print those that each
+    /// edit adds
+    #[arg(long, requires = "each")]
+    pub warnings: bool,
+
     /// Print JSON: the image, the release, and what was run for it
     #[arg(long)]
     pub json: bool,
@@ -148,6 +195,10 @@ pub struct PatchArgs {
     /// The tree and its edits.
     #[command(flatten)]
     pub tree: TreeArgs,
+
+    /// Add your Signed-off-by, as `git commit --signoff` does
+    #[arg(long)]
+    pub signoff: bool,
 
     /// Folder to write them to, which is made; patches of the same names are replaced
     #[arg(long, short, value_name = "DIR", default_value = "patches")]
@@ -190,6 +241,11 @@ pub struct MachineArgs {
     #[arg(long, value_name = "TIME", default_value = "10m")]
     #[arg(value_parser = slat_lab::cli::time::some)]
     pub time_limit: Duration,
+
+    /// Let the machine go on after an Oops, a warning of KVM, a report of lockdep or a stall, which
+    /// end it otherwise
+    #[arg(long)]
+    pub keep_running: bool,
 
     /// Write all that the machine's console said to this file
     #[arg(long, value_name = "FILE")]
@@ -275,6 +331,14 @@ impl fmt::Display for TreeChoice {
         let Self { tree, edits } = self;
         f.write_str(tree)?;
         if edits.is_empty() { Ok(()) } else { write!(f, "+{}", edits.join(",")) }
+    }
+}
+
+impl TreeArgs {
+    /// Returns the names of the edits and of the files of patches.
+    pub fn named(&self) -> Vec<String> {
+        let patches = self.patches.paths.iter().map(|path| path.display().to_string());
+        self.names.iter().chain(&self.patches.range).cloned().chain(patches).collect()
     }
 }
 

@@ -7,6 +7,9 @@ use slat_kernel::vm::modules::{Module, Tree};
 use slat_kernel::vm::{Architecture, Debian, Kernel, Teller};
 use slat_lab::failure::{Failure, bad_input};
 use slat_lab::session::Session;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
 /// Returns the kernel that was asked for, and the folder of its modules.
 ///
@@ -15,12 +18,20 @@ use slat_lab::session::Session;
 /// tree cannot be built.
 pub fn find(args: &EmulateArgs, arch: Architecture, session: &Session) -> anyhow::Result<Kernel> {
     let modules = args.modules.clone();
+    if !args.patches.is_empty() && !matches!(args.kernel, KernelChoice::Tree(_)) {
+        return Err(bad_input(
+            "--patch and --range need a kernel that is built: --kernel tree:TREE",
+        ));
+    }
     match &args.kernel {
         KernelChoice::Tree(tree) => {
-            let source = Source::find(tree, args.edits.edits.as_deref(), session)?;
+            let source = Source::find(tree, &args.edits, &args.patches, session)?;
             Ok(Kernel { image: source.build(arch, &args.config, session)?.image, modules })
         }
-        KernelChoice::Path(path) if path.is_file() => Ok(Kernel { image: path.clone(), modules }),
+        KernelChoice::Path(path) if path.is_file() => {
+            check(path, arch)?;
+            Ok(Kernel { image: path.clone(), modules })
+        }
         KernelChoice::Path(path) => Err(bad_input(format!(
             "--kernel {}: there is no such file; give debian-6.1, debian-6.12, tree:TREE, or the \
              path of a kernel",
@@ -30,6 +41,28 @@ pub fn find(args: &EmulateArgs, arch: Architecture, session: &Session) -> anyhow
             let own = debian(*kernel, arch, session)?;
             Ok(Kernel { modules: modules.or(own.modules), ..own })
         }
+    }
+}
+
+/// Checks that a file looks like a kernel that QEMU can boot: a bzImage (`HdrS`), an Image
+/// (`ARM\x64`), packed by gzip or with a program that unpacks it; or an ELF file.
+fn check(path: &Path, arch: Architecture) -> anyhow::Result<()> {
+    let failed = |why: &str| bad_input(format!("--kernel {}: {why}", path.display()));
+    let mut head = Vec::new();
+    let file = File::open(path).map_err(|error| failed(&error.to_string()))?;
+    file.take(0x206).read_to_end(&mut head).map_err(|error| failed(&error.to_string()))?;
+    let has = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
+    let (x86, arm) = (has(0x202, b"HdrS"), has(0x38, b"ARM\x64"));
+    let is_it = match arch {
+        Architecture::X86_64 => x86 || has(0, b"\x7fELF"),
+        Architecture::Aarch64 => arm || has(0, &[0x1f, 0x8b]) || (has(0, b"MZ") && !x86),
+    };
+    match is_it {
+        true => Ok(()),
+        false if x86 || arm => {
+            Err(failed(&format!("it is a kernel, and not for {arch}; see --arch")))
+        }
+        false => Err(failed(&format!("it is no kernel for {arch}; give a bzImage or an Image"))),
     }
 }
 
@@ -73,6 +106,22 @@ mod tests {
         let session = Session::quiet();
         let error = find(&args, Architecture::X86_64, &session).unwrap_err();
         assert!(error.to_string().contains("debian-6.12"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_kernel_of_that_architecture_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kernel");
+        let refused = |at: usize, magic: &[u8], arch| {
+            let mut bytes = vec![0; 0x1000];
+            bytes[at..at + magic.len()].copy_from_slice(magic);
+            std::fs::write(&path, bytes).unwrap();
+            check(&path, arch).err().map(|error| error.to_string())
+        };
+        let (x86, arm) = (Architecture::X86_64, Architecture::Aarch64);
+        assert!(refused(0x202, b"HdrS", x86).is_none() && refused(0x38, b"ARM\x64", arm).is_none());
+        assert!(refused(0x202, b"HdrS", arm).unwrap().contains("not for aarch64"));
+        assert!(refused(0, b"root:x:0", x86).unwrap().contains("no kernel for x86_64"));
     }
 
     #[test]

@@ -2,16 +2,22 @@
 
 use anyhow::Context;
 use slat_kernel::vm::Linux;
-use slat_kernel::vm::qemu::last_lines;
+use slat_kernel::vm::console::{complaint, is_wrong, warnings};
+use slat_kernel::vm::qemu::{CONSOLE, last_lines};
+use slat_kernel::vm::stuck::functions;
 use slat_lab::failure::no_report;
 use slat_lab::first::job::{Answer, Arrived, decode};
 use slat_lab::session::Session;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 /// How long a machine that has answered may take to power itself off.
 const LAST: Duration = Duration::from_secs(10);
+
+/// How long a kernel that complained may take to say the rest of it.
+const REST: Duration = Duration::from_secs(3);
 
 /// The outcome of a machine's run.
 #[derive(Debug)]
@@ -23,21 +29,30 @@ pub struct Outcome {
 }
 
 /// Starts the machine, and waits for its answer and its end. Its process and its files are removed
-/// in any case.
+/// in any case. A serious complaint of its kernel ends it, unless `keep_running`.
 ///
 /// # Errors
 /// Returns [`Failure::Interrupted`](slat_lab::failure::Failure::Interrupted) if the session was
 /// stopped, or an error if this machine or a control group has too little memory left, if QEMU
 /// cannot be started or files cannot be written. A machine without an answer is not an error: its
 /// [`Outcome`] says why.
-pub fn run(linux: &Linux, limit: Duration, session: &Session) -> anyhow::Result<Outcome> {
+pub fn run(
+    linux: &Linux,
+    limit: Duration,
+    keep_running: bool,
+    session: &Session,
+) -> anyhow::Result<Outcome> {
     slat_kvm::meminfo::check(linux.memory)?;
     let folder = tempfile::Builder::new().prefix("slat-emulate-").tempdir();
     let folder = folder.context("cannot make a temporary directory")?;
     let (machine, line) = linux.machine(folder.path())?;
     let (mut arrived, mut read, mut answered) = (Arrived::Nothing, 0, None);
+    let mut console = Watched::new(folder.path().join(CONSOLE));
     let ended = machine.run(limit, |_| {
         session.check()?;
+        if !keep_running && console.has_complained_for(REST) {
+            return Ok(true);
+        }
         let length = fs::metadata(&line).map_or(0, |file| file.len());
         if length != read {
             read = length;
@@ -46,11 +61,23 @@ pub fn run(linux: &Linux, limit: Duration, session: &Session) -> anyhow::Result<
         let whole = matches!(arrived, Arrived::All(_));
         Ok(whole && answered.get_or_insert_with(Instant::now).elapsed() > LAST)
     })?;
-    let answer = match arrived {
-        Arrived::All(answer) => Ok(*answer),
-        arrived => Err(no_report(format!(
+    for place in warnings(&ended.console) {
+        session.note(&format!("the kernel in the machine warned at {place}"));
+    }
+    let answer = match (arrived, complaint(&ended.console)) {
+        (Arrived::All(answer), None) => Ok(*answer),
+        (Arrived::All(answer), Some(it)) if keep_running => {
+            session.note(&format!("the kernel in the machine said: {}", it.cause));
+            Ok(*answer)
+        }
+        (_, Some(it)) => {
+            let end = if keep_running { "" } else { " (--keep-running lets it go on)" };
+            let (cause, context) = (it.cause, it.context);
+            Err(no_report(format!("{cause}\nthat ended the machine{end}; it said:\n  {context}")))
+        }
+        (arrived, None) => Err(no_report(format!(
             "{}{}{}{}",
-            panicked(&ended.console).map(|why| format!("{why}: ")).unwrap_or_default(),
+            hung(&ended.at, linux.kernel),
             reason(ended.status, &arrived, limit),
             last_lines("the console", &ended.console),
             last_lines("QEMU", &ended.complaints),
@@ -59,11 +86,42 @@ pub fn run(linux: &Linux, limit: Duration, session: &Session) -> anyhow::Result<
     Ok(Outcome { answer, console: ended.console })
 }
 
-/// Returns the console's line on the panic of the kernel, if it has one.
-fn panicked(console: &str) -> Option<&str> {
-    const PANIC: &str = "Kernel panic - not syncing: ";
-    let at = console.find(PANIC)?;
-    console[at..].lines().next().map(|line| line.trim_end())
+/// Returns where the kernel was when the time limit came, if its System.map lies beside it.
+fn hung(at: &[u64], kernel: &Path) -> String {
+    let map = fs::read_to_string(kernel.with_file_name("System.map")).unwrap_or_default();
+    match functions(&map, at).first() {
+        Some(function) => format!("the kernel was in {function}: "),
+        None => String::new(),
+    }
+}
+
+/// The file of a console that is watched for complaints.
+struct Watched {
+    path: PathBuf,
+    /// What was read of it: whole lines.
+    read: usize,
+    since: Option<Instant>,
+}
+
+impl Watched {
+    const fn new(path: PathBuf) -> Self {
+        Self { path, read: 0, since: None }
+    }
+
+    /// Returns whether the kernel complained at least this time ago.
+    fn has_complained_for(&mut self, time: Duration) -> bool {
+        let length = fs::metadata(&self.path).map_or(0, |file| file.len() as usize);
+        if self.since.is_none() && length > self.read {
+            let bytes = fs::read(&self.path).unwrap_or_default();
+            let new = bytes.get(self.read..).unwrap_or_default();
+            let whole = new.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            if is_wrong(&String::from_utf8_lossy(&new[..whole])) {
+                self.since = Some(Instant::now());
+            }
+            self.read += whole;
+        }
+        self.since.is_some_and(|since| since.elapsed() >= time)
+    }
 }
 
 /// Returns why a machine gave no answer. It ended with `status`, or was ended at the time limit
@@ -88,7 +146,6 @@ fn reason(status: Option<ExitStatus>, arrived: &Arrived, limit: Duration) -> Str
 mod tests {
     use super::*;
     use slat_kernel::vm::Architecture;
-    use std::path::Path;
 
     #[test]
     fn a_machine_that_memory_cannot_hold_is_not_started() {
@@ -103,7 +160,8 @@ mod tests {
             cpu: None,
             counts_instructions: false,
         };
-        let refused = run(&linux, Duration::ZERO, &Session::quiet()).unwrap_err().to_string();
+        let refused =
+            run(&linux, Duration::ZERO, false, &Session::quiet()).unwrap_err().to_string();
         assert!(refused.starts_with("the guest needs"), "{refused}");
     }
 
@@ -117,8 +175,18 @@ mod tests {
         );
         let ended = reason(Some(ExitStatus::default()), Arrived::Nothing);
         assert_eq!(ended, "the machine ended without a report");
-        let console = "[0.7] Kernel panic - not syncing: VFS: no root\r\n[0.8] CPU: 0\r\n";
-        assert_eq!(panicked(console), Some("Kernel panic - not syncing: VFS: no root"));
-        assert_eq!(panicked("[0.7] fine"), None);
+    }
+
+    #[test]
+    fn a_console_has_complained_once_a_whole_line_of_it_is_a_complaint() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(CONSOLE);
+        let mut watched = Watched::new(path.clone());
+        let mut complained = |text: &str| {
+            fs::write(&path, text).unwrap();
+            watched.has_complained_for(Duration::ZERO)
+        };
+        assert!(!complained("[1.0] fine\n[1.1] kernel BUG"));
+        assert!(complained("[1.0] fine\n[1.1] kernel BUG at a.c:1!\n"));
     }
 }

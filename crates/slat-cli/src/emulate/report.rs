@@ -8,6 +8,7 @@ use slat_kernel::vm::Architecture;
 use slat_lab::record::SCHEMA;
 use slat_lab::record::{Measurement, Skipped};
 use slat_lab::unit::Unit;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The emulator of the machine, which `results.json` has under `emulator`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -29,7 +30,7 @@ impl Emulator {
         Self {
             program,
             architecture: arch.to_string(),
-            kernel: args.kernel.to_string(),
+            kernel: args.named(),
             counts_instructions: args.count_instructions,
         }
     }
@@ -54,6 +55,32 @@ fn as_instructions(m: &mut Measurement) {
     }
     m.unit = Unit::INSTRUCTIONS;
     m.samples.iter_mut().for_each(|sample| *sample = (*sample * each).round());
+}
+
+/// Joins the counts of boots: a count that is not the same in all has its least and its most.
+fn joined(boots: &[BTreeMap<String, u64>]) -> BTreeMap<String, u64> {
+    // Guests of one boot that differ have both already.
+    fn base<'a>(of: &BTreeMap<String, u64>, name: &'a str) -> &'a str {
+        let ends = ["_first", "_min", "_max"];
+        let base = ends.iter().find_map(|end| name.strip_suffix(end));
+        base.filter(|base| of.contains_key(&format!("{base}_min"))).unwrap_or(name)
+    }
+    let names = boots.iter().flat_map(|of| of.keys().map(|name| base(of, name)));
+    let mut all = BTreeMap::new();
+    for name in names.collect::<BTreeSet<_>>() {
+        let end = |of: &BTreeMap<String, u64>, end: &str| {
+            of.get(name).or_else(|| of.get(&format!("{name}{end}"))).copied()
+        };
+        let least = boots.iter().filter_map(|of| end(of, "_min")).min().unwrap_or(0);
+        let most = boots.iter().filter_map(|of| end(of, "_max")).max().unwrap_or(0);
+        if least == most {
+            all.insert(name.to_owned(), least);
+        } else {
+            all.insert(format!("{name}_min"), least);
+            all.insert(format!("{name}_max"), most);
+        }
+    }
+    all
 }
 
 /// A report from an emulated machine.
@@ -132,6 +159,37 @@ impl Emulated {
         }
         self.value["results"] = serde_json::to_value(&self.results)?;
         Ok(())
+    }
+
+    /// Gathers the samples of several boots; each boot is a group.
+    ///
+    /// # Errors
+    /// None in practice, because the value was read from JSON.
+    pub fn join(boots: Vec<Self>) -> serde_json::Result<Option<Self>> {
+        let mut boots = boots.into_iter();
+        let Some(mut all) = boots.next() else { return Ok(None) };
+        let others: Vec<Self> = boots.collect();
+        for m in &mut all.results {
+            let same = |other: &&Measurement| {
+                (&m.scenario, &m.target, &m.variant, &m.params)
+                    == (&other.scenario, &other.target, &other.variant, &other.params)
+            };
+            let others = others.iter().filter_map(|boot| boot.results.iter().find(same));
+            let others: Vec<&Measurement> = others.collect();
+            m.groups = vec![m.samples.len()];
+            m.groups.extend(others.iter().map(|other| other.samples.len()));
+            let counts: Vec<_> =
+                [&m.counts].into_iter().chain(others.iter().map(|m| &m.counts)).cloned().collect();
+            m.counts = joined(&counts);
+            m.samples.extend(others.iter().flat_map(|other| &other.samples));
+        }
+        all.value["results"] = serde_json::to_value(&all.results)?;
+        Ok(Some(all))
+    }
+
+    /// Returns the report as a value.
+    pub const fn value(&self) -> &Value {
+        &self.value
     }
 
     /// Sets the command line that repeats the run.
@@ -242,6 +300,30 @@ mod tests {
             one.results.iter().filter_map(|m| m.counts.get(name).copied()).collect()
         };
         assert_eq!((with("calls_f"), with("other")), (vec![7], vec![1]));
+    }
+
+    #[test]
+    fn boots_are_groups_and_counts_that_differ_have_their_ends() {
+        let boot = |counts: &[(&str, u64)]| {
+            let mut report = fake::report();
+            report.results.truncate(1);
+            let m = &mut report.results[0];
+            m.unit = Unit::INSTRUCTIONS;
+            m.samples = vec![1.0, 2.0, 3.0];
+            m.counts = counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+            Emulated::read(&json::render(&report).unwrap(), emulator()).unwrap()
+        };
+        let all = [
+            boot(&[("same", 4), ("one", 5)]),
+            boot(&[("same", 4), ("one_first", 6), ("one_min", 5), ("one_max", 9)]),
+        ];
+        let all = Emulated::join(all.into()).unwrap().unwrap();
+        let m = &all.results[0];
+        assert_eq!((m.samples.len(), &*m.groups), (6, &[3, 3][..]));
+        let counts = m.counts.iter().map(|(name, count)| (&**name, *count));
+        let counts: Vec<(&str, u64)> = counts.collect();
+        assert_eq!(counts, [("one_max", 9), ("one_min", 5), ("same", 4)]);
+        assert!(Emulated::join(Vec::new()).unwrap().is_none());
     }
 
     #[test]

@@ -1,18 +1,21 @@
 //! `slat kernel`, from the command line to the exit code.
 
+use crate::bisect;
 use crate::cli::{
-    BootArgs, BuildArgs, CallsArgs, EmulateArgs, KernelAction, KernelArgs, KernelChoice, ListArgs,
-    PatchArgs, TestArgs, TreeChoice,
+    BisectArgs, BootArgs, BuildArgs, CallsArgs, EmulateArgs, InTurnsArgs, KernelAction, KernelArgs,
+    KernelChoice, ListArgs, PatchArgs, ReviewArgs, TestArgs, TreeChoice,
 };
 use crate::emulate;
+use crate::in_turns;
 use crate::kernel::{self, Source};
+use crate::review;
 use crate::selftests;
 use anyhow::Context;
 use serde_json::json;
 use slat_kernel::vm::Architecture;
 use slat_kernel::{Author, Edited, Edits, Mail};
 use slat_lab::failure::bad_input;
-use slat_lab::files::{writable, write_whole};
+use slat_lab::files::{check, writable, write_whole};
 use slat_lab::report::text;
 use slat_lab::run::output::{self, print};
 use slat_lab::session::Session;
@@ -29,12 +32,16 @@ pub fn kernel(args: &KernelArgs) -> anyhow::Result<ExitCode> {
         KernelAction::Patch(args) => patch(args, &mut session),
         KernelAction::Boot(args) => boot(args, &mut session),
         KernelAction::Test(args) => test(args, &mut session),
+        KernelAction::Ab(args) => ab(args, &mut session),
+        KernelAction::Bisect(args) => bisect(args, &mut session),
+        KernelAction::Review(args) => review(args, &mut session),
     }
 }
 
 fn list(args: &ListArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let edits = Edits::read(args.edits.edits.as_deref()).map_err(|e| bad_input(e.to_string()))?;
     let tree = args.tree.as_deref().map(|name| kernel::tree(name, session)).transpose()?;
+    let tree = tree.map(|(tree, _)| tree);
     let mut fits = true;
     let mut rows = Vec::new();
     for series in edits.series() {
@@ -75,8 +82,16 @@ fn list(args: &ListArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
             "why": found.as_ref().and_then(|found| found.as_ref().err()),
         }));
     }
+    for (name, why) in edits.broken() {
+        fits = false;
+        let _ = writeln!(shown, "{name:20} cannot be read: {why}");
+        all.push(json!({ "name": name, "fits": false, "why": why }));
+    }
     match args.json {
         true => print(&(serde_json::to_string_pretty(&all)? + "\n"))?,
+        false if all.is_empty() => {
+            return Err(bad_input("there is no series: a series is a folder with cover.md"));
+        }
         false => print(&shown)?,
     }
     Ok(ExitCode::from(u8::from(!fits)))
@@ -86,8 +101,7 @@ fn build(args: &BuildArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let arch = architecture(args.arch)?;
     session.start(&format!("kernel for {arch}"), 1);
     let begin = std::time::Instant::now();
-    let source =
-        Source::find(&TreeChoice::from(&args.tree), args.tree.edits.edits.as_deref(), session)?;
+    let source = Source::of(&args.tree, session)?;
     if args.objects {
         let steps = source.objects(arch, &args.tree.config, session)?;
         session.finish();
@@ -96,6 +110,25 @@ fn build(args: &BuildArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
             true => print(&format!("{}\n", json!({ "steps": steps, "seconds": seconds })))?,
             false => print(&format!("compiled for {arch}: {steps} commands in {seconds:.0} s\n"))?,
         }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.warnings {
+        let added = source.warnings(arch, &args.tree.config, session)?;
+        session.finish();
+        let edits = source.edited.patches.iter().map(|(edit, _)| &*edit.name).zip(added);
+        let shown = match args.json {
+            true => {
+                let each = edits.map(|(edit, new)| json!({ "edit": edit, "warnings": new }));
+                serde_json::to_string_pretty(&each.collect::<Vec<_>>())? + "\n"
+            }
+            false => edits
+                .map(|(edit, new)| {
+                    let lines: String = new.iter().map(|line| format!("  {line}\n")).collect();
+                    format!("{edit:44} {} new warnings\n{lines}", new.len())
+                })
+                .collect(),
+        };
+        print(&shown)?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.each {
@@ -136,21 +169,28 @@ fn build(args: &BuildArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
 }
 
 fn patch(args: &PatchArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
-    if args.tree.names.is_empty() {
+    if args.tree.named().is_empty() {
         return Err(bad_input(
-            "name the edits to write: --edit SERIES; `slat kernel list` has them",
+            "name the edits to write: --edit SERIES, which `slat kernel list` has, or --patch FILE",
         ));
     }
-    let edits = args.tree.edits.edits.as_deref();
     writable(&args.output)?;
-    let source = Source::find(&TreeChoice::from(&args.tree), edits, session)?;
-    let known = Edits::read(edits)?;
+    let mut source = Source::of(&args.tree, session)?;
+    let author = author();
+    for (edit, _) in source.edited.patches.iter_mut().filter(|_| args.signoff) {
+        edit.sign(&author.from);
+    }
+    let known = Edits::read(args.tree.edits.edits.as_deref())?;
     let series = args.tree.names.iter().filter_map(|name| {
         let series = name.split('/').next();
         known.series().iter().find(|known| Some(&*known.name) == series)
     });
-    let covers: Vec<&str> = series.map(|series| &*series.cover).collect();
-    for mail in Mail::series(&covers.join("\n\n"), &source.edited, &author()) {
+    let mut covers: Vec<&str> = series.map(|series| &*series.cover).collect();
+    if covers.is_empty() {
+        // As git's: they are to be replaced.
+        covers.push("*** SUBJECT HERE ***\n\n*** BLURB HERE ***\n");
+    }
+    for mail in Mail::series(&covers.join("\n\n"), &source.edited, &author) {
         let path = args.output.join(&mail.file);
         write_whole(&path, mail.text.as_bytes())?;
         print(&format!("{}\n", path.display()))?;
@@ -175,6 +215,50 @@ fn author() -> Author {
     }
 }
 
+/// Boots two kernels in turns, and prints what differs.
+fn ab(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    if let Some(folder) = &args.output {
+        writable(folder)?;
+    }
+    let compared = in_turns::run(args, session)?;
+    if let Some(folder) = &args.output {
+        for (name, text) in ["before.json", "after.json"].iter().zip(&compared.reports) {
+            let path = folder.join(name);
+            write_whole(&path, text.as_bytes())?;
+            eprintln!("Written: {}", path.display());
+        }
+    }
+    print(&compared.shown(args.print.format(), output::width())?)?;
+    let slower = args.fail_if_slower && compared.comparison.slower();
+    Ok(ExitCode::from(u8::from(slower)))
+}
+
+/// Writes a page on patches.
+fn review(args: &ReviewArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &args.output {
+        check(path).map_err(|error| bad_input(format!("--output {}: {error}", path.display())))?;
+    }
+    let page = review::run(args, architecture(args.counted.arch)?, session)?;
+    match &args.output {
+        Some(path) => {
+            write_whole(path, page.as_bytes())?;
+            eprintln!("Written: {}", path.display());
+        }
+        None => print(&page)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Finds the commit that changed a count.
+fn bisect(args: &BisectArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    let bisected = bisect::run(args, session)?;
+    print(&match args.json {
+        true => serde_json::to_string_pretty(&bisected)? + "\n",
+        false => bisected.shown(),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn boot(args: &BootArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let BootArgs { tree, machine } = args;
     let command = "bench populate --memory 4M --backing 4k --vcpus 1 --runs 1";
@@ -185,7 +269,9 @@ fn boot(args: &BootArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         append: machine.append.clone(),
         time_limit: machine.time_limit,
         edits: tree.edits.clone(),
+        patches: tree.patches.clone(),
         config: tree.config.clone(),
+        keep_running: machine.keep_running,
         command: command.split(' ').map(str::to_owned).collect(),
         ..EmulateArgs::of(KernelChoice::Tree(TreeChoice::from(tree)))
     };

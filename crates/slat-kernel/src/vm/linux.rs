@@ -30,6 +30,10 @@ pub struct Linux<'a> {
     pub counts_instructions: bool,
 }
 
+/// Seconds of the machine's clock after which RCU reports a stall. Of a clock that counts
+/// instructions they do not depend on this host's load.
+const STALL: &str = "rcupdate.rcu_cpu_stall_timeout=3 ";
+
 impl Architecture {
     /// Returns QEMU's accelerator. x86's CPUs share one thread. With a thread each, a CPU may still
     /// execute the breakpoint by which Linux changes its code (QEMU 7.2) after Linux has forgotten
@@ -93,8 +97,10 @@ impl Linux<'_> {
         let initramfs = folder.join("initramfs");
         fs::write(&initramfs, self.initramfs).context("cannot write the initramfs")?;
         machine.args([Path::new("-kernel"), self.kernel, Path::new("-initrd"), &initramfs]);
-        // A kernel that panics ends the machine at once, instead of rebooting it.
-        let append = format!("{} panic=-1 {}", self.arch.console(), self.append);
+        // A kernel that panics ends the machine at once, instead of rebooting it; after an Oops it
+        // would go on, and only the time limit would end it.
+        let stall = if self.counts_instructions { STALL } else { "" };
+        let append = format!("{} oops=panic panic=-1 {stall}{}", self.arch.console(), self.append);
         machine.args(["-append", append.trim_end()]);
         Ok((machine, second))
     }
@@ -146,6 +152,7 @@ mod tests {
         assert_eq!(nodes, ["0-0", "1-2"]);
         assert!(after("-object").unwrap().ends_with("size=262144k"));
         assert_eq!(after("-icount"), Some("shift=0,sleep=off"));
-        assert!(after("-append").unwrap().ends_with("panic=-1 hugepages=4"));
+        let append = after("-append").unwrap();
+        assert!(append.contains(" oops=panic panic=-1 ") && append.ends_with(" hugepages=4"));
     }
 }

@@ -1,6 +1,7 @@
 //! QEMU: its programs, the command line of a machine, and running the machine. A run ends at a time
 //! limit, and no later than the program that started it.
 
+use crate::vm::stuck;
 use anyhow::{Context, bail};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::ffi::OsStr;
@@ -118,6 +119,8 @@ impl Machine {
         let complaints = self.folder.join("qemu");
         let file = File::create(&complaints).context("cannot write QEMU's messages")?;
         self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        let monitor = self.folder.join("monitor");
+        self.args(stuck::monitor(&monitor).into_iter().flatten());
         // A process group of its own, so that Ctrl-C reaches only this program. QEMU ends with it.
         self.command.process_group(0);
         // SAFETY: between fork and exec only async-signal-safe functions may be called. The closure
@@ -138,13 +141,16 @@ impl Machine {
             }
             sleep(PERIOD);
         };
+        // At its limit it may be told where its CPUs are.
+        let is_late = status.is_none() && begin.elapsed() > limit;
+        let at = if is_late { stuck::addresses(&monitor) } else { Vec::new() };
         drop(running);
         let text = |path: &Path| {
             let bytes = fs::read(path).unwrap_or_default();
             String::from_utf8_lossy(&bytes).replace('\r', "")
         };
         let console = text(&self.folder.join(CONSOLE));
-        Ok(Ended { status, console, complaints: text(&complaints) })
+        Ok(Ended { status, console, complaints: text(&complaints), at })
     }
 }
 
@@ -168,6 +174,8 @@ pub struct Ended {
     pub console: String,
     /// All error messages of QEMU.
     pub complaints: String,
+    /// Addresses that its CPUs were at when the time limit ended it.
+    pub at: Vec<u64>,
 }
 
 /// Formats the last lines of a text, for the end of an error message.

@@ -29,8 +29,16 @@ impl Run {
     /// There is no such file, or it is no report, or a report of another schema.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_owned() };
-        let name = file.display().to_string();
-        let mut report = read_report(&file)?;
+        Self::of(read_report(&file)?, &file.display().to_string())
+    }
+
+    /// Takes a run from a report; `name` is the report's in errors.
+    ///
+    /// # Errors
+    /// It is no report.
+    pub fn of(mut report: Value, name: &str) -> anyhow::Result<Self> {
+        // Guests of one boot of an emulated machine are alike to the last digit.
+        let is_boot = !report["emulator"].is_null();
         let results: Result<Vec<Measurement>, _> = serde_json::from_value(report["results"].take());
         let command = serde_json::from_value(report["command"].take());
         let mut host = report["host"].take();
@@ -52,6 +60,12 @@ impl Run {
                 .filter(|m| !m.unit.is_rate())
                 // The parts of single vCPUs are not compared in addition to the whole.
                 .filter(|m| !m.is_vcpu())
+                .map(|mut m| {
+                    if is_boot && m.groups.is_empty() {
+                        m.groups = vec![m.samples.len()];
+                    }
+                    m
+                })
                 .collect(),
         })
     }

@@ -31,6 +31,73 @@ pub fn tables(comparison: &Comparison, rows: Rows) -> Vec<Table> {
     all.into_iter().flatten().collect()
 }
 
+/// Number of calls that the answer in words names.
+const CALLS: usize = 3;
+
+fn is_one(count: &str) -> bool {
+    !["_first", "_min", "_max"].iter().any(|end| count.ends_with(end))
+}
+
+/// Returns the answer in words: which phases take more or fewer instructions, which calls are more
+/// or fewer, and the most that anything else differs by.
+pub fn answer(comparison: &Comparison) -> String {
+    let constants = constants(comparison);
+    let short = |pair: &Pair| {
+        let name = name(pair, &constants);
+        name.split_once(": ").map_or_else(|| name.clone(), |(_, rest)| rest.to_owned())
+    };
+    let exact = || comparison.pairs.iter().filter(|pair| is_exact(pair));
+    let of = |wanted: &[Verdict]| -> Vec<&Pair> {
+        exact().filter(|pair| wanted.contains(&pair.verdict)).collect()
+    };
+    let mut parts = Vec::new();
+    for pair in of(&[Verdict::Slower, Verdict::Faster]) {
+        let [a, b] = pair.middles;
+        let (low, high) = pair.interval.unwrap_or((pair.ratio, pair.ratio));
+        let (percent, more) = ((pair.ratio - 1.0).abs() * 100.0, words(pair));
+        let reach = (high - low) / 2.0 * a;
+        parts.push(format!(
+            "{}: {percent:.1} % {more} instructions ({} ± {})",
+            short(pair),
+            thousands((b - a).abs().round() as i64),
+            thousands(reach.round() as i64),
+        ));
+    }
+    let calls = comparison.pairs.iter().flat_map(|pair| {
+        let row = move |(count, both): (&String, &[Option<u64>; 2])| {
+            let function = count.strip_prefix("calls_")?;
+            // Guests of one kernel that differ have no one number.
+            let (&[Some(a), Some(b)], true) = (both, is_one(function)) else { return None };
+            let text = [a, b].map(|count: u64| thousands(count as i64)).join(" → ");
+            Some((a.abs_diff(b), format!("{}: calls of {function} {text}", short(pair))))
+        };
+        pair.counts.iter().filter_map(row)
+    });
+    let mut calls: Vec<(u64, String)> = calls.collect();
+    calls.sort_by_key(|(change, _)| std::cmp::Reverse(*change));
+    parts.extend(calls.into_iter().take(CALLS).map(|(_, text)| text));
+    let same = of(&[Verdict::NoDifferenceShown]);
+    if !same.is_empty() {
+        let most = same.iter().filter_map(|pair| pair.most).fold(0.0, f64::max);
+        let within = |pair: &&Pair| {
+            let (low, high) = pair.interval.unwrap_or((1.0, 1.0));
+            let percent = (high - 1.0).max(1.0 - low) * 100.0;
+            format!("{} (within {} %)", short(pair), three_digits(percent))
+        };
+        let names: Vec<String> = same.iter().map(within).collect();
+        let else_ = if parts.is_empty() { "nothing" } else { "nothing else" };
+        parts.push(format!("no difference shown: {}", names.join(", ")));
+        parts.push(format!(
+            "{else_} differs by more than {} instructions",
+            thousands(most.round() as i64)
+        ));
+    }
+    if exact().any(|pair| pair.verdict == Verdict::NotComparable) {
+        parts.push(format!("of fewer than {LEAST} boots a kernel nothing is said"));
+    }
+    parts.join("; ")
+}
+
 fn words(pair: &Pair) -> &'static str {
     match pair.verdict {
         Verdict::Faster if pair.unit == Unit::INSTRUCTIONS => "fewer",
@@ -133,23 +200,33 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
     }
     let [threshold, change] =
         [comparison.threshold, comparison.change].map(|part| three_digits(part * 100.0));
-    notes.push(format!(
-        "A group is a guest, or a process of several; its median is what counts. A difference is \
-         shown where the whole interval of the change lies beyond {threshold} %. The intervals are \
-         so wide that all rows together show any without need in one of twenty comparisons \
-         ({}, Holm); p is the corrected probability. The last column: groups a side that would \
-         show a change of {change} %, by the spread between groups.",
-        if comparison.in_turns { "t test of the turns" } else { "Welch" }
-    ));
-    let is_exact = |pair: &&Pair| pair.unit == Unit::INSTRUCTIONS;
-    if comparison.pairs.iter().any(|pair| is_exact(&pair)) {
+    if !comparison.pairs.iter().all(is_exact) {
         notes.push(format!(
-            "Instructions that an emulator counted differ where the interval lies beyond {} %. \
-             They are no cycles: a cache miss, a barrier and an invalidation count one.",
+            "A group is a guest, or a process of several; its median is what counts. A difference \
+             is shown where the whole interval of the change lies beyond {threshold} %. The \
+             intervals are so wide that all rows together show any without need in one of twenty \
+             comparisons ({}, Holm); p is the corrected probability. The last column: groups a \
+             side that would show a change of {change} %, by the spread between groups.",
+            if comparison.in_turns { "t test of the turns" } else { "Welch" }
+        ));
+    }
+    if comparison.pairs.iter().any(is_exact) {
+        notes.push(format!(
+            "Of instructions that an emulator counted a group is a boot, and the interval has the \
+             ratios of any two boots: every boot of one side lies beyond every boot of the other \
+             by {} %, or no difference is shown. They are no cycles: a cache miss, a barrier and \
+             an invalidation count one.",
             three_digits(EXACT * 100.0)
         ));
     }
-    if !comparison.in_turns && !comparison.pairs.iter().all(|pair| is_exact(&pair)) {
+    let is_single = |pair: &Pair| pair.groups.iter().any(|boots| *boots < LEAST);
+    if comparison.pairs.iter().any(|pair| is_exact(pair) && is_single(pair)) {
+        notes.push(format!(
+            "Of fewer than {LEAST} boots a side nothing is said: take both by `slat emulate \
+             --boots {LEAST}`, or `slat kernel ab`."
+        ));
+    }
+    if !comparison.in_turns && !comparison.pairs.iter().all(is_exact) {
         notes.push(format!(
             "These runs did not take turns: a change below {} % cannot be told from what a machine \
              drifts from one process to the next. `ab` takes turns, and can.",
@@ -169,7 +246,7 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
         ));
     }
     let lacks = |pair: &Pair| pair.groups.iter().any(|groups| *groups < LEAST);
-    if comparison.pairs.iter().any(|pair| lacks(pair) && !is_exact(&pair)) {
+    if comparison.pairs.iter().any(|pair| lacks(pair) && !is_exact(pair)) {
         notes.push(format!(
             "Of fewer than {LEAST} groups a side nothing is said: take {}.",
             match comparison.in_turns {
@@ -192,6 +269,10 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
         rows: rows.collect(),
         notes,
     }
+}
+
+fn is_exact(pair: &Pair) -> bool {
+    pair.unit == Unit::INSTRUCTIONS
 }
 
 fn list(title: &str, rows: &[[String; 3]], note: &str) -> Option<Table> {
@@ -253,4 +334,45 @@ fn counts(comparison: &Comparison, rows: Rows) -> Option<Table> {
         rows: all.into_iter().take(shown).map(|(_, cells)| cells).collect(),
         notes: if more > 0 { vec![note] } else { Vec::new() },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::{Run, compare};
+    use serde_json::json;
+
+    fn boots(clear: f64, enable: &[f64], calls: u64) -> Run {
+        let result = |variant: &str, samples: Vec<f64>| {
+            json!({
+                "scenario": "dirty-log", "target": "kvm", "variant": variant, "params": {},
+                "unit": "instructions", "samples": samples,
+                "groups": vec![1; enable.len()],
+                "counts": { "calls_walker": calls },
+            })
+        };
+        let clear = (0..enable.len()).map(|boot| clear + boot as f64).collect();
+        let report = json!({
+            "schema": 1, "emulator": {}, "command": [], "host": {}, "tool": "0",
+            "results": [result("clear", clear), result("enable", enable.to_vec())],
+        });
+        Run::of(report, "report").unwrap()
+    }
+
+    #[test]
+    fn the_answer_names_what_differs_and_the_most_by_which_anything_else_does() {
+        let before = boots(1_000_000.0, &[16_130.0, 16_162.0, 19_057.0, 16_130.0, 16_162.0], 7);
+        let after = boots(1_059_000.0, &[19_057.0, 16_162.0, 19_057.0, 16_130.0, 16_162.0], 0);
+        let text = answer(&compare(&before, &after, 0.02));
+        assert!(text.starts_with("clear: 5.9 % more instructions (59,000 ± 4); "), "{text}");
+        assert!(
+            text.contains("calls of walker 7 → 0; no difference shown: enable (within 18.1 %); "),
+            "{text}"
+        );
+        assert!(text.ends_with("nothing else differs by more than 2,927 instructions"), "{text}");
+        let same = answer(&compare(&before, &before, 0.02));
+        assert!(same.starts_with("no difference shown: "), "{same}");
+        let few = boots(1.0, &[1.0; 4], 0);
+        assert!(answer(&compare(&few, &before, 0.02)).contains("of fewer than 5 boots"));
+    }
 }

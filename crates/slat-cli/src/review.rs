@@ -1,0 +1,340 @@
+//! A page on patches, for a reply to them: does each compile, what does the kernel's own checker say,
+//! which selftests change, what is new in the kernel's log, which phases take more instructions.
+
+use crate::cli::{InTurnsArgs, KernelChoice, MachineArgs, ReviewArgs, TestArgs, TreeArgs};
+use crate::in_turns;
+use crate::kernel::Source;
+use crate::selftests::{self, Results};
+use anyhow::Context;
+use slat_kernel::vm::Architecture;
+use slat_kernel::{Author, Mail};
+use slat_lab::cli::{Format, TablePrintArgs};
+use slat_lab::failure::{bad_input, is_bad_input, is_interruption};
+use slat_lab::session::Session;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::process::{Command, Stdio};
+
+/// Lines of a list that the page shows.
+const SHOWN: usize = 20;
+
+/// One subject of the page.
+struct Part {
+    /// What was done.
+    what: &'static str,
+    /// What came of it, in a line.
+    result: String,
+    /// More of it, in Markdown.
+    more: String,
+    /// The command that repeats it.
+    command: String,
+}
+
+/// Returns the page, in Markdown.
+///
+/// # Errors
+/// The patches do not fit, or a program is missing. What fails in one part is told there.
+pub fn run(args: &ReviewArgs, arch: Architecture, session: &mut Session) -> anyhow::Result<String> {
+    let KernelChoice::Tree(choice) = &args.before else {
+        return Err(bad_input("give a tree with the patches: tree:debian-6.12, tree:~/linux"));
+    };
+    if args.patches.paths.iter().any(|path| path.as_os_str() == "-") {
+        return Err(bad_input(
+            "a review reads patches several times: give a file, not `--patch -`",
+        ));
+    }
+    let counted = &args.counted;
+    let source = Source::find(choice, &counted.edits, &args.patches, session)?;
+    if args.patches.is_empty() {
+        return Err(bad_input("give the patches by --patch FILE, or --range A..B"));
+    }
+    session.start("review", 4);
+    let words = words(args);
+    let tree = format!("--tree {}", choice.tree);
+    let mut parts = vec![compile(&source, args, arch, &format!("{tree} {words}"), session)?];
+    session.step();
+    parts.push(checked(&source, arch, &format!("{tree} {}", patch_words(args)), session)?);
+    session.step();
+    drop(source);
+    if !args.no_tests {
+        parts.push(tests(args, arch, &format!("{tree} {words}"), session)?);
+    }
+    parts.extend(measured(args, &tree, &words, session)?);
+    session.finish();
+    let mut page = format!("Patches of {}, {arch}\n\n", args.before);
+    for Part { what, result, .. } in &parts {
+        let _ = writeln!(page, "- **{what}**: {result}");
+    }
+    for Part { what, more, command, .. } in &parts {
+        let _ = write!(page, "\n## {what}\n\n    {command}\n{more}");
+    }
+    Ok(page)
+}
+
+/// Returns the options that name the patches.
+fn patch_words(args: &ReviewArgs) -> String {
+    let paths = args.patches.paths.iter().map(|path| format!("--patch {}", path.display()));
+    let range = args.patches.range.iter().map(|range| format!("--range {range}"));
+    paths.chain(range).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the options that name the patches and the architecture.
+fn words(args: &ReviewArgs) -> String {
+    let arch = args.counted.arch.map(|arch| format!(" --arch {arch}"));
+    patch_words(args) + &arch.unwrap_or_default()
+}
+
+/// Returns a list in a block, shortened.
+fn block(lines: &[String]) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    let mut text = "\n```\n".to_owned();
+    lines.iter().take(SHOWN).for_each(|line| text += &format!("{line}\n"));
+    if lines.len() > SHOWN {
+        let _ = writeln!(text, "… {} more", lines.len() - SHOWN);
+    }
+    text + "```\n"
+}
+
+fn several(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Passes on what has to end the command; another error is the result of a part.
+fn told<T>(done: anyhow::Result<T>) -> anyhow::Result<Result<T, String>> {
+    match done {
+        Err(error) if is_interruption(&error) || is_bad_input(&error) => Err(error),
+        Err(error) => Ok(Err(format!("{error:#}"))),
+        Ok(value) => Ok(Ok(value)),
+    }
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+fn failed(what: &'static str, error: &str, command: String) -> Part {
+    let lines: Vec<String> = error.lines().map(str::to_owned).collect();
+    Part { what, result: first_line(error), more: block(&lines), command }
+}
+
+fn compile(
+    source: &Source,
+    args: &ReviewArgs,
+    arch: Architecture,
+    words: &str,
+    session: &Session,
+) -> anyhow::Result<Part> {
+    let what = "Compiled after each patch, W=1";
+    let command = format!("slat kernel build {words} --each --warnings");
+    let added = match told(source.warnings(arch, &args.counted.config, session))? {
+        Ok(added) => added,
+        Err(error) => return Ok(failed(what, &error, command)),
+    };
+    let all: Vec<String> = added.iter().flatten().cloned().collect();
+    let result =
+        format!("{}, {}", several(added.len(), "patch"), several(all.len(), "new warning"));
+    let result = result.replace("patchs", "patches");
+    Ok(Part { what, result, more: block(&all), command })
+}
+
+/// Runs the tree's own checkpatch.pl.
+fn checked(
+    source: &Source,
+    arch: Architecture,
+    words: &str,
+    session: &Session,
+) -> anyhow::Result<Part> {
+    let what = "checkpatch";
+    let tree = source.copy(arch, session)?;
+    let folder = tempfile::tempdir().context("cannot make a folder for patches")?;
+    let nobody = "Nobody <nobody@localhost>".to_owned();
+    let author = Author { from: nobody, date: "Thu, 1 Jan 1970 00:00:00 +0000".to_owned() };
+    let mut files = Vec::new();
+    for mail in Mail::series("", &source.edited, &author).iter().skip(1) {
+        let path = folder.path().join(&mail.file);
+        fs::write(&path, &mail.text).context("cannot write a patch")?;
+        files.push(path);
+    }
+    let mut perl = Command::new("perl");
+    perl.arg(tree.join("scripts/checkpatch.pl")).arg("--root").arg(&tree);
+    perl.args(["--terse", "--no-summary", "--color=never"]).args(&files);
+    let output = perl.stdin(Stdio::null()).output().context("cannot start perl")?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let prefix = format!("{}/", folder.path().display());
+    let lines = said.lines().filter(|line| line.contains("ERROR: ") || line.contains("WARNING: "));
+    let lines: Vec<String> = lines.map(|line| line.replace(&prefix, "")).collect();
+    let errors = lines.iter().filter(|line| line.contains("ERROR: ")).count();
+    let warnings = several(lines.len() - errors, "warning");
+    Ok(Part {
+        what,
+        result: format!("{}, {warnings}", several(errors, "error")),
+        more: block(&lines),
+        command: format!(
+            "slat kernel patch {words} -o p && TREE/scripts/checkpatch.pl --terse p/*[1-9]-*.patch"
+        ),
+    })
+}
+
+/// Runs the selftests on both kernels.
+fn tests(
+    args: &ReviewArgs,
+    arch: Architecture,
+    words: &str,
+    session: &mut Session,
+) -> anyhow::Result<Part> {
+    let what = "KVM's selftests";
+    let mut command = format!("slat kernel test {words}");
+    if !args.tests.is_empty() {
+        command += &format!(" --test {}", args.tests.join(","));
+    }
+    let [before, after] = [false, true].map(|is_patched| {
+        let test = test_args(args, is_patched);
+        test.and_then(|test| told(selftests::run(&test, arch, session)))
+    });
+    let (before, after) = match (before?, after?) {
+        (Ok(before), Ok(after)) => (before, after),
+        (Err(error), _) => {
+            return Ok(failed(what, &format!("without the patches: {error}"), command));
+        }
+        (_, Err(error)) => return Ok(failed(what, &error, command)),
+    };
+    let changed = changed(&before, &after);
+    let failed = |results: &Results| results.tests.iter().filter(|test| test.failed()).count();
+    let result = format!(
+        "{}, {} failed before and {} after, {} changed",
+        several(after.tests.len(), "test"),
+        failed(&before),
+        failed(&after),
+        changed.len()
+    );
+    Ok(Part { what, result, more: block(&changed), command })
+}
+
+/// Returns tests that end otherwise after the patches.
+fn changed(before: &Results, after: &Results) -> Vec<String> {
+    let of = |test: &selftests::Test| {
+        let was = before.tests.iter().find(|other| other.name == test.name);
+        let was = was.map_or("not there", |was| &*was.result);
+        (was != test.result).then(|| format!("{}: {was} → {}", test.name, test.result))
+    };
+    after.tests.iter().filter_map(of).collect()
+}
+
+fn test_args(args: &ReviewArgs, is_patched: bool) -> anyhow::Result<TestArgs> {
+    let KernelChoice::Tree(choice) = &args.before else { return Err(bad_input("no tree")) };
+    let (counted, mut patches) = (&args.counted, args.patches.clone());
+    let mut tree = choice.tree.clone();
+    if !is_patched {
+        if let Some((first, _)) = patches.range.as_deref().and_then(|it| it.split_once("..")) {
+            tree = format!("{tree}@{first}");
+        }
+        patches = Default::default();
+    }
+    let tree = TreeArgs {
+        tree,
+        names: choice.edits.clone(),
+        patches,
+        edits: counted.edits.clone(),
+        config: counted.config.clone(),
+    };
+    let machine = MachineArgs {
+        arch: counted.arch,
+        cpu: counted.cpu.clone(),
+        binary: counted.binary.clone(),
+        append: counted.append.clone(),
+        time_limit: counted.time_limit * 4,
+        keep_running: false,
+        console: None,
+        json: false,
+    };
+    Ok(TestArgs {
+        tree,
+        machine,
+        tests: args.tests.clone(),
+        cpus: 1,
+        count_instructions: false,
+        probe: Vec::new(),
+        arguments: Vec::new(),
+    })
+}
+
+/// Boots both kernels in turns: what takes more instructions, and what is new in the log.
+fn measured(
+    args: &ReviewArgs,
+    tree: &str,
+    words: &str,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Part>> {
+    let what = "Instructions";
+    let in_turns = InTurnsArgs {
+        before: args.before.clone(),
+        after: None,
+        modules: None,
+        modules_after: None,
+        patches: args.patches.clone(),
+        counted: args.counted.clone(),
+        output: None,
+        fail_if_slower: false,
+        print: TablePrintArgs::default(),
+    };
+    let command =
+        format!("slat kernel ab {} {words} -- {}", args.before, args.counted.command.join(" "));
+    let compared = match told(in_turns::run(&in_turns, session))? {
+        Ok(compared) => compared,
+        Err(error) => return Ok(vec![failed(what, &error, command)]),
+    };
+    let [before, after] = [0, 1].map(|side| log(&compared.consoles[side]));
+    let lines = |marks: char, one: &[String], other: &[String]| -> Vec<String> {
+        let known: BTreeSet<String> = other.iter().map(|line| without_numbers(line)).collect();
+        let new = one.iter().filter(|line| !known.contains(&without_numbers(line)));
+        new.map(|line| format!("{marks} {line}")).collect()
+    };
+    let (gone, new) = (lines('-', &before, &after), lines('+', &after, &before));
+    let result = format!("{} new, {} gone", several(new.len(), "line"), gone.len());
+    let differ: Vec<String> = gone.into_iter().chain(new).collect();
+    let boot = format!("slat kernel boot {tree} {words} --console FILE");
+    let log = Part { what: "The kernel's log", result, more: block(&differ), command: boot };
+    let more = "\n".to_owned() + &compared.shown(Format::Markdown, 100)?;
+    Ok(vec![Part { what, result: compared.answer(), more, command }, log])
+}
+
+/// Returns the kernel's lines of a console, without their times.
+fn log(console: &str) -> Vec<String> {
+    let text = |line: &str| {
+        let (_, text) = line.trim().strip_prefix('[')?.split_once("] ")?;
+        // It names the build.
+        (!text.starts_with("Linux version") && !text.starts_with("Kernel command line"))
+            .then(|| text.to_owned())
+    };
+    console.lines().filter_map(text).collect()
+}
+
+/// Returns a line without its numbers: sizes and addresses differ from kernel to kernel.
+fn without_numbers(line: &str) -> String {
+    let is_number = |word: &str| word.chars().any(|c| c.is_ascii_digit());
+    let words = line.split([' ', ',', '=', ':']);
+    words.map(|word| if is_number(word) { "#" } else { word }).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_log_are_the_same_whatever_their_numbers() {
+        let console = "[    0.1] Linux version 6\n[    0.2] Memory: 12K/40K available\r\nslat: x\n";
+        assert_eq!(log(console), ["Memory: 12K/40K available"]);
+        assert_eq!(without_numbers("Memory: 12K/40K"), without_numbers("Memory: 13K/41K"));
+        assert_ne!(without_numbers("kvm [1]: new"), without_numbers("kvm [1]: old"));
+    }
+
+    #[test]
+    fn a_long_list_is_shortened_and_an_empty_one_is_none() {
+        let lines: Vec<String> = (0..SHOWN + 3).map(|line| line.to_string()).collect();
+        assert!(block(&lines).contains("… 3 more"));
+        assert_eq!(block(&[]), "");
+    }
+}
