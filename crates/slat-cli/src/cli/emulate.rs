@@ -50,7 +50,7 @@ pub struct EmulateArgs {
     pub arch: Option<Architecture>,
 
     /// Kernel of the machine: debian-6.1, debian-6.12, the path of an x86 bzImage or an arm64
-    /// Image, or tree:TREE[@REVISION][+SERIES,...], which is built: see `slat kernel`
+    /// Image, or `tree:TREE[@REVISION][+SERIES,...]`, which is built: see `slat kernel`
     #[arg(long, value_name = "KERNEL", default_value = "debian-6.12")]
     pub kernel: KernelChoice,
 

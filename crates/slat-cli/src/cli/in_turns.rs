@@ -32,7 +32,7 @@ Exit codes:
 #[derive(Clone, Debug, Args)]
 #[command(after_help = IN_TURNS_EXAMPLES)]
 pub struct InTurnsArgs {
-    /// The kernel to compare with: tree:TREE[@REVISION][+SERIES,...], debian-6.12, the path of an
+    /// The kernel to compare with: `tree:TREE[@REVISION][+SERIES,...]`, debian-6.12, the path of an
     /// image
     #[arg(value_name = "BEFORE")]
     pub before: KernelChoice,
@@ -124,7 +124,7 @@ with the command that repeats each. What fails is part of the page.";
 #[derive(Clone, Debug, Args)]
 #[command(after_help = REVIEW_EXAMPLES)]
 pub struct ReviewArgs {
-    /// The tree without the patches: tree:TREE[@REVISION][+SERIES,...]
+    /// The tree without the patches: `tree:TREE[@REVISION][+SERIES,...]`
     #[arg(value_name = "BEFORE")]
     pub before: KernelChoice,
 
