@@ -234,7 +234,7 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
     bench(&["compare", &at("one"), &at("two"), "--fail-if-slower"])
         .assert()
         .code(2)
-        .stderr(contains("no time of these runs can be compared").and(contains("-r 5")));
+        .stderr(contains("nothing of these runs can be judged").and(contains("-r 5")));
     report["results"] = serde_json::json!([]);
     std::fs::write(&file, report.to_string()).unwrap();
     bench(&["compare", &at("one"), &at("two")])
