@@ -3,7 +3,7 @@
 use crate::cli::{ConfigArgs, EditsArgs, PatchesArgs, TreeArgs, TreeChoice};
 use anyhow::Context;
 use slat_kernel::vm::{Architecture, SOURCES, Teller, cache_folder, linux_source};
-use slat_kernel::{Build, Built, Edited, Edits, Error, Revision, SETS, Tree};
+use slat_kernel::{Build, Built, Edited, Edits, Error, Revision, SETS, Sources, Tree};
 use slat_lab::failure::{Failure, bad_input};
 use slat_lab::session::Session;
 use std::fs::File;
@@ -117,12 +117,17 @@ impl Source {
         self.with(arch, config, session, |build| build.warnings())
     }
 
-    /// Returns the path of a copy of the tree that has the edits.
+    /// Returns a copy of the tree that has the edits, and nobody else's while it is there.
     ///
     /// # Errors
     /// As [`build`](Self::build).
-    pub fn copy(&self, arch: Architecture, session: &Session) -> anyhow::Result<PathBuf> {
-        self.with(arch, &ConfigArgs::default(), session, |build| build.sources())
+    pub fn copy(
+        &self,
+        arch: Architecture,
+        config: &ConfigArgs,
+        session: &Session,
+    ) -> anyhow::Result<Sources> {
+        self.with(arch, config, session, |build| build.sources())
     }
 
     fn with<T>(

@@ -1,7 +1,9 @@
 //! A page on patches, for a reply to them: does each compile, what does the kernel's own checker say,
 //! which selftests change, what is new in the kernel's log, which phases take more instructions.
 
-use crate::cli::{InTurnsArgs, KernelChoice, MachineArgs, ReviewArgs, TestArgs, TreeArgs};
+use crate::cli::{
+    ConfigArgs, InTurnsArgs, KernelChoice, MachineArgs, ReviewArgs, TestArgs, TreeArgs,
+};
 use crate::in_turns;
 use crate::kernel::Source;
 use crate::selftests::{self, Results};
@@ -10,6 +12,7 @@ use slat_kernel::vm::Architecture;
 use slat_kernel::{Author, Mail};
 use slat_lab::cli::{Format, TablePrintArgs};
 use slat_lab::failure::{bad_input, is_bad_input, is_interruption};
+use slat_lab::numbers::several;
 use slat_lab::session::Session;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -98,10 +101,6 @@ fn block(lines: &[String]) -> String {
     text + "```\n"
 }
 
-fn several(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
 /// Passes on what has to end the command; another error is the result of a part.
 fn told<T>(done: anyhow::Result<T>) -> anyhow::Result<Result<T, String>> {
     match done {
@@ -136,7 +135,6 @@ fn compile(
     let all: Vec<String> = added.iter().flatten().cloned().collect();
     let result =
         format!("{}, {}", several(added.len(), "patch"), several(all.len(), "new warning"));
-    let result = result.replace("patchs", "patches");
     Ok(Part { what, result, more: block(&all), command })
 }
 
@@ -148,7 +146,8 @@ fn checked(
     session: &Session,
 ) -> anyhow::Result<Part> {
     let what = "checkpatch";
-    let tree = source.copy(arch, session)?;
+    let sources = source.copy(arch, &ConfigArgs::default(), session)?;
+    let tree = &sources.path;
     let folder = tempfile::tempdir().context("cannot make a folder for patches")?;
     let nobody = "Nobody <nobody@localhost>".to_owned();
     let author = Author { from: nobody, date: "Thu, 1 Jan 1970 00:00:00 +0000".to_owned() };
@@ -159,7 +158,7 @@ fn checked(
         files.push(path);
     }
     let mut perl = Command::new("perl");
-    perl.arg(tree.join("scripts/checkpatch.pl")).arg("--root").arg(&tree);
+    perl.arg(tree.join("scripts/checkpatch.pl")).arg("--root").arg(tree);
     perl.args(["--terse", "--no-summary", "--color=never"]).args(&files);
     let output = perl.stdin(Stdio::null()).output().context("cannot start perl")?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,7 +1,7 @@
 //! Builds KVM's selftests from a tree with its edits, linked statically, and runs them on the
 //! kernel of that tree.
 
-use crate::cli::TestArgs;
+use crate::cli::{ConfigArgs, TestArgs};
 use crate::emulate::{self, machine};
 use crate::kernel::Source;
 use anyhow::{Context, bail, ensure};
@@ -222,22 +222,20 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     session.step();
     let mut names: Vec<&str> = known.iter().map(|(name, ..)| *name).collect();
     names.dedup();
-    let programs = build(&source, arch, &names, session)?;
+    let programs = build(&source, arch, &args.tree.config, &names, session)?;
     session.step();
     let mut archive = Initramfs::new()?;
     let slat = emulate::program(args.machine.binary.as_deref(), "slat", arch)?;
     emulate::add_program(&mut archive, &slat)?;
     let (mut tests, mut named) = (Vec::new(), Vec::new());
     for (name, arguments, _) in known {
-        let Some((_, path)) = programs.iter().find(|(program, _)| program == name) else {
+        let Some((_, bytes)) = programs.iter().find(|(program, _)| program == name) else {
             // Not every tree has this test.
             continue;
         };
         let place = format!("/tests/{name}");
         if !named.iter().any(|named: &String| named.split(' ').next() == Some(name)) {
-            let bytes =
-                fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-            archive.program(&place, &bytes)?;
+            archive.program(&place, bytes)?;
         }
         let mut words: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
         if !args.arguments.is_empty() {
@@ -313,15 +311,18 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     })
 }
 
-/// Builds the tests that the tree has, linked statically. Returns the name and the program of each.
+/// Builds the tests that the tree has, linked statically. Returns the name and the program of each,
+/// read before another build may write it again.
 fn build(
     source: &Source,
     arch: Architecture,
+    config: &ConfigArgs,
     names: &[&str],
     session: &Session,
-) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let folder = source.folder()?;
-    let (tree, objects) = (source.copy(arch, session)?, folder.join(format!("{arch}-selftests")));
+) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let objects = source.folder()?.join(format!("{arch}-selftests"));
+    let sources = source.copy(arch, config, session)?;
+    let tree = &sources.path;
     let own = tree.join("tools/testing/selftests/kvm");
     // Tests of one architecture are in a folder whose name differs between kernel versions.
     let folders: &[&str] = match arch {
@@ -342,7 +343,7 @@ fn build(
     let common = [format!("ARCH={name}"), format!("CROSS_COMPILE={cross}")];
     session.say("installing the tree's headers");
     let mut make = Command::new("make");
-    make.arg("-s").arg("-C").arg(&tree).args(&common);
+    make.arg("-s").arg("-C").arg(tree).args(&common);
     make.arg(format!("O={}", objects.join("headers").display())).arg("headers_install");
     make.arg(format!("INSTALL_HDR_PATH={}", headers.display()));
     ran(make, session)?;
@@ -363,9 +364,11 @@ fn build(
     ran(make, session)?;
     let program = |test: &String| {
         let name = test.rsplit('/').next().unwrap_or_default().to_owned();
-        (name, output.join(test))
+        let path = output.join(test);
+        let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok((name, bytes))
     };
-    Ok(there.iter().map(program).collect())
+    there.iter().map(program).collect()
 }
 
 /// Returns the folder of libraries for tests of another architecture, which are fetched once.

@@ -54,6 +54,15 @@ pub struct Built {
     pub log: PathBuf,
 }
 
+/// The copy of a tree, with its edits. While it is there, no other build changes it, nor what is
+/// built from it.
+#[derive(Debug)]
+pub struct Sources {
+    /// Its folder.
+    pub path: PathBuf,
+    _lock: File,
+}
+
 impl Build<'_> {
     /// Builds the kernel, or returns the one that was built before.
     ///
@@ -215,16 +224,16 @@ impl Build<'_> {
         path.strip_suffix(".c").filter(|_| is_here).map(|path| format!("{path}.o"))
     }
 
-    /// Brings the copy up to date, so that its tests can be built, and returns its path.
+    /// Brings the copy up to date, so that its tests can be built, and returns it.
     /// [`run`](Self::run) does not do so if it finds a kernel that was built before.
     ///
     /// # Errors
     /// The copy cannot be written, or `stop` was set.
-    pub fn sources(self) -> anyhow::Result<PathBuf> {
-        let _lock = self.lock()?;
+    pub fn sources(self) -> anyhow::Result<Sources> {
+        let lock = self.lock()?;
         let source = self.source();
         copy::make(&self.tree.path, &self.files()?, &source, self.stop)?;
-        Ok(source)
+        Ok(Sources { path: source, _lock: lock })
     }
 
     /// Returns what differs from the tree: files of the edits, and objects of Rust, which are
@@ -479,6 +488,7 @@ mod tests {
             Build { tree, edited, arch, options: "", folder, jobs: 1, stop, tell }
                 .sources()
                 .unwrap()
+                .path
         };
         let new = |source: &Path| source.join("virt/kvm/new.c").exists();
         assert!(new(&sources(&edited)) && !new(&sources(&plain)) && new(&sources(&edited)));

@@ -25,7 +25,7 @@ mod tools;
 mod tree;
 pub mod vm;
 
-pub use build::{Build, Built};
+pub use build::{Build, Built, Sources};
 pub use config::SETS;
 pub use edited::{Edited, Files};
 pub use edits::{Author, Edit, Edits, Series};

@@ -2,6 +2,16 @@
 
 use crate::stats::Summary;
 
+/// Formats a number of things that `one` names: `1 patch`, `2 patches`.
+pub fn several(count: usize, one: &str) -> String {
+    let end = match count {
+        1 => "",
+        _ if one.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{count} {one}{end}")
+}
+
 /// Formats seconds in the unit that leaves one to three digits before the point.
 pub fn seconds(value: f64) -> String {
     list_of_seconds(&[value])

@@ -1,7 +1,7 @@
 //! The results of a run: the schema of `results.json`, with one type for all scenarios.
 
 use crate::host::{Host, Maybe};
-use crate::numbers::three_digits;
+use crate::numbers::{several, three_digits};
 use crate::stats::{median, median_precision};
 use crate::trust::{Begin, Trust};
 use crate::unit::Unit;
@@ -163,10 +163,10 @@ impl Repeated {
     /// Returns the same as a line of text.
     pub fn line(&self) -> String {
         let Self { what, variant, runs, asked, .. } = self;
-        let s = if *runs == 1 { "" } else { "s" };
+        let runs = several(*runs, "run");
         let found = match self.percent.0 {
-            Some(percent) => format!("±{} % after {runs} run{s}", three_digits(percent)),
-            None => format!("no interval after {runs} run{s}"),
+            Some(percent) => format!("±{} % after {runs}", three_digits(percent)),
+            None => format!("no interval after {runs}"),
         };
         let met = if self.reached { "narrow enough" } else { "not reached" };
         format!("{what}: {variant} {found}: {met} (±{asked} % asked)")

@@ -18,6 +18,7 @@ use clap::Args;
 use slat::{Format, PageSize};
 use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
+use slat_lab::numbers::several;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
@@ -187,10 +188,9 @@ fn measure<F: Format, A: Arch>(
     }
     let time = |way: usize| samples[way].iter().map(|run| run.seconds);
     let what = format!(
-        "populate, {}, {} vCPU{}",
+        "populate, {}, {}",
         Size(fixture.shape.block.bytes()),
-        fixture.shape.vcpus,
-        if fixture.shape.vcpus == 1 { "" } else { "s" }
+        several(fixture.shape.vcpus.into(), "vCPU")
     );
     results.push(recorder.ratio(what, WAYS[0], WAYS[1], ratios(time(0), time(1))));
     Ok(results)

@@ -5,6 +5,7 @@ use anyhow::ensure;
 use serde::Serialize;
 use serde_json::Value;
 use slat_kernel::vm::Architecture;
+use slat_lab::numbers::several;
 use slat_lab::record::SCHEMA;
 use slat_lab::record::{Measurement, Skipped};
 use slat_lab::unit::Unit;
@@ -217,9 +218,9 @@ impl Emulated {
             _ => "Counts",
         };
         format!(
-            "{}, {cpus} CPU{}, Linux {}, KVM {}; {}. {what} only.",
+            "{}, {}, Linux {}, KVM {}; {}. {what} only.",
             text("/emulator/architecture"),
-            if cpus == 1 { "" } else { "s" },
+            several(cpus as usize, "CPU"),
             text("/host/kernel/release"),
             text("/host/kvm/device"),
             text("/emulator/program"),

@@ -16,7 +16,7 @@ use slat_lab::cli::ReportFormat;
 use slat_lab::cli::Switch;
 use slat_lab::failure::is_interruption;
 use slat_lab::host::Host;
-use slat_lab::numbers::bytes;
+use slat_lab::numbers::{bytes, several};
 use slat_lab::record::Measurement;
 use slat_lab::run::output::Output;
 use slat_lab::run::{NOISY, report, show, show_as};
@@ -153,11 +153,10 @@ impl Plan {
         let guests = match lack {
             Some(lack) => format!("no {GUESTS_WHAT}: {lack}"),
             None => format!(
-                "a guest of {} and {} vCPU{} under the host's KVM, its dirty pages logged in \
+                "a guest of {} and {} under the host's KVM, its dirty pages logged in \
                  several ways, and migrated",
                 bytes(self.guest.bytes()),
-                self.vcpus,
-                if self.vcpus == 1 { "" } else { "s" }
+                several(self.vcpus as usize, "vCPU")
             ),
         };
         format!(

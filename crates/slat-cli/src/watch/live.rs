@@ -2,6 +2,7 @@
 
 use super::{coverage, mapped, rate, share, size};
 use slat_kvm::watch::{GuestTotal, Metric, Sample, Values, WatchedGuest};
+use slat_lab::numbers::several;
 use slat_lab::report::text;
 use slat_lab::table::{NOTHING, Table};
 use std::fmt::Write;
@@ -88,7 +89,7 @@ pub fn label(guest: &GuestTotal) -> String {
 
 /// Formats the number of guests, in words.
 pub fn count(guests: usize) -> String {
-    format!("{guests} guest{}", if guests == 1 { "" } else { "s" })
+    several(guests, "guest")
 }
 
 /// Makes a table of rows. Columns without any known value are left out, except the first `ALWAYS`,

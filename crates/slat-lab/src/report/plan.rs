@@ -1,5 +1,6 @@
 //! Text and tables of a plan's cells, and of their states after a run.
 
+use crate::numbers::several;
 use crate::plan::cell::Cell;
 use crate::plan::run::{Outcomes, State};
 use crate::table::{NOTHING, Table};
@@ -38,8 +39,8 @@ pub fn summary(outcomes: &Outcomes) -> String {
     }
     let cells = outcomes.cells.len();
     format!(
-        "{cells} cell{}: {}; reports in {}",
-        if cells == 1 { "" } else { "s" },
+        "{}: {}; reports in {}",
+        several(cells, "cell"),
         parts.join(", "),
         outcomes.directory.display()
     )

@@ -1,6 +1,7 @@
 //! The report for a terminal.
 
 use super::tables;
+use crate::numbers::several;
 use crate::record::Report;
 use crate::record::Skipped;
 use crate::renderer::Renderer;
@@ -43,11 +44,10 @@ pub fn host(report: &Report) -> String {
         None => "",
     };
     format!(
-        "{}, {} CPU{}, Linux {}{below}; times are this machine's, compare them within one run \
+        "{}, {}, Linux {}{below}; times are this machine's, compare them within one run \
          only.",
         host.cpu.model,
-        host.cpu.usable,
-        if host.cpu.usable == 1 { "" } else { "s" },
+        several(host.cpu.usable, "CPU"),
         host.kernel.release
     )
 }
