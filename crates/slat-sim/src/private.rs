@@ -1,4 +1,4 @@
-//! The hypervisor's calls about private memory, and the checks of who reaches it.
+//! The hypervisor's calls about private memory, and the checks that only its owner reaches it.
 
 use crate::arch::Arch;
 use crate::machine::Machine;

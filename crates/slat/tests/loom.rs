@@ -48,6 +48,8 @@ mod replace;
 mod replace_table;
 #[path = "loom/reserve.rs"]
 mod reserve;
+#[path = "loom/rest.rs"]
+mod rest;
 #[path = "loom/split.rs"]
 mod split;
 #[path = "loom/tlb.rs"]

@@ -5,8 +5,6 @@ use crate::vm::{BASE, BYTES, Cpu, Manners, config, page, storage, with_guest};
 use slat::Access;
 use slat_guest::{CachePolicy, Flush, Worker};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
-use std::time::Duration;
 
 const PAGES: u64 = 37;
 
@@ -159,12 +157,7 @@ fn a_thread_that_finishes_a_flush_waits_for_threads_that_help() {
         let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
         (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
         let flush = Flush::new(cpu.worker());
-        let (begun, helps) = mpsc::channel();
-        let (finished, told) = mpsc::channel();
-        machine.after_maintenance(Box::new(move || {
-            begun.send(()).unwrap();
-            let _ = told.recv_timeout(Duration::from_millis(200));
-        }));
+        let (helps, finished) = machine.hold_maintenance();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut storage = storage();

@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 pub const LINE: u64 = 64;
 /// The host address of the guest's memory. Virtual and physical addresses are the same.
@@ -178,6 +180,17 @@ impl Machine {
     /// Sets what runs once, after the next maintenance.
     pub fn after_maintenance(&self, run: Box<dyn FnOnce() + Send>) {
         *self.after.lock().unwrap() = Some(run);
+    }
+
+    /// Holds the next thread that maintains, until the sender is used, for 200 ms at most. The
+    /// receiver is told when the thread is held.
+    pub fn hold_maintenance(&self) -> (Receiver<()>, Sender<()>) {
+        let ((maintained, told), (done, returned)) = (channel(), channel());
+        self.after_maintenance(Box::new(move || {
+            maintained.send(()).unwrap();
+            let _ = returned.recv_timeout(Duration::from_millis(200));
+        }));
+        (told, done)
     }
 
     /// Sets what runs once, when a thread next waits for others.

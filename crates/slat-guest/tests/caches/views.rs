@@ -208,12 +208,7 @@ fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
             assert_eq!(cpu.read(page(4)), 1);
             // The host writes between maintenance and mapping: another thread reports the write
             // before the page can be found, and the report does not return before the fault has.
-            let (maintained, told) = mpsc::channel::<()>();
-            let (done, returned) = mpsc::channel::<()>();
-            machine.after_maintenance(Box::new(move || {
-                maintained.send(()).unwrap();
-                let _ = returned.recv_timeout(Duration::from_millis(200));
-            }));
+            let (told, done) = machine.hold_maintenance();
             let machine = &machine;
             std::thread::scope(|scope| {
                 scope.spawn(move || {
@@ -344,12 +339,7 @@ fn a_flush_reaches_what_a_fault_of_another_maps_meanwhile() {
             let mut switches = Cpu::new(guest, 1, &mut b, Manners::Relies);
             faults.on();
             switches.on();
-            let (maintained, told) = mpsc::channel();
-            let (done, returned) = mpsc::channel();
-            machine.after_maintenance(Box::new(move || {
-                maintained.send(()).unwrap();
-                let _ = returned.recv_timeout(Duration::from_millis(200));
-            }));
+            let (told, done) = machine.hold_maintenance();
             std::thread::scope(|scope| {
                 scope.spawn(move || faults.touch(page(5), Access::Read));
                 told.recv().unwrap();
@@ -485,12 +475,7 @@ fn maintenance_by_set_and_way_reaches_what_a_fault_in_a_view_maps_meanwhile() {
         let mut cpu = Cpu::new(guest, 1, &mut b, Manners::Relies);
         cpu.on();
         cpu.touch(page(5), Access::Write);
-        let (maintained, told) = mpsc::channel();
-        let (done, returned) = mpsc::channel();
-        machine.after_maintenance(Box::new(move || {
-            maintained.send(()).unwrap();
-            let _ = returned.recv_timeout(Duration::from_millis(200));
-        }));
+        let (told, done) = machine.hold_maintenance();
         std::thread::scope(|scope| {
             let waits = &mut waits;
             scope.spawn(move || waits.touch(page(5), Access::Read));

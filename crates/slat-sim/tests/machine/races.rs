@@ -47,19 +47,31 @@ fn leaked<A: Arch, F: slat::Format>(
     Box::leak(Box::new(Guest::new(Box::leak(Box::new(machine)), format)))
 }
 
+/// Sets the work of another thread: it runs once, at the `nth` call that the engine makes of the
+/// machine from now on. At each call the guest writes to `touched`.
+fn at_call<A: Arch>(
+    machine: &'static Machine<A>,
+    nth: usize,
+    touched: u64,
+    mut work: impl FnMut() + Send + 'static,
+) {
+    let mut calls = 0;
+    machine.meanwhile(move |machine, _| {
+        calls += 1;
+        let _ = machine.cpu(1).write(touched);
+        if calls == nth {
+            work();
+        }
+    });
+}
+
 /// Runs a collapse. At its `nth` call, another thread unmaps a page.
 fn collapse_beside_unmap<A: Arch, F: slat::Format>(machine: Machine<A>, format: F, nth: usize) {
     let guest = leaked(machine, format);
     let machine = guest.machine;
     guest.map(BASE, RAM, 2 << 20, K4);
     guest.read(1, BASE + 0x7000);
-    let mut calls = 0;
-    machine.meanwhile(move |machine, _| {
-        calls += 1;
-        let _ = machine.cpu(1).write(BASE + 0x8000);
-        if calls != nth {
-            return;
-        }
+    at_call(machine, nth, BASE + 0x8000, move || {
         let mut storage = [slat::UnmapEntry::EMPTY; 4];
         let mut batch = UnmapBatch::new(&guest.tables, &mut storage);
         let mut reader = Reader::register(machine).unwrap();
@@ -107,13 +119,7 @@ fn a_block_takes_the_place_of_a_table_in_which_another_thread_is<C: Case>() {
         let machine = guest.machine;
         guest.map_clean(BASE, RAM, 1 << 20, K4);
         guest.read(1, BASE + 0x7000);
-        let mut calls = 0;
-        machine.meanwhile(move |machine, _| {
-            calls += 1;
-            let _ = machine.cpu(1).write(BASE + 0x8000);
-            if calls != nth {
-                return;
-            }
+        at_call(machine, nth, BASE + 0x8000, move || {
             let mut reader = Reader::register(machine).unwrap();
             let mut guard = guest.tables.enter(&mut reader).unwrap();
             let page = range(BASE + 0x7000, 0x1000);
@@ -165,18 +171,13 @@ fn the_engines_split_during_write_protection_loses_no_write_and_no_protection<C:
         let guest = leaked(C::machine(), C::format());
         let machine = guest.machine;
         guest.map(BASE, RAM, 4 << 20, M2);
-        let mut calls = 0;
-        machine.meanwhile(move |machine, _| {
-            calls += 1;
-            let _ = machine.cpu(1).write(BASE);
-            if calls == nth {
-                let mut reader = Reader::register(machine).unwrap();
-                let mut guard = guest.tables.enter(&mut reader).unwrap();
-                let done = guard.write_protect(range(BASE, 4 << 20));
-                guard.invalidate();
-                if done.is_ok() {
-                    machine.protect(VMID, range(BASE, 4 << 20));
-                }
+        at_call(machine, nth, BASE, move || {
+            let mut reader = Reader::register(machine).unwrap();
+            let mut guard = guest.tables.enter(&mut reader).unwrap();
+            let done = guard.write_protect(range(BASE, 4 << 20));
+            guard.invalidate();
+            if done.is_ok() {
+                machine.protect(VMID, range(BASE, 4 << 20));
             }
         });
         guest.with(|guard, cache| _ = guard.split(range(BASE, 4 << 20), K4, cache));

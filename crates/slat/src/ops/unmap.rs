@@ -21,10 +21,11 @@
 //! or called.
 //!
 //! An entry of a retired table stays so until the table is given back; so the thread that retired
-//! all of them, the first one first, owns the link in the parent's entry: others may change bits of it, but not the
-//! address.
+//! all of them, the first one first, owns the link in the parent's entry: others may change bits of
+//! it, but not the address.
 
 mod error;
+mod retire;
 
 use super::unfold::Group;
 use super::unmap_batch::{UnmapBatch, UnmappedRun};
@@ -33,9 +34,11 @@ use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::table::{Pte, folded, pte};
-use crate::tables::{Link, Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts, links, visit_each};
+use crate::tables::{Stopped, Tables};
+use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts, visit_each};
 pub use error::UnmapError;
+use retire::ends_are_vacant;
+pub(super) use retire::vacant;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Unmaps `range` into `batch`; returns the bytes that were mapped. Reservations in the
@@ -161,18 +164,6 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Err(at) => Self::ended(at, paused, reason),
         }
     }
-}
-
-/// Returns whether a table at `level` is empty. Most that are not show it at one end.
-pub(super) fn vacant<F: Format>(ptes: &[Pte], level: u8) -> bool {
-    let vacant = |pte: &Pte| F::kind(pte.load(), level).is_vacant();
-    ends_are_vacant::<F>(ptes, level) && ptes.iter().all(vacant)
-}
-
-#[inline(always)]
-fn ends_are_vacant<F: Format>(ptes: &[Pte], level: u8) -> bool {
-    let vacant = |pte: &Pte| F::kind(pte.load(), level).is_vacant();
-    vacant(&ptes[0]) && vacant(&ptes[ptes.len() - 1])
 }
 
 pub(super) struct Unmap<'r, 's, 't, 'm, F: Format, P: Platform> {
@@ -530,72 +521,5 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, '_, F, P> {
     /// Returns the value for entries that are emptied now.
     fn token(&self) -> u64 {
         if self.tables.refill_breaks() { self.tables.tokens.next::<F>() } else { 0 }
-    }
-
-    /// Empties the entry at `level` that links `table`, whose entries are retired; it covers
-    /// `start` on.
-    fn unlink(&mut self, pte: &Pte, table: u64, level: u8, start: u64, children: &[Pte]) {
-        self.sums.counts.entries_written += 1;
-        let empty = self.token();
-        let unlinked = pte.update(|raw| links::<F>(raw, level, table).then_some(empty));
-        debug_assert!(unlinked.is_ok(), "a retired table was unlinked by somebody else");
-        self.batch.unlinked.add(F::table_address(table), &children[0]);
-        self.batch.owed.table(start, start + (1 << F::shift(level)));
-    }
-
-    /// Retires empty tables around the ends of the part of the range that was done.
-    pub(super) fn retire_ends(&mut self, reached: u64) {
-        if self.start < reached {
-            let last = reached - 1;
-            self.retire_around(self.start);
-            // Most short ranges lie in one table.
-            if (self.start ^ last) >> F::shift(1) != 0 {
-                self.retire_around(last);
-            }
-        }
-    }
-
-    /// As [`Unmap::retire_from`], if the lowest table may be empty, which is rare.
-    #[inline(always)]
-    fn retire_around(&mut self, gpa: u64) {
-        let (ptes, level) = self.tables.descend(gpa, 0, |_, _| ());
-        if ends_are_vacant::<F>(ptes, level) {
-            self.retire_from(gpa);
-        }
-    }
-
-    /// Retires the lowest table around `gpa` if it is empty, and then those above it, below the
-    /// root.
-    #[cold]
-    #[inline(never)]
-    fn retire_from(&mut self, gpa: u64) {
-        let tables = self.tables;
-        // Indexed by the level of the linked tables.
-        let mut above = [None; 4];
-        let (mut ptes, mut level) =
-            tables.descend(gpa, 0, |level, link| above[level as usize - 1] = Some(link));
-        while let Some(Some(Link { table, pte, raw })) = above.get(level as usize).copied() {
-            if !(vacant::<F>(ptes, level) && self.retire(level, ptes)) {
-                return;
-            }
-            let start = gpa & !((1 << F::shift(level + 1)) - 1);
-            self.unlink(pte, raw, level + 1, start, ptes);
-            (ptes, level) = (table, level + 1);
-        }
-    }
-
-    /// Retires the entries of a table if all are empty. Otherwise, entries that were empty stay
-    /// empty, with a new token, so that changes of other threads are not hidden.
-    fn retire(&mut self, level: u8, ptes: &[Pte]) -> bool {
-        let retired = F::retired(Hpa(0));
-        let full = ptes.iter().position(|pte| {
-            pte.update(|raw| F::kind(raw, level).is_vacant().then_some(retired)).is_err()
-        });
-        if let Some(full) = full.filter(|&full| full != 0) {
-            let empty = self.token();
-            ptes[..full].iter().for_each(|pte| pte.release(retired, empty));
-        }
-        self.sums.counts.entries_written += if full.is_none() { ptes.len() as u64 } else { 0 };
-        full.is_none()
     }
 }

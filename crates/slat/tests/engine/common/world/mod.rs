@@ -23,7 +23,8 @@ use super::machine::Machine;
 use super::{Event, Moment, TestPlatform};
 use slat::{
     Attributes, BreakBeforeMake, ChangeError, Frame, Gpa, GpaRange, Guard, Invalidation, LeafDelta,
-    LeafSizeError, OpCounts, PageSize, RangeError, Reader, Stopped, TableCache, Tables, Vmid,
+    LeafSizeError, MapError, OpCounts, PageSize, RangeError, Reader, Stopped, TableCache, Tables,
+    Vmid,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -234,6 +235,19 @@ impl<'p, H: Hardware> World<'p, H> {
         if end > 1 << bits {
             errors.push(RangeError::BeyondAddressSize { end: Gpa(end), bits });
         }
+        errors
+    }
+
+    /// Returns the errors of an operation on the page at `page`, for leaves of at most `largest`.
+    fn page_errors(&self, page: u64, largest: PageSize) -> Vec<MapError> {
+        let (bits, mut errors) = (self.hardware.address_bits(), Vec::new());
+        if page >> bits != 0 || page.checked_add(1 << H::PAGE).is_none() {
+            let end = Gpa(page.wrapping_add(1 << H::PAGE));
+            errors.push(MapError::Range(RangeError::BeyondAddressSize { end, bits }));
+            let (start, size) = (Gpa(page), 1 << H::PAGE);
+            errors.push(MapError::Range(RangeError::Overflow { start, size }));
+        }
+        errors.extend(self.leaf_size_error(largest).map(MapError::LeafSize));
         errors
     }
 

@@ -4,7 +4,7 @@ use super::super::Event;
 use super::super::hardware::Hardware;
 use super::shape::{maintained, maintenance};
 use super::{Mapping, World, floor, invalidations, owes, size};
-use slat::{Gpa, Hpa, MapError, RangeError};
+use slat::{Gpa, Hpa, MapError};
 
 impl<H: Hardware> World<'_, H> {
     /// Puts a leaf of the largest size that `what` names in place of the table around `gpa`; `what`
@@ -18,14 +18,7 @@ impl<H: Hardware> World<'_, H> {
         let out = self.run(|guard| guard.replace_table(Gpa(gpa), largest, Hpa(hpa), attributes));
         let bits = self.hardware.address_bits();
         let page = floor(gpa, 1 << H::PAGE);
-        let mut legal = Vec::new();
-        if page >> bits != 0 || page.checked_add(1 << H::PAGE).is_none() {
-            let end = Gpa(page.wrapping_add(1 << H::PAGE));
-            legal.push(MapError::Range(RangeError::BeyondAddressSize { end, bits }));
-            let (start, size) = (Gpa(page), 1 << H::PAGE);
-            legal.push(MapError::Range(RangeError::Overflow { start, size }));
-        }
-        legal.extend(self.leaf_size_error(largest).map(MapError::LeafSize));
+        let mut legal = self.page_errors(page, largest);
         let height = H::height(bytes);
         let there = legal.is_empty() && before.table(base, height).is_some();
         if there {

@@ -5,9 +5,7 @@ use super::super::hardware::Hardware;
 use super::links::retire_around;
 use super::shape::{maintained, maintenance};
 use super::{Mapping, World, cache, floor, size};
-use slat::{
-    Attributes, Gpa, GpaRange, Hpa, LeafDelta, MapError, PageSize, RangeError, Stopped, UnmapEntry,
-};
+use slat::{Attributes, Gpa, GpaRange, Hpa, LeafDelta, MapError, PageSize, Stopped, UnmapEntry};
 use std::cell::Cell;
 
 /// The work of another thread while the fault waits for its page.
@@ -88,14 +86,7 @@ impl<H: Hardware> World<'_, H> {
         let left = own.len();
         drop((own, others));
 
-        let mut legal = Vec::new();
-        if page >> bits != 0 || page.checked_add(1 << H::PAGE).is_none() {
-            let end = Gpa(page.wrapping_add(1 << H::PAGE));
-            legal.push(MapError::Range(RangeError::BeyondAddressSize { end, bits }));
-            let (start, size) = (Gpa(page), 1 << H::PAGE);
-            legal.push(MapError::Range(RangeError::Overflow { start, size }));
-        }
-        legal.extend(self.leaf_size_error(largest).map(MapError::LeafSize));
+        let mut legal = self.page_errors(page, largest);
         if legal.is_empty()
             && let Some(run) = before.at(gpa)
         {
