@@ -9,7 +9,7 @@ mod show;
 mod watch;
 
 pub use doctor::DoctorArgs;
-pub use emulate::{EmulateArgs, KernelChoice};
+pub use emulate::{EmulateArgs, KernelChoice, PartsArgs};
 pub use explain::ExplainArgs;
 pub use in_turns::{BisectArgs, CountedArgs, InTurnsArgs, ReviewArgs};
 pub use kernel::{

@@ -135,7 +135,7 @@ impl<'a> Ready<'a> {
             )));
         }
         let arch = architecture(args)?;
-        let program = binary::choose(args.binary.as_deref(), name, arch)?;
+        let program = binary::choose(args.parts.binary.as_deref(), name, arch)?;
         let other =
             args.run.as_deref().map(|path| binary::choose(Some(path), name, arch)).transpose()?;
         let emulator = Emulator::new(arch, args, arch.qemu().version()?);
@@ -146,7 +146,7 @@ impl<'a> Ready<'a> {
         let kernel = kernel::find(args, arch, session)?;
         let mut modules = kernel::kvm_modules(&kernel, arch)?;
         let mut append = modules::give(&args.module_param, &mut modules);
-        append.extend(args.append.clone());
+        append.extend(args.parts.append.clone());
         let append = append.join(" ");
         let limit = args.time_limit;
         Ok(Self {
@@ -204,7 +204,7 @@ impl<'a> Ready<'a> {
             kernel: &self.kernel.image,
             initramfs: &initramfs,
             append: &self.append,
-            cpu: args.cpu.as_deref(),
+            cpu: args.parts.cpu.as_deref(),
             counts_instructions: args.count_instructions,
         };
         let outcome = machine::run(&linux, self.limit, args.keep_running, session)?;

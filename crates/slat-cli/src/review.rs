@@ -241,9 +241,7 @@ fn test_args(args: &ReviewArgs, is_patched: bool) -> anyhow::Result<TestArgs> {
     };
     let machine = MachineArgs {
         arch: counted.arch,
-        cpu: counted.cpu.clone(),
-        binary: counted.binary.clone(),
-        append: counted.append.clone(),
+        parts: counted.parts.clone(),
         time_limit: counted.time_limit * 4,
         keep_running: false,
         console: None,

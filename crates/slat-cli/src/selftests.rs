@@ -225,7 +225,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     let programs = build(&source, arch, &args.tree.config, &names, session)?;
     session.step();
     let mut archive = Initramfs::new()?;
-    let slat = emulate::program(args.machine.binary.as_deref(), "slat", arch)?;
+    let slat = emulate::program(args.machine.parts.binary.as_deref(), "slat", arch)?;
     emulate::add_program(&mut archive, &slat)?;
     let (mut tests, mut named) = (Vec::new(), Vec::new());
     for (name, arguments, _) in known {
@@ -241,7 +241,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         if !args.arguments.is_empty() {
             words.clone_from(&args.arguments);
         } else if arch == Architecture::Aarch64 && TAKE_MODE.contains(name) {
-            words.extend(["-m", mode(args.machine.cpu.as_deref())].map(str::to_owned));
+            words.extend(["-m", mode(args.machine.parts.cpu.as_deref())].map(str::to_owned));
         }
         named.push(format!("{name} {}", words.join(" ")).trim().to_owned());
         let mut test = Asked { path: place, arguments: words, seconds: LIMIT };
@@ -271,7 +271,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     let append = format!(
         "hugepages=24 kvm.nx_huge_pages=1 kvm.nx_huge_pages_recovery_ratio=1 \
          kvm.nx_huge_pages_recovery_period_ms=100 {}",
-        args.machine.append.as_deref().unwrap_or_default()
+        args.machine.parts.append.as_deref().unwrap_or_default()
     );
     let linux = Linux {
         arch,
@@ -281,7 +281,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         kernel: &built.image,
         initramfs: &initramfs,
         append: &append,
-        cpu: args.machine.cpu.as_deref(),
+        cpu: args.machine.parts.cpu.as_deref(),
         counts_instructions: args.count_instructions,
     };
     let limit = args.machine.time_limit;

@@ -97,13 +97,9 @@ pub struct EmulateArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
     pub numa_nodes: u32,
 
-    /// The slat program to run in the machine; statically linked, unless the architecture is this
-    /// host's
-    ///
-    /// [default: this program, with its shared libraries, if it is of that architecture; slat-ARCH
-    /// beside it; or one that `cargo xtask static` builds from this program's sources]
-    #[arg(long, value_name = "PATH")]
-    pub binary: Option<PathBuf>,
+    /// What runs there, and on which CPU.
+    #[command(flatten)]
+    pub parts: PartsArgs,
 
     /// A program to run there in place of slat, for tests: of this host's architecture, or
     /// statically linked. COMMAND is its arguments; its output and its exit code are passed on
@@ -117,15 +113,6 @@ pub struct EmulateArgs {
     /// A parameter of a kernel module: kvm.nx_huge_pages=1
     #[arg(long, value_name = "MODULE.NAME=VALUE")]
     pub module_param: Vec<ModuleParam>,
-
-    /// More words of the kernel's command line: hugepages=64
-    #[arg(long, value_name = "WORDS")]
-    pub append: Option<String>,
-
-    /// The machine's CPU, as QEMU names it: cortex-a76 has no FEAT_S2FWB [default: all that QEMU
-    /// has]
-    #[arg(long, value_name = "MODEL")]
-    pub cpu: Option<String>,
 
     /// How long the machine may take: 90s, 10m
     #[arg(long, value_name = "TIME", default_value = "5m")]
@@ -154,6 +141,27 @@ pub struct EmulateArgs {
     pub command: Vec<String>,
 }
 
+/// Parts of an emulated machine, which all commands name alike.
+#[derive(Clone, Debug, Default, Args)]
+pub struct PartsArgs {
+    /// The slat program to run in the machine; statically linked, unless the architecture is this
+    /// host's
+    ///
+    /// [default: this program, with its shared libraries, if it is of that architecture; slat-ARCH
+    /// beside it; or one that `cargo xtask static` builds from this program's sources]
+    #[arg(long, value_name = "PATH")]
+    pub binary: Option<PathBuf>,
+
+    /// The machine's CPU, as QEMU names it: cortex-a76 has no FEAT_S2FWB [default: all that QEMU
+    /// has]
+    #[arg(long, value_name = "MODEL")]
+    pub cpu: Option<String>,
+
+    /// More words of the kernel's command line: hugepages=64
+    #[arg(long, value_name = "WORDS")]
+    pub append: Option<String>,
+}
+
 impl EmulateArgs {
     /// Returns the defaults of all options, with this kernel and an empty command.
     pub fn of(kernel: KernelChoice) -> Self {
@@ -169,12 +177,10 @@ impl EmulateArgs {
             cpus: None,
             memory: Size(1 << 30),
             numa_nodes: 1,
-            binary: None,
+            parts: PartsArgs::default(),
             run: None,
             modules: None,
             module_param: Vec::new(),
-            append: None,
-            cpu: None,
             time_limit: Duration::from_secs(300),
             keep_running: false,
             output: None,

@@ -1,6 +1,6 @@
 //! The command line of kernels that boot in turns: `slat kernel ab` and `slat kernel bisect`.
 
-use super::{ConfigArgs, EditsArgs, EmulateArgs, KernelChoice, PatchesArgs};
+use super::{ConfigArgs, EditsArgs, EmulateArgs, KernelChoice, PartsArgs, PatchesArgs};
 use clap::Args;
 use slat_kernel::vm::Architecture;
 use slat_lab::cli::TablePrintArgs;
@@ -177,17 +177,9 @@ pub struct CountedArgs {
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub memory: Size,
 
-    /// The machine's CPU, as QEMU names it [default: all that QEMU has]
-    #[arg(long, value_name = "MODEL")]
-    pub cpu: Option<String>,
-
-    /// The slat program to run in the machine [default: as for `slat emulate`]
-    #[arg(long, value_name = "PATH")]
-    pub binary: Option<PathBuf>,
-
-    /// More words of the kernel's command line, of both
-    #[arg(long, value_name = "WORDS")]
-    pub append: Option<String>,
+    /// What runs in it, and on which CPU.
+    #[command(flatten)]
+    pub parts: PartsArgs,
 
     /// How long each machine may take
     #[arg(long, value_name = "TIME", default_value = "5m")]
@@ -210,9 +202,7 @@ impl CountedArgs {
             count_instructions: true,
             probe: self.probe.clone(),
             memory: self.memory,
-            binary: self.binary.clone(),
-            append: self.append.clone(),
-            cpu: self.cpu.clone(),
+            parts: self.parts.clone(),
             time_limit: self.time_limit,
             command: self.command.clone(),
             ..EmulateArgs::of(kernel)

@@ -1,6 +1,6 @@
 //! The command line of `slat kernel`.
 
-use super::{BisectArgs, InTurnsArgs, ReviewArgs};
+use super::{BisectArgs, InTurnsArgs, PartsArgs, ReviewArgs};
 use clap::{Args, Subcommand};
 use slat_kernel::vm::Architecture;
 use std::convert::Infallible;
@@ -224,18 +224,9 @@ pub struct MachineArgs {
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<Architecture>,
 
-    /// The machine's CPU, as QEMU names it: cortex-a76 has no FEAT_S2FWB [default: all that QEMU
-    /// has]
-    #[arg(long, value_name = "MODEL")]
-    pub cpu: Option<String>,
-
-    /// The slat program to run in the machine [default: as for `slat emulate`]
-    #[arg(long, value_name = "PATH")]
-    pub binary: Option<PathBuf>,
-
-    /// More words of the kernel's command line
-    #[arg(long, value_name = "WORDS")]
-    pub append: Option<String>,
+    /// What runs in it, and on which CPU.
+    #[command(flatten)]
+    pub parts: PartsArgs,
 
     /// How long the machine may take: 90s, 10m
     #[arg(long, value_name = "TIME", default_value = "10m")]

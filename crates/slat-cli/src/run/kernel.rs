@@ -264,9 +264,7 @@ fn boot(args: &BootArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let command = "bench populate --memory 4M --backing 4k --vcpus 1 --runs 1";
     let emulated = EmulateArgs {
         arch: Some(architecture(machine.arch)?),
-        binary: machine.binary.clone(),
-        cpu: machine.cpu.clone(),
-        append: machine.append.clone(),
+        parts: machine.parts.clone(),
         time_limit: machine.time_limit,
         edits: tree.edits.clone(),
         patches: tree.patches.clone(),
@@ -326,7 +324,7 @@ fn test(args: &TestArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         }
         print(&shown)?;
     }
-    if results.is_without_engine(args.machine.append.as_deref()) {
+    if results.is_without_engine(args.machine.parts.append.as_deref()) {
         anyhow::bail!("no VM ran on the engine, so the tests say nothing about it");
     }
     Ok(ExitCode::from(u8::from(failed > 0)))
