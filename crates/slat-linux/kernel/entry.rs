@@ -97,6 +97,8 @@ unsafe impl Platform for Kvm {
 
     #[inline(always)]
     fn publish(&self) {
+        // KVM relies on it, too: it marks a page in the log after a fault has made it writable, and
+        // a clear may run beside the fault (`litmus`).
         // SAFETY: a barrier. It is no `nomem`: stores stay before it.
         unsafe { core::arch::asm!("dsb ishst", options(nostack, preserves_flags)) }
     }

@@ -1,8 +1,9 @@
 //! Runs the engine's invalidation sequences under herd7, a simulator of memory models: each litmus
-//! test that `crates/slat/tests/litmus.rs` writes must have the result that it states.
+//! test that `crates/slat/tests/litmus.rs` writes must have the result that it states, and so must
+//! those of KVM on the engine.
 
 use crate::stages::{Outcome, TESTED, cargo, ran};
-use crate::{in_ci, target};
+use crate::{in_ci, root, target};
 use anyhow::{Context, bail, ensure};
 use slat_kernel::vm::{Architecture, Archive, Request, kept};
 use std::collections::BTreeMap;
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 /// machine's.
 const PACKAGES: [&str; 3] = ["herdtools7", "libc6", "libgmp10"];
 const SUITE: &str = "sid";
+
+/// The folder of litmus tests that are written by hand.
+const WRITTEN: &str = "crates/slat-linux/litmus";
 
 /// Time limit of all tests together.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -71,7 +75,9 @@ fn litmus_files() -> anyhow::Result<(Vec<PathBuf>, Observations)> {
     let mut tests = cargo(&["test", "--quiet", "--test", "litmus"]);
     ran(tests.args(TESTED).env("SLAT_LITMUS", &folder))?;
     let (mut files, mut expected) = (Vec::new(), BTreeMap::new());
-    for file in fs::read_dir(&folder).with_context(failed)? {
+    let made = fs::read_dir(&folder).with_context(failed)?;
+    let written = fs::read_dir(root().join(WRITTEN)).context("cannot read KVM's litmus tests")?;
+    for file in made.chain(written) {
         let path = file.with_context(failed)?.path();
         let text = fs::read_to_string(&path).with_context(failed)?;
         let (name, ends) = header(&text)
