@@ -12,6 +12,7 @@ use slat_lab::failure::bad_input;
 use slat_lab::report::comparison::{Rows, answer, tables};
 use slat_lab::report::{markdown, text};
 use slat_lab::session::Session;
+use slat_lab::table::Table;
 use std::time::Instant;
 
 /// What came of it.
@@ -192,14 +193,19 @@ impl Compared {
         }
         let mut shown =
             format!("{}\n{} boots each of {before} and {after}\n", self.answer(), self.boots);
-        // The kernel and the command differ on purpose.
-        let tables = tables(&self.comparison, Rows::All);
-        let tables = tables.iter().filter(|table| !table.title.starts_with("What else"));
+        let tables = self.tables();
         match format {
-            Format::Markdown => tables.for_each(|table| shown += &markdown::table(table)),
-            _ => tables.for_each(|table| text::grid(&mut shown, table, width)),
+            Format::Markdown => tables.iter().for_each(|table| shown += &markdown::table(table)),
+            _ => tables.iter().for_each(|table| text::grid(&mut shown, table, width)),
         }
         Ok(shown)
+    }
+
+    /// Returns its tables.
+    pub fn tables(&self) -> Vec<Table> {
+        // The kernel and the command differ on purpose.
+        let is_shown = |table: &Table| !table.title.starts_with("What else");
+        tables(&self.comparison, Rows::All).into_iter().filter(is_shown).collect()
     }
 }
 

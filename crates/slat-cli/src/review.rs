@@ -9,10 +9,12 @@ use crate::kernel::Source;
 use crate::selftests::{self, Results};
 use anyhow::Context;
 use slat_kernel::vm::Architecture;
-use slat_kernel::{Author, Mail};
-use slat_lab::cli::{Format, TablePrintArgs};
+use slat_kernel::{Author, Mail, SELFTESTS};
+use slat_lab::cli::TablePrintArgs;
 use slat_lab::failure::{bad_input, is_bad_input, is_interruption};
 use slat_lab::numbers::several;
+use slat_lab::report::html::{self, Part};
+use slat_lab::report::markdown;
 use slat_lab::session::Session;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -22,23 +24,38 @@ use std::process::{Command, Stdio};
 /// Lines of a list that the page shows.
 const SHOWN: usize = 20;
 
-/// One subject of the page.
-struct Part {
-    /// What was done.
-    what: &'static str,
-    /// What came of it, in a line.
-    result: String,
-    /// More of it, in Markdown.
-    more: String,
-    /// The command that repeats it.
-    command: String,
+/// What a review found.
+#[derive(Debug)]
+pub struct Review {
+    title: String,
+    parts: Vec<Part>,
 }
 
-/// Returns the page, in Markdown.
+impl Review {
+    /// Returns the page in Markdown.
+    pub fn markdown(&self) -> String {
+        let mut page = format!("{}\n\n", self.title);
+        for Part { what, result, .. } in &self.parts {
+            let _ = writeln!(page, "- **{what}**: {result}");
+        }
+        for Part { what, command, lines, tables, .. } in &self.parts {
+            let _ = write!(page, "\n## {what}\n\n    {command}\n{}", block(lines));
+            tables.iter().for_each(|table| page += &markdown::table(table));
+        }
+        page
+    }
+
+    /// Returns the page in HTML.
+    pub fn html(&self) -> String {
+        html::parts(&self.title, &self.parts)
+    }
+}
+
+/// Builds, checks, tests and measures the patches.
 ///
 /// # Errors
 /// The patches do not fit, or a program is missing. What fails in one part is told there.
-pub fn run(args: &ReviewArgs, arch: Architecture, session: &mut Session) -> anyhow::Result<String> {
+pub fn run(args: &ReviewArgs, arch: Architecture, session: &mut Session) -> anyhow::Result<Review> {
     let KernelChoice::Tree(choice) = &args.before else {
         return Err(bad_input("give a tree with the patches: tree:debian-6.12, tree:~/linux"));
     };
@@ -61,18 +78,16 @@ pub fn run(args: &ReviewArgs, arch: Architecture, session: &mut Session) -> anyh
     session.step();
     drop(source);
     if !args.no_tests {
-        parts.push(tests(args, arch, &format!("{tree} {words}"), session)?);
+        for &cpus in &args.cpus {
+            parts.push(tests(args, arch, &format!("{tree} {words}"), cpus, session)?);
+        }
+    }
+    if args.checked {
+        parts.push(checked_tests(args, arch, &format!("{tree} {words}"), session)?);
     }
     parts.extend(measured(args, &tree, &words, session)?);
     session.finish();
-    let mut page = format!("Patches of {}, {arch}\n\n", args.before);
-    for Part { what, result, .. } in &parts {
-        let _ = writeln!(page, "- **{what}**: {result}");
-    }
-    for Part { what, more, command, .. } in &parts {
-        let _ = write!(page, "\n## {what}\n\n    {command}\n{more}");
-    }
-    Ok(page)
+    Ok(Review { title: format!("Patches of {}, {arch}", args.before), parts })
 }
 
 /// Returns the options that name the patches.
@@ -88,17 +103,21 @@ fn words(args: &ReviewArgs) -> String {
     patch_words(args) + &arch.unwrap_or_default()
 }
 
-/// Returns a list in a block, shortened.
+/// Shortens a list.
+fn shortened(mut lines: Vec<String>) -> Vec<String> {
+    if let Some(more) = lines.len().checked_sub(SHOWN).filter(|&more| more > 0) {
+        lines.truncate(SHOWN);
+        lines.push(format!("… {more} more"));
+    }
+    lines
+}
+
+/// Returns lines in a block.
 fn block(lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    let mut text = "\n```\n".to_owned();
-    lines.iter().take(SHOWN).for_each(|line| text += &format!("{line}\n"));
-    if lines.len() > SHOWN {
-        let _ = writeln!(text, "… {} more", lines.len() - SHOWN);
-    }
-    text + "```\n"
+    format!("\n```\n{}\n```\n", lines.join("\n"))
 }
 
 /// Passes on what has to end the command; another error is the result of a part.
@@ -114,9 +133,13 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-fn failed(what: &'static str, error: &str, command: String) -> Part {
-    let lines: Vec<String> = error.lines().map(str::to_owned).collect();
-    Part { what, result: first_line(error), more: block(&lines), command }
+/// Returns a part without tables.
+fn part(what: &str, result: String, command: String, lines: Vec<String>) -> Part {
+    Part { what: what.to_owned(), result, command, lines: shortened(lines), tables: Vec::new() }
+}
+
+fn failed(what: &str, error: &str, command: String) -> Part {
+    part(what, first_line(error), command, error.lines().map(str::to_owned).collect())
 }
 
 fn compile(
@@ -126,7 +149,10 @@ fn compile(
     words: &str,
     session: &Session,
 ) -> anyhow::Result<Part> {
-    let what = "Compiled after each patch, W=1";
+    let what = match slat_kernel::has_sparse() {
+        true => "Compiled after each patch, W=1 and sparse",
+        false => "Compiled after each patch, W=1 (sparse is not installed)",
+    };
     let command = format!("slat kernel build {words} --each --warnings");
     let added = match told(source.warnings(arch, &args.counted.config, session))? {
         Ok(added) => added,
@@ -135,7 +161,7 @@ fn compile(
     let all: Vec<String> = added.iter().flatten().cloned().collect();
     let result =
         format!("{}, {}", several(added.len(), "patch"), several(all.len(), "new warning"));
-    Ok(Part { what, result, more: block(&all), command })
+    Ok(part(what, result, command, all))
 }
 
 /// Runs the tree's own checkpatch.pl.
@@ -167,14 +193,11 @@ fn checked(
     let lines: Vec<String> = lines.map(|line| line.replace(&prefix, "")).collect();
     let errors = lines.iter().filter(|line| line.contains("ERROR: ")).count();
     let warnings = several(lines.len() - errors, "warning");
-    Ok(Part {
-        what,
-        result: format!("{}, {warnings}", several(errors, "error")),
-        more: block(&lines),
-        command: format!(
-            "slat kernel patch {words} -o p && TREE/scripts/checkpatch.pl --terse p/*[1-9]-*.patch"
-        ),
-    })
+    let result = format!("{}, {warnings}", several(errors, "error"));
+    let command = format!(
+        "slat kernel patch {words} -o p && TREE/scripts/checkpatch.pl --terse p/*[1-9]-*.patch"
+    );
+    Ok(part(what, result, command, lines))
 }
 
 /// Runs the selftests on both kernels.
@@ -182,34 +205,94 @@ fn tests(
     args: &ReviewArgs,
     arch: Architecture,
     words: &str,
+    cpus: u32,
     session: &mut Session,
 ) -> anyhow::Result<Part> {
-    let what = "KVM's selftests";
-    let mut command = format!("slat kernel test {words}");
-    if !args.tests.is_empty() {
-        command += &format!(" --test {}", args.tests.join(","));
-    }
+    let what = format!("KVM's selftests, {}", several(cpus as usize, "CPU"));
+    let command =
+        format!("slat kernel test {words} --edit {} --cpus {cpus}{}", edits(args), named(args));
     let [before, after] = [false, true].map(|is_patched| {
-        let test = test_args(args, is_patched);
+        let test = test_args(args, is_patched, cpus);
         test.and_then(|test| told(selftests::run(&test, arch, session)))
     });
     let (before, after) = match (before?, after?) {
         (Ok(before), Ok(after)) => (before, after),
         (Err(error), _) => {
-            return Ok(failed(what, &format!("without the patches: {error}"), command));
+            return Ok(failed(&what, &format!("without the patches: {error}"), command));
         }
-        (_, Err(error)) => return Ok(failed(what, &error, command)),
+        (_, Err(error)) => return Ok(failed(&what, &error, command)),
     };
     let changed = changed(&before, &after);
-    let failed = |results: &Results| results.tests.iter().filter(|test| test.failed()).count();
     let result = format!(
         "{}, {} failed before and {} after, {} changed",
         several(after.tests.len(), "test"),
-        failed(&before),
-        failed(&after),
+        failures(&before).len(),
+        failures(&after).len(),
         changed.len()
     );
-    Ok(Part { what, result, more: block(&changed), command })
+    Ok(part(&what, result, command, changed))
+}
+
+/// Runs the selftests on the patched kernel with its own checks. If it complains, the kernel
+/// without the patches runs them as well: it may complain of the same.
+fn checked_tests(
+    args: &ReviewArgs,
+    arch: Architecture,
+    words: &str,
+    session: &mut Session,
+) -> anyhow::Result<Part> {
+    let what = "KVM's selftests under lockdep, PROVE_RCU and KASAN";
+    let command = format!(
+        "slat kernel test {words} --edit {} --config {CHECKED}{}",
+        edits(args),
+        named(args)
+    );
+    let mut run = |is_patched| {
+        let mut test = test_args(args, is_patched, 1)?;
+        test.tree.config.config = Some(CHECKED.into());
+        test.machine.time_limit *= 6;
+        told(selftests::run(&test, arch, session))
+    };
+    match run(true)? {
+        Ok(after) => {
+            let failures = failures(&after);
+            let result = format!(
+                "{}, {} failed; the kernel complains of nothing",
+                several(after.tests.len(), "test"),
+                failures.len()
+            );
+            Ok(part(what, result, command, failures))
+        }
+        Err(error) => {
+            let before = match run(false)? {
+                Ok(_) => "without the patches the kernel complains of nothing".to_owned(),
+                Err(before) => format!("without the patches: {}", first_line(&before)),
+            };
+            let error = format!("{}; {before}\n{error}", first_line(&error));
+            Ok(failed(what, &error, command))
+        }
+    }
+}
+
+/// The set of options of a kernel that checks itself.
+const CHECKED: &str = "checked";
+
+/// Returns the edits of a kernel that runs tests.
+fn edits(args: &ReviewArgs) -> String {
+    let KernelChoice::Tree(choice) = &args.before else { return SELFTESTS.to_owned() };
+    choice.edits.iter().map(|name| format!("{name},")).collect::<String>() + SELFTESTS
+}
+
+/// Returns the option that names selftests.
+fn named(args: &ReviewArgs) -> String {
+    let names = args.tests.join(",");
+    if names.is_empty() { names } else { format!(" --test {names}") }
+}
+
+/// Returns the tests that failed, a line each.
+fn failures(results: &Results) -> Vec<String> {
+    let failed = results.tests.iter().filter(|test| test.failed());
+    failed.map(|test| format!("{}: {}", test.name, test.result)).collect()
 }
 
 /// Returns tests that end otherwise after the patches.
@@ -222,7 +305,7 @@ fn changed(before: &Results, after: &Results) -> Vec<String> {
     after.tests.iter().filter_map(of).collect()
 }
 
-fn test_args(args: &ReviewArgs, is_patched: bool) -> anyhow::Result<TestArgs> {
+fn test_args(args: &ReviewArgs, is_patched: bool, cpus: u32) -> anyhow::Result<TestArgs> {
     let KernelChoice::Tree(choice) = &args.before else { return Err(bad_input("no tree")) };
     let (counted, mut patches) = (&args.counted, args.patches.clone());
     let mut tree = choice.tree.clone();
@@ -232,9 +315,11 @@ fn test_args(args: &ReviewArgs, is_patched: bool) -> anyhow::Result<TestArgs> {
         }
         patches = Default::default();
     }
+    let mut names = choice.edits.clone();
+    names.push(SELFTESTS.to_owned());
     let tree = TreeArgs {
         tree,
-        names: choice.edits.clone(),
+        names,
         patches,
         edits: counted.edits.clone(),
         config: counted.config.clone(),
@@ -251,7 +336,7 @@ fn test_args(args: &ReviewArgs, is_patched: bool) -> anyhow::Result<TestArgs> {
         tree,
         machine,
         tests: args.tests.clone(),
-        cpus: 1,
+        cpus,
         count_instructions: false,
         probe: Vec::new(),
         arguments: Vec::new(),
@@ -293,9 +378,9 @@ fn measured(
     let result = format!("{} new, {} gone", several(new.len(), "line"), gone.len());
     let differ: Vec<String> = gone.into_iter().chain(new).collect();
     let boot = format!("slat kernel boot {tree} {words} --console FILE");
-    let log = Part { what: "The kernel's log", result, more: block(&differ), command: boot };
-    let more = "\n".to_owned() + &compared.shown(Format::Markdown, 100)?;
-    Ok(vec![Part { what, result: compared.answer(), more, command }, log])
+    let log = part("The kernel's log", result, boot, differ);
+    let counted = part(what, compared.answer(), command, Vec::new());
+    Ok(vec![Part { tables: compared.tables(), ..counted }, log])
 }
 
 /// Returns the kernel's lines of a console, without their times.
@@ -331,7 +416,19 @@ mod tests {
     #[test]
     fn a_long_list_is_shortened_and_an_empty_one_is_none() {
         let lines: Vec<String> = (0..SHOWN + 3).map(|line| line.to_string()).collect();
-        assert!(block(&lines).contains("… 3 more"));
+        assert_eq!(shortened(lines).last().unwrap(), "… 3 more");
         assert_eq!(block(&[]), "");
+    }
+
+    #[test]
+    fn each_part_of_a_page_has_its_command_and_its_lines() {
+        let lines = vec!["a < b".to_owned()];
+        let parts = vec![part("checkpatch", "1 error".to_owned(), "slat x".to_owned(), lines)];
+        let review = Review { title: "Patches of tree:a".to_owned(), parts };
+        let page = "Patches of tree:a\n\n- **checkpatch**: 1 error\n\n## checkpatch\n\n    slat x\n\n\
+                    ```\na < b\n```\n";
+        assert_eq!(review.markdown(), page);
+        let html = review.html();
+        assert!(html.contains("<pre>a &lt; b</pre>") && html.contains("slat x"), "{html}");
     }
 }

@@ -73,6 +73,9 @@ const fn mode(cpu: Option<&str>) -> &'static str {
 /// Longest time of a test in the machine, in seconds.
 const LIMIT: u32 = 150;
 
+/// The same for a kernel of another configuration, which may check each of its accesses.
+const LIMIT_CHECKED: u32 = 900;
+
 /// Exit code of a selftest that cannot run on the kernel or CPU.
 const SKIPPED: i32 = 4;
 
@@ -170,7 +173,7 @@ impl Test {
                 format!("skipped {}", why.trim_start_matches([' ', '-', ':'])).trim().to_owned()
             }
             Some(code) => format!("failed, exit code {code}"),
-            None if ran.timed_out => format!("did not end within {LIMIT} s"),
+            None if ran.timed_out => format!("did not end within {:.0} s", ran.seconds),
             None => "ended by a signal".to_owned(),
         };
         Self {
@@ -228,6 +231,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     let slat = emulate::program(args.machine.parts.binary.as_deref(), "slat", arch)?;
     emulate::add_program(&mut archive, &slat)?;
     let (mut tests, mut named) = (Vec::new(), Vec::new());
+    let seconds = if args.tree.config.config.is_some() { LIMIT_CHECKED } else { LIMIT };
     for (name, arguments, _) in known {
         let Some((_, bytes)) = programs.iter().find(|(program, _)| program == name) else {
             // Not every tree has this test.
@@ -244,7 +248,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
             words.extend(["-m", mode(args.machine.parts.cpu.as_deref())].map(str::to_owned));
         }
         named.push(format!("{name} {}", words.join(" ")).trim().to_owned());
-        let mut test = Asked { path: place, arguments: words, seconds: LIMIT };
+        let mut test = Asked { path: place, arguments: words, seconds };
         if !args.probe.is_empty() {
             let own = ["calls", "--probe", &args.probe.join(","), "--", &test.path];
             test.arguments = own.iter().map(|&w| w.to_owned()).chain(test.arguments).collect();

@@ -158,7 +158,8 @@ impl Build<'_> {
     }
 
     /// Compiles, before the edits and after each of them, the objects of all files that any of them
-    /// touches, with the kernel's additional warnings (`W=1`); returns those that each edit adds.
+    /// touches, with the kernel's additional warnings (`W=1`) and, if it is installed, with sparse
+    /// (`C=1`); returns the warnings that each edit adds.
     ///
     /// # Errors
     /// As [`each`](Self::each).
@@ -175,7 +176,8 @@ impl Build<'_> {
             if !targets.is_empty() {
                 let mut make = Build { edited: &edited, ..self }.make(objects.clone())?;
                 make.configure(&config::options(self.arch, self.options))?;
-                let words = std::iter::once("W=1").chain(targets.iter().map(String::as_str));
+                let how = if tools::has_sparse() { &["W=1", "C=1"][..] } else { &["W=1"] };
+                let words = how.iter().copied().chain(targets.iter().map(String::as_str));
                 let name = count.checked_sub(1).and_then(|at| self.edited.patches.get(at));
                 make.run(&words.collect::<Vec<_>>()).with_context(|| {
                     let name = name.map_or("no edit", |(edit, _)| &edit.name);

@@ -53,6 +53,9 @@ pub struct Edit {
     pub author: Option<Author>,
 }
 
+/// The name of all edits that only add selftests, which any tree can have.
+pub const SELFTESTS: &str = "selftests";
+
 /// The files of the folder `linux` of the sources, for a program that was copied without them.
 const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/edits.rs"));
 
@@ -137,13 +140,14 @@ impl Edits {
     }
 
     /// Returns the edits of these names, in this order. A name is a series; `SERIES/N` or
-    /// `SERIES/N-NAME`, for the edits up to that one; or a single patch, `NAME` or `FOLDER/NAME`.
+    /// `SERIES/N-NAME`, for the edits up to that one; a single patch, `NAME` or `FOLDER/NAME`; or
+    /// [`SELFTESTS`], for those edits of all series that only add tests.
     ///
     /// # Errors
     /// [`Error::NoEdit`], also if an edit is named twice.
     pub fn find(&self, names: &[String]) -> Result<Vec<Edit>, Error> {
         let mut found: Vec<Edit> = Vec::new();
-        for name in names {
+        for name in names.iter().filter(|name| *name != SELFTESTS) {
             let (series, last) =
                 name.split_once('/').map_or((&**name, None), |(s, l)| (s, Some(l)));
             let known = self.series.iter().find(|known| known.name == series);
@@ -154,6 +158,14 @@ impl Edits {
                 return Err(self.no(&format!("{name} a second time")));
             }
             found.extend_from_slice(edits);
+        }
+        if names.iter().any(|name| name == SELFTESTS) {
+            let all = self.series.iter().flat_map(|series| &series.edits);
+            for test in all.filter(|edit| edit.is_selftest()) {
+                if found.iter().all(|edit| edit.name != test.name) {
+                    found.push(test.clone());
+                }
+            }
         }
         Ok(found)
     }
@@ -253,6 +265,15 @@ impl Edit {
         let is_tag = last.split_once(": ").is_some_and(|(name, _)| name.ends_with("-by"));
         let gap = if is_tag { "\n" } else { "\n\n" };
         self.message = format!("{}{gap}{line}\n", self.message.trim_end());
+    }
+
+    /// Returns whether it adds selftests, and changes nothing else.
+    fn is_selftest(&self) -> bool {
+        let stepped = self.steps.iter().flat_map(|step| &step.files);
+        let added = self.files.iter().map(|(path, _)| path);
+        let is_test = |path: &String| path.starts_with("tools/testing/selftests/");
+        let adds = !self.files.is_empty() && self.objects.is_empty();
+        adds && self.diff.is_none() && stepped.chain(added).all(is_test)
     }
 
     /// Returns its subject.
@@ -362,6 +383,21 @@ pub(crate) mod tests {
         assert!(error.contains("mine.cocci") && error.contains("file: PATH"), "{error}");
         assert!(edits.find(&["walks".to_owned()]).is_ok(), "others are as they were");
         assert_eq!(edits.broken().len(), 1);
+    }
+
+    #[test]
+    fn selftests_of_all_series_go_into_any_tree_and_into_none_twice() {
+        let edits = Edits::read(None).unwrap();
+        let names = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            let found = edits.find(&names).unwrap();
+            found.into_iter().map(|edit| edit.name).collect::<Vec<_>>()
+        };
+        let tests = names(&[SELFTESTS]);
+        assert!(tests.iter().all(|name| name.ends_with("_test")), "{tests:?}");
+        assert!(tests.contains(&"lockless-ageing/7-ageing_race_test".to_owned()), "{tests:?}");
+        let with = names(&[SELFTESTS, "lockless-ageing"]);
+        assert_eq!(with.len(), names(&["lockless-ageing"]).len() + tests.len() - 1, "{with:?}");
     }
 
     #[test]

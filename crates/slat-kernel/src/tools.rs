@@ -75,6 +75,11 @@ pub fn check_for_selftests(arch: Architecture) -> anyhow::Result<()> {
     installed(&format!("selftests for {arch}"), &[("rsync", "--version", "rsync")], files)
 }
 
+/// Returns whether sparse is installed, with which `make C=1` looks at what is compiled.
+pub fn has_sparse() -> bool {
+    answers(("sparse", "--version", "sparse"))
+}
+
 fn installed(what: &str, tools: &[Tool], files: &[(&str, &str)]) -> anyhow::Result<()> {
     let tools = tools.iter().filter(|tool| !answers(**tool)).map(|tool| tool.2);
     let files = files.iter().filter(|(file, _)| !Path::new(file).exists()).map(|(_, name)| *name);

@@ -3,12 +3,11 @@
 //! command line show.
 
 use crate::child::{self, Beside};
-use crate::compare::Run;
+use crate::compare::{Run, parse_report};
 use crate::failure::Failure;
 use crate::scenario::Program;
 use crate::session::Session;
-use anyhow::{Context, bail};
-use std::path::Path;
+use anyhow::{anyhow, bail};
 use std::time::Duration;
 
 /// Time for which the third command line runs before the second begins.
@@ -31,13 +30,12 @@ pub fn alternate(
     for words in [first, second] {
         child::check_words(program, words)?;
     }
-    let folder = tempfile::tempdir().context("cannot make a folder for results")?;
     let turns =
         (0..pairs).flat_map(|_| [true, false, false, true].map(|is_first| (is_first, true)));
     let order: Vec<_> = [(true, false), (false, false)].into_iter().chain(turns).collect();
     session.start("processes", order.len() as u64);
     let (mut of_first, mut of_second) = (Vec::new(), Vec::new());
-    for (number, (is_first, counts)) in order.into_iter().enumerate() {
+    for (is_first, counts) in order {
         session.check()?;
         let words = if is_first { first } else { second };
         session.say(&words.join(" "));
@@ -46,7 +44,7 @@ pub fn alternate(
             std::thread::sleep(LEAD);
         }
         other.as_mut().map_or(Ok(()), Beside::check)?;
-        let run = one(program, words, &folder.path().join(number.to_string()), session)?;
+        let run = one(program, words, session)?;
         other.map_or(Ok(()), Beside::end)?;
         if counts {
             if is_first { of_first.push(run) } else { of_second.push(run) }
@@ -90,25 +88,18 @@ pub fn pairs(
 /// The process fails, or the user presses Ctrl-C.
 pub fn once(program: &Program, words: &[String], session: &Session) -> anyhow::Result<Run> {
     child::check_words(program, words)?;
-    let folder = tempfile::tempdir().context("cannot make a folder for results")?;
-    one(program, words, folder.path(), session)
+    one(program, words, session)
 }
 
-fn one(
-    program: &Program,
-    words: &[String],
-    output: &Path,
-    session: &Session,
-) -> anyhow::Result<Run> {
-    let mut all = words.to_vec();
-    all.extend(["--output".to_owned(), output.display().to_string()]);
-    let ended = child::run(&all, None, session)?;
+fn one(program: &Program, words: &[String], session: &Session) -> anyhow::Result<Run> {
+    let ended = child::run(&child::with_json(words), None, session)?;
     if session.interrupted() {
         return Err(Failure::Interrupted.into());
     }
+    let (name, line) = (program.name, words.join(" "));
     if !ended.status.success() {
-        let (name, line) = (program.name, words.join(" "));
         bail!("`{name} {line}` failed ({}): {}", ended.status, ended.stderr.trim());
     }
-    Run::read(output)
+    let report = parse_report(&ended.stdout);
+    Run::of(report.map_err(|why| anyhow!("`{name} {line}` printed no report: {why}"))?, &line)
 }

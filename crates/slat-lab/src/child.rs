@@ -93,6 +93,23 @@ pub fn without_output(words: &[String]) -> Vec<String> {
     left
 }
 
+/// Ends the words that say where to measure, such as `emulate --arch aarch64 -- bench age`.
+const WHERE_ENDS: &str = "--";
+
+/// Returns the words that name the scenario, without those that say where to measure it.
+pub fn scenario(words: &[String]) -> &[String] {
+    let at = words.iter().position(|word| word == WHERE_ENDS);
+    at.map_or(words, |at| &words[at + 1..])
+}
+
+/// Returns the words of a process that prints its report as JSON.
+pub fn with_json(words: &[String]) -> Vec<String> {
+    let at = words.iter().position(|word| word == WHERE_ENDS).unwrap_or(words.len());
+    let mut all = words.to_vec();
+    all.insert(at, "--json".to_owned());
+    all
+}
+
 /// A child that was started, and whose output is gathered.
 #[derive(Debug)]
 struct Started {
@@ -290,6 +307,17 @@ mod tests {
             let error = check_words(program, &words(text)).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn json_is_asked_of_the_program_that_says_where_to_measure() {
+        let line = "emulate --arch aarch64 -- bench age -v 1";
+        let asked = "emulate --arch aarch64 --json -- bench age -v 1";
+        assert_eq!(with_json(&words(line)), words(asked));
+        assert_eq!(without_output(&words(asked)), words(line));
+        assert_eq!(scenario(&words(line)), words("bench age -v 1"));
+        assert_eq!(scenario(&words("bench age")), words("bench age"));
+        assert_eq!(with_json(&words("bench age")), words("bench age --json"));
     }
 
     const FILE: &str = "SLAT_LAB_CHILD_FILE";

@@ -37,7 +37,7 @@ const LIBRARIES: [(&str, &str); 2] = [
 const PAGES: u64 = 2048;
 
 /// The series of one arm64 kernel, so that few kernels are built.
-const ALL: &str = "bounded-walks,split-in-a-loop,lockless-ageing,flush-once";
+const ALL: &str = "bounded-walks,split-in-a-loop,lockless-ageing,flush-once,clear-under-read-lock";
 
 /// The target that the engine is compiled for as a part of Linux.
 const SOFT_FLOAT: &str = "aarch64-unknown-none-softfloat";

@@ -114,11 +114,13 @@ const REVIEW_EXAMPLES: &str = "\
 Examples:
   slat kernel review tree:debian-6.12 --patch series.mbox --arch aarch64 -o review.md \\
       -- bench dirty-log -v 1 -b 32M --eager-split 2m --manual-protect on --initially-set on
-  slat kernel review tree:$HOME/linux --range v6.12..topic --no-tests -- bench age -v 1
+  slat kernel review tree:$HOME/linux --range v6.12..topic --no-tests -o review.html \
+      -- bench age -v 1
 
-The page says of the patches: whether each compiles, and its new warnings; what checkpatch says; KVM's
-selftests before and after; which phases take more instructions; what is new in the kernel's log;
-with the command that repeats each. What fails is part of the page.";
+The page says of the patches: whether each compiles, and its new warnings (W=1, and sparse if it is
+installed); what checkpatch says; KVM's selftests before and after, on one CPU and on two, and with
+--checked under lockdep and KASAN; which phases take more instructions; what is new in the kernel's
+log; with the command that repeats each. What fails is part of the page.";
 
 /// Options of `slat kernel review`.
 #[derive(Clone, Debug, Args)]
@@ -144,7 +146,17 @@ pub struct ReviewArgs {
     #[arg(long, conflicts_with = "tests")]
     pub no_tests: bool,
 
-    /// Write the page, in Markdown, to this file
+    /// Run the selftests on machines with so many CPUs
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub cpus: Vec<u32>,
+
+    /// Run the selftests on a kernel with lockdep, PROVE_RCU and KASAN, too (`--config checked`): a
+    /// build of its own, and tests that take ten times as long
+    #[arg(long, conflicts_with_all = ["no_tests", "config"])]
+    pub checked: bool,
+
+    /// Write the page to this file: HTML if its name ends in .html, Markdown otherwise
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }

@@ -238,13 +238,15 @@ fn review(args: &ReviewArgs, session: &mut Session) -> anyhow::Result<ExitCode> 
     if let Some(path) = &args.output {
         check(path).map_err(|error| bad_input(format!("--output {}: {error}", path.display())))?;
     }
-    let page = review::run(args, architecture(args.counted.arch)?, session)?;
+    let review = review::run(args, architecture(args.counted.arch)?, session)?;
     match &args.output {
         Some(path) => {
+            let is_html = path.extension().is_some_and(|it| it == "html" || it == "htm");
+            let page = if is_html { review.html() } else { review.markdown() };
             write_whole(path, page.as_bytes())?;
             eprintln!("Written: {}", path.display());
         }
-        None => print(&page)?,
+        None => print(&review.markdown())?,
     }
     Ok(ExitCode::SUCCESS)
 }

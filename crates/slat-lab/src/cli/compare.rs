@@ -56,9 +56,11 @@ pub struct CompareArgs {
 const AB_EXAMPLES: &str = "\
 Examples:
   slat ab --first 'bench dirty-log --backing 4k' --second 'bench dirty-log --backing 2m'
-  sudo slat ab --first 'bench dirty-log -r 1' --second 'bench dirty-log -r 1' \
+  sudo slat ab --first 'bench dirty-log -r 1' --second 'bench dirty-log -r 1' \\
       --while-second 'watch --all'
       what a guest loses while it is watched
+  slat ab --pairs 3 --first 'emulate --kernel debian-6.1 --count-instructions -- bench age -v 1' \\
+      --second 'emulate --kernel debian-6.12 --count-instructions -- bench age -v 1'
   slat-bench ab --first 'split --backing 2m' --second 'split --backing 1g' --pairs 5";
 
 /// Two command lines, in processes of their own, in turns.

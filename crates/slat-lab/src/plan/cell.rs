@@ -71,7 +71,7 @@ impl Cell {
     /// Returns the part of the parser that reads the scenario.
     fn command<'p>(&self, parser: &'p clap::Command) -> &'p clap::Command {
         let mut command = parser;
-        for word in &self.words[..self.scenario] {
+        for word in child::scenario(&self.words[..self.scenario]) {
             match command.find_subcommand(word) {
                 Some(found) => command = found,
                 None => break,
@@ -108,7 +108,7 @@ impl Cell {
                 long.is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
                     || short.is_some_and(|short| word.starts_with(&format!("-{short}")))
             };
-            if self.words[..self.scenario].iter().any(says) {
+            if child::scenario(&self.words[..self.scenario]).iter().any(says) {
                 bail!(
                     "`{}` and settings both say {long}; leave it out in one of them",
                     self.scenario()

@@ -136,9 +136,7 @@ fn one(
     directory: &Path,
     session: &mut Session,
 ) -> anyhow::Result<State> {
-    let mut words = cell.words.clone();
-    words.push("--json".to_owned());
-    let ended = child::run(&words, limit, session)?;
+    let ended = child::run(&child::with_json(&cell.words), limit, session)?;
     if session.interrupted() && !ended.status.success() {
         return Ok(State::NotRun);
     }

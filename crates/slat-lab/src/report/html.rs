@@ -95,6 +95,49 @@ pub fn page(
     page.into_string()
 }
 
+/// A part of a page on what several commands found.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    /// What was done.
+    pub what: String,
+    /// What came of it, in a line.
+    pub result: String,
+    /// The command that repeats it.
+    pub command: String,
+    /// Lines of output that belong to the result.
+    pub lines: Vec<String>,
+    /// Tables that belong to it.
+    pub tables: Vec<Table>,
+}
+
+/// Renders a page of parts: their results as a list, then each with its command.
+pub fn parts(title: &str, parts: &[Part]) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            (head(title))
+            body {
+                h1 { (title) }
+                ul.verdict { @for (place, part) in parts.iter().enumerate() {
+                    li { a href=(format!("#s{place}")) { (part.what) } ": " (part.result) }
+                } }
+                @for (place, part) in parts.iter().enumerate() {
+                    section id=(format!("s{place}")) {
+                        h2 { (part.what) }
+                        p { (part.result) }
+                        pre { (part.command) }
+                        @if !part.lines.is_empty() { pre { (part.lines.join("\n")) } }
+                        @for section in part.tables.iter().map(table_section) {
+                            h3 { (section.title) } (section.content)
+                        }
+                    }
+                }
+            }
+        }
+    };
+    page.into_string()
+}
+
 /// A section of the page, with an entry in the table of contents.
 struct Section {
     title: String,
