@@ -1,5 +1,6 @@
 //! Flushes lines of the host's data cache with the CPU's own instruction.
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use std::arch::asm;
 
 /// Returns the bytes of a cache line.
@@ -18,6 +19,8 @@ pub fn line_bytes() -> usize {
         // DminLine, bits 19:16: base-2 logarithm of the smallest line, in words of 4 bytes.
         4 << (ctr >> 16 & 0xf)
     }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    64
 }
 
 /// Returns the name of the instruction that `flush` executes.
@@ -29,6 +32,9 @@ pub fn instruction() -> &'static str {
         () => "clflush",
         #[cfg(target_arch = "aarch64")]
         () => "dc civac",
+        // No instruction that every program may execute flushes a line.
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        () => "none",
     }
 }
 
@@ -73,6 +79,8 @@ pub unsafe fn flush(start: *const u8, bytes: usize, line: usize) {
         unsafe {
             asm!("dc civac, {}", in(reg) at, options(nostack));
         }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        std::hint::black_box(at);
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a barrier.

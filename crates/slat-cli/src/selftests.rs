@@ -13,7 +13,7 @@ use slat_lab::first::job::{Job, Test as Asked, Tested};
 use slat_lab::numbers::thousands;
 use slat_lab::session::Session;
 use slat_lab::table::NOTHING;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -23,10 +23,11 @@ type Known = (&'static str, &'static str, Option<Architecture>);
 
 const ARM: Option<Architecture> = Some(Architecture::Aarch64);
 const X86: Option<Architecture> = Some(Architecture::X86_64);
+const RISCV: Option<Architecture> = Some(Architecture::Riscv64);
 
 /// The tests of the code that the edits touch, with sizes that take seconds in an emulator. On Arm,
 /// tests of [`TAKE_MODE`] also get `-m`; without it, each of them runs up to twelve guest modes.
-const KNOWN: [Known; 21] = [
+const KNOWN: [Known; 22] = [
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
     ("dirty_log_test", "-i 3 -I 20 -M clear-log", None),
@@ -36,6 +37,7 @@ const KNOWN: [Known; 21] = [
     ("demand_paging_test", "-v 1 -b 8M -u MINOR -s shmem", None),
     ("execute_perf_test", "-v 1 -b 16M", None),
     ("kvm_page_table_test", "-v 1 -b 16M", ARM),
+    ("kvm_page_table_test", "-v 1 -b 16M", RISCV),
     ("memslot_modification_stress_test", "-v 1 -b 4M -i 20", None),
     ("memslot_perf_test", "-l 1 -s 32 -f 3 -e 4", None),
     ("page_fault_test", "", ARM),
@@ -332,10 +334,13 @@ fn build(
     let folders: &[&str] = match arch {
         Architecture::X86_64 => &["", "x86/", "x86_64/"],
         Architecture::Aarch64 => &["", "arm64/", "aarch64/"],
+        Architecture::Riscv64 => &["", "riscv/"],
     };
+    let known = ["Makefile.kvm", "Makefile"].map(|name| fs::read_to_string(own.join(name)));
+    let known = listed(&known.map(Result::unwrap_or_default).concat(), folders);
     let place = |name: &&str| {
-        let found = |at: &&&str| own.join(format!("{at}{name}.c")).exists();
-        folders.iter().find(found).map(|at| format!("{at}{name}"))
+        let mut places = folders.iter().map(|at| format!("{at}{name}"));
+        places.find(|place| known.contains(place))
     };
     let there: Vec<String> = names.iter().filter_map(place).collect();
     let libraries = libraries(arch, session)?;
@@ -375,10 +380,24 @@ fn build(
     there.iter().map(program).collect()
 }
 
+/// Returns the tests that a Makefile has for an architecture, by the names of its folders: those of
+/// a list without a name, of `COMMON`, or of a list that is named as one of its folders.
+fn listed(makefile: &str, folders: &[&str]) -> BTreeSet<String> {
+    let test = |line: &str| {
+        let (list, name) = line.split_once("+=")?;
+        let of = list.trim().strip_prefix("TEST_GEN_PROGS")?;
+        let of = of.strip_prefix("_EXTENDED").unwrap_or(of).trim_start_matches('_');
+        let is_own = folders.iter().any(|folder| folder.trim_end_matches('/') == of);
+        (is_own || of == "COMMON").then(|| name.trim().to_owned())
+    };
+    makefile.lines().filter_map(test).collect()
+}
+
 /// Returns the folder of libraries for tests of another architecture, which are fetched once.
 /// Returns `None` for this host's architecture.
 fn libraries(arch: Architecture, session: &Session) -> anyhow::Result<Option<PathBuf>> {
-    if Some(arch) == Architecture::of_this_machine() {
+    // No test of RISC-V needs them, and Debian 12 has none.
+    if Some(arch) == Architecture::of_this_machine() || arch == Architecture::Riscv64 {
         return Ok(None);
     }
     let stop = session.stop_flag();
@@ -423,6 +442,17 @@ mod tests {
         let counted = test(Some(0), "noise\nslat: calls of stage2_flush_vm 1234\n");
         let probes = ["stage2_flush_vm".to_owned(), "other?".to_owned()];
         assert_eq!(counted.cells(&probes)[3..], ["1,234", NOTHING]);
+    }
+
+    #[test]
+    fn tests_of_an_architecture_are_those_of_its_lists() {
+        let makefile = "TEST_GEN_PROGS_COMMON = a\nTEST_GEN_PROGS_COMMON += b\n\
+                        TEST_GEN_PROGS_riscv += riscv/c\nTEST_GEN_PROGS_arm64 += d\n\
+                        TEST_GEN_PROGS_EXTENDED_x86 += x86/e\nLIBKVM_riscv += lib/f\n";
+        let of = |folders: &[&str]| listed(makefile, folders).into_iter().collect::<Vec<_>>();
+        assert_eq!(of(&["", "riscv/"]), ["b", "riscv/c"]);
+        assert_eq!(of(&["", "arm64/", "aarch64/"]), ["b", "d"]);
+        assert_eq!(of(&["", "x86/", "x86_64/"]), ["b", "x86/e"]);
     }
 
     #[test]

@@ -215,6 +215,7 @@ impl Build<'_> {
         match self.arch {
             Architecture::X86_64 => "arch/x86/",
             Architecture::Aarch64 => "arch/arm64/",
+            Architecture::Riscv64 => "arch/riscv/",
         }
     }
 
@@ -281,7 +282,7 @@ impl Build<'_> {
     const fn image_target(self) -> &'static str {
         match self.arch {
             Architecture::X86_64 => "bzImage",
-            Architecture::Aarch64 => "Image",
+            Architecture::Aarch64 | Architecture::Riscv64 => "Image",
         }
     }
 
@@ -289,6 +290,7 @@ impl Build<'_> {
         match self.arch {
             Architecture::X86_64 => "arch/x86/boot/bzImage",
             Architecture::Aarch64 => "arch/arm64/boot/Image",
+            Architecture::Riscv64 => "arch/riscv/boot/Image",
         }
     }
 

@@ -29,6 +29,7 @@ pub fn options(arch: Architecture, more: &str) -> String {
     let own = match arch {
         Architecture::X86_64 => include_str!("../config/x86_64.config"),
         Architecture::Aarch64 => include_str!("../config/aarch64.config"),
+        Architecture::Riscv64 => include_str!("../config/riscv64.config"),
     };
     format!("{COMMON}{own}{more}")
 }

@@ -23,6 +23,7 @@ pub fn cross_compile(arch: Architecture) -> &'static str {
         arch if Some(arch) == Architecture::of_this_machine() => "",
         Architecture::Aarch64 => "aarch64-linux-gnu-",
         Architecture::X86_64 => "x86_64-linux-gnu-",
+        Architecture::Riscv64 => "riscv64-linux-gnu-",
     }
 }
 
@@ -31,6 +32,7 @@ pub const fn linux_arch(arch: Architecture) -> &'static str {
     match arch {
         Architecture::X86_64 => "x86_64",
         Architecture::Aarch64 => "arm64",
+        Architecture::Riscv64 => "riscv",
     }
 }
 
@@ -52,12 +54,15 @@ pub fn check(arch: Architecture) -> anyhow::Result<()> {
         "aarch64-linux-gnu-" => {
             Some(("aarch64-linux-gnu-gcc", "--version", "gcc-aarch64-linux-gnu"))
         }
+        "riscv64-linux-gnu-" => {
+            Some(("riscv64-linux-gnu-gcc", "--version", "gcc-riscv64-linux-gnu"))
+        }
         _ => Some(("x86_64-linux-gnu-gcc", "--version", "gcc-x86-64-linux-gnu")),
     });
     // Headers for checking x86's objects.
     let files: &[(&str, &str)] = match arch {
         Architecture::X86_64 => &[("/usr/include/libelf.h", "libelf-dev")],
-        Architecture::Aarch64 => &[],
+        Architecture::Aarch64 | Architecture::Riscv64 => &[],
     };
     installed(&format!("a kernel for {arch}"), &tools, files)
 }
@@ -70,6 +75,7 @@ pub fn check_for_selftests(arch: Architecture) -> anyhow::Result<()> {
     let files: &[(&str, &str)] = match cross_compile(arch) {
         "" => &[],
         "aarch64-linux-gnu-" => &[("/usr/aarch64-linux-gnu/lib/libc.a", "libc6-dev-arm64-cross")],
+        "riscv64-linux-gnu-" => &[("/usr/riscv64-linux-gnu/lib/libc.a", "libc6-dev-riscv64-cross")],
         _ => &[("/usr/x86_64-linux-gnu/lib/libc.a", "libc6-dev-amd64-cross")],
     };
     installed(&format!("selftests for {arch}"), &[("rsync", "--version", "rsync")], files)

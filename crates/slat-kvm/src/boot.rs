@@ -95,11 +95,11 @@ impl Boot {
         }
         let tables = Tables::new(bytes);
         for third in 0..tables.thirds {
-            self.memory.write(ROOT_GPA + third * 8, tables.third(third) | arch::TABLE)?;
+            self.memory.write(ROOT_GPA + third * 8, arch::table(tables.third(third)))?;
         }
-        self.memory.write(tables.third(0), tables.second(0) | arch::TABLE)?;
+        self.memory.write(tables.third(0), arch::table(tables.second(0)))?;
         for page in 0..self.memory.len().div_ceil(SIZE_2M) {
-            self.memory.write(tables.second(0) + page * 8, (page * SIZE_2M) | arch::PAGE_2M)?;
+            self.memory.write(tables.second(0) + page * 8, arch::page_2m(page * SIZE_2M))?;
         }
         if let Some((gpa, entry)) = arch::DEVICE {
             self.memory.write(tables.second(0) + gpa / SIZE_2M * 8, entry)?;
@@ -107,11 +107,11 @@ impl Boot {
         for second in 1..tables.seconds {
             let gpa = MEMORY_GPA + (second - 1) * SIZE_1G;
             let third = tables.third(gpa / SIZE_512G);
-            let entry = tables.second(second) | arch::TABLE;
+            let entry = arch::table(tables.second(second));
             self.memory.write(third + gpa % SIZE_512G / SIZE_1G * 8, entry)?;
             let pages = (MEMORY_GPA + bytes - gpa).min(SIZE_1G).div_ceil(SIZE_2M);
             for page in 0..pages {
-                let entry = (gpa + page * SIZE_2M) | arch::PAGE_2M;
+                let entry = arch::page_2m(gpa + page * SIZE_2M);
                 self.memory.write(tables.second(second) + page * 8, entry)?;
             }
         }
@@ -140,18 +140,16 @@ pub(crate) fn touching(touch: Touch) -> u64 {
 mod tests {
     use super::*;
 
-    const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
-
     /// Walks the guest's tables as its MMU does.
     fn translate(memory: &HostMemory, gva: u64) -> Option<u64> {
         let mut table = ROOT_GPA;
         for shift in [39, 30, 21] {
             let entry = memory.read(table + (gva >> shift & 511) * 8)?;
-            let expected = if shift == 21 { arch::PAGE_2M } else { arch::TABLE };
-            if entry & !ADDRESS != expected & !ADDRESS {
+            table = arch::address(entry);
+            let expected = if shift == 21 { arch::page_2m(table) } else { arch::table(table) };
+            if entry != expected {
                 return None;
             }
-            table = entry & ADDRESS;
         }
         Some(table + gva % SIZE_2M)
     }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// The largest relative error of a stall.
 const OFF: f64 = 0.1;
 /// Most repetitions of a measurement, in case the machine is busy.
-const TRIES: usize = 5;
+const TRIES: usize = 8;
 
 fn config(memory: u64, iterations: u32) -> Config {
     let shape =
@@ -195,7 +195,10 @@ fn a_delay_in_the_fault_path_is_found_in_the_stall() {
         // in a virtual machine. So only the longer delay makes the difference.
         let rounds = rounds(&report);
         let added = known[1] - known[0];
-        assert!(added > 0.5, "{known:?}");
+        // On a busy machine the first round may have been delayed as long by others.
+        if added <= 0.5 {
+            continue;
+        }
         found.push((rounds[1].0.seconds - rounds[0].0.seconds) / added);
         if (median(found.clone()) - 1.0).abs() <= OFF {
             return;

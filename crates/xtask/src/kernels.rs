@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Debian packages, each with a command that it has.
-const PACKAGES: [(&str, &str); 9] = [
+const PACKAGES: [(&str, &str); 10] = [
     ("make", "make"),
     ("gcc", "gcc"),
     ("flex", "flex"),
@@ -25,12 +25,14 @@ const PACKAGES: [(&str, &str); 9] = [
     ("rsync", "rsync"),
     ("coccinelle", "spatch"),
     ("gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc"),
+    ("gcc-riscv64-linux-gnu", "riscv64-linux-gnu-gcc"),
 ];
 
 /// Debian packages of headers and libraries, each with a file that it has.
-const LIBRARIES: [(&str, &str); 2] = [
+const LIBRARIES: [(&str, &str); 3] = [
     ("libelf-dev", "/usr/include/libelf.h"),
     ("libc6-dev-arm64-cross", "/usr/aarch64-linux-gnu/lib/libc.a"),
+    ("libc6-dev-riscv64-cross", "/usr/riscv64-linux-gnu/lib/libc.a"),
 ];
 
 /// Number of a guest's pages of 4 KiB.
@@ -55,9 +57,10 @@ pub fn test() -> anyhow::Result<Outcome> {
         PACKAGES.iter().try_for_each(|(name, command)| setup::package(name, command))?;
         let missing = LIBRARIES.iter().filter(|(_, file)| !Path::new(file).exists());
         missing.map(|(name, _)| *name).try_for_each(setup::install)?;
-        setup::emulator(Architecture::Aarch64.qemu())?;
+        let arches = [Architecture::Aarch64, Architecture::Riscv64];
+        arches.iter().try_for_each(|arch| setup::emulator(arch.qemu()))?;
         setup::target(SOFT_FLOAT)?;
-        static_build::build(&[Architecture::Aarch64], &[Program::Slat], Effort::Quick)?;
+        static_build::build(&arches, &[Program::Slat], Effort::Quick)?;
         peers::whole_tree()
     };
     let tree = match ready() {
@@ -84,6 +87,7 @@ pub fn test() -> anyhow::Result<Outcome> {
     idle_pages(&tree).context("idle pages of a watched guest")?;
     slat_engine(&tree).context("slat-engine")?;
     patches_in_turns(&tree).context("a patch, in turns")?;
+    riscv(&tree).context("RISC-V")?;
     Ok(Outcome::Ran(Vec::new()))
 }
 
@@ -96,6 +100,28 @@ fn program() -> Command {
     let mut slat = Command::new(target().join("debug/slat"));
     slat.current_dir(root());
     slat
+}
+
+/// Checks that guests of RISC-V's KVM run, and that no write is lost while two vCPUs of one write to
+/// memory that is migrated.
+fn riscv(tree: &str) -> anyhow::Result<()> {
+    let report = target().join("riscv.json");
+    let kernel = format!("tree:{tree}");
+    let machine = ["emulate", "--arch", "riscv64", "--kernel", &kernel];
+    let output = report.to_string_lossy();
+    let words = ["-o", &output, "--", "bench", "migrate", "-v", "2", "-b", "8M", "-r", "1"];
+    slat(&[&machine[..], &words].concat())?;
+    let results: Value = serde_json::from_reader(File::open(&report)?)?;
+    let results = results["results"].as_array().context("the report has no results")?;
+    let count = |name: &str| -> u64 {
+        let counts = results.iter().filter_map(|result| result["counts"][name].as_u64());
+        counts.sum()
+    };
+    let (written, compared) = (count("writes_verified"), count("pages_compared"));
+    println!("RISC-V: {written} writes verified, {compared} pages compared");
+    ensure!(written > 0 && compared > 0, "nothing was verified");
+    let tests = "demand_paging_test,kvm_page_table_test,set_memory_region_test";
+    slat(&["kernel", "test", "--tree", tree, "--arch", "riscv64", "--test", tests])
 }
 
 /// Checks that a split visits no page, and that the call takes fewer instructions.

@@ -8,12 +8,32 @@ use clap::ValueEnum;
 use serde_json::Value;
 use slat_kernel::vm::Architecture;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The target includes musl, and Rust's own linker supports every architecture: no cross compiler
 /// is needed.
 const FLAGS: &str = "-C linker=rust-lld -C link-self-contained=yes -C target-feature=+crt-static";
+
+/// Rust has no musl for RISC-V everywhere: Debian's compiler links with its C library.
+const RISCV_FLAGS: &str = "-C linker=riscv64-linux-gnu-gcc -C target-feature=+crt-static";
+
+/// Returns Rust's target of an architecture, and the compiler's flags for it.
+fn linked(arch: Architecture) -> anyhow::Result<(String, &'static str)> {
+    if arch == Architecture::Riscv64 {
+        setup::package("gcc-riscv64-linux-gnu", "riscv64-linux-gnu-gcc")?;
+        if !Path::new("/usr/riscv64-linux-gnu/lib/libc.a").exists() {
+            setup::install("libc6-dev-riscv64-cross")?;
+        }
+        return Ok(("riscv64gc-unknown-linux-gnu".to_owned(), RISCV_FLAGS));
+    }
+    Ok((format!("{arch}-unknown-linux-musl"), FLAGS))
+}
+
+/// Returns the variable of cargo that has the compiler's flags for a target.
+fn flags_of(target: &str) -> String {
+    format!("CARGO_TARGET_{}_RUSTFLAGS", target.to_uppercase().replace('-', "_"))
+}
 
 /// A command that is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -81,9 +101,8 @@ pub fn run(arches: &[Architecture], programs: &[Program]) -> anyhow::Result<()> 
 
 /// Builds for several architectures at once: build scripts and macros are built once.
 pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> anyhow::Result<()> {
-    let targets: Vec<String> =
-        arches.iter().map(|arch| format!("{arch}-unknown-linux-musl")).collect();
-    for target in &targets {
+    let targets = arches.iter().map(|arch| linked(*arch)).collect::<anyhow::Result<Vec<_>>>()?;
+    for (target, _) in &targets {
         setup::target(target)?;
     }
     let folder = folder();
@@ -92,10 +111,9 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
     for program in programs {
         build.args(["--package", program.package()]);
     }
-    for target in &targets {
-        build.args(["--target", target]);
+    for (target, flags) in &targets {
+        build.args(["--target", target]).env(flags_of(target), flags);
     }
-    build.env("RUSTFLAGS", FLAGS);
     if effort == Effort::Quick {
         build.arg("--no-default-features").env("CARGO_PROFILE_EMULATED_OPT_LEVEL", "0");
     }
@@ -106,7 +124,7 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
     build.env("CARGO_TARGET_DIR", &folder);
     let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
     ensure!(status.success(), "{build:?} failed: {status}");
-    for (arch, target) in arches.iter().zip(&targets) {
+    for (arch, (target, _)) in arches.iter().zip(&targets) {
         for program in programs {
             let from = folder.join(target).join(profile).join(program.name());
             let to = program.path(*arch);
@@ -121,11 +139,11 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
 
 /// Builds the work of the hypervisor's guests, quickly, and returns its path.
 pub fn work() -> anyhow::Result<PathBuf> {
-    let name = format!("{}-unknown-linux-musl", Architecture::Aarch64);
+    let (name, flags) = linked(Architecture::Aarch64)?;
     setup::target(&name)?;
     let mut build = cargo(&["build", "--quiet", "--package", "slat-programs"]);
     build.args(["--bin", "slat-work", "--features", "work", "--target", &name]);
-    build.env("RUSTFLAGS", FLAGS).env("CARGO_TARGET_DIR", folder());
+    build.env(flags_of(&name), flags).env("CARGO_TARGET_DIR", folder());
     let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
     ensure!(status.success(), "{build:?} failed: {status}");
     Ok(folder().join(name).join("debug/slat-work"))
@@ -133,11 +151,11 @@ pub fn work() -> anyhow::Result<PathBuf> {
 
 /// Builds a test of a package for an architecture, quickly, and returns its path.
 pub fn test(arch: Architecture, package: &str, test: &str) -> anyhow::Result<PathBuf> {
-    let name = format!("{arch}-unknown-linux-musl");
+    let (name, flags) = linked(arch)?;
     setup::target(&name)?;
     let mut build = cargo(&["test", "--no-run", "--message-format", "json"]);
     build.args(["--package", package, "--test", test, "--target", &name]);
-    build.env("RUSTFLAGS", FLAGS).env("CARGO_TARGET_DIR", folder());
+    build.env(flags_of(&name), flags).env("CARGO_TARGET_DIR", folder());
     test_program(&mut build, &format!("{package}/tests/{test}"))
 }
 

@@ -2,7 +2,7 @@
 //! or one for this host's architecture together with its shared libraries.
 
 use anyhow::{Context, ensure};
-use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64, PT_INTERP};
+use object::elf::{EM_AARCH64, EM_RISCV, EM_X86_64, FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, elf};
 use slat_kernel::vm::Architecture;
@@ -147,6 +147,7 @@ fn fits(bytes: &[u8], arch: Architecture) -> Result<Option<PathBuf>, String> {
     let machine = match arch {
         Architecture::X86_64 => EM_X86_64,
         Architecture::Aarch64 => EM_AARCH64,
+        Architecture::Riscv64 => EM_RISCV,
     };
     match kind {
         Kind { machine: other, .. } if other != machine => Err(format!("is not for {arch}")),

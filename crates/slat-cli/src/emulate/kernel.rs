@@ -45,7 +45,7 @@ pub fn find(args: &EmulateArgs, arch: Architecture, session: &Session) -> anyhow
 }
 
 /// Checks that a file looks like a kernel that QEMU can boot: a bzImage (`HdrS`), an Image
-/// (`ARM\x64`), packed by gzip or with a program that unpacks it; or an ELF file.
+/// (`ARM\x64` or `RSC\x05`), packed by gzip or with a program that unpacks it; or an ELF file.
 fn check(path: &Path, arch: Architecture) -> anyhow::Result<()> {
     let failed = |why: &str| bad_input(format!("--kernel {}: {why}", path.display()));
     let mut head = Vec::new();
@@ -53,13 +53,15 @@ fn check(path: &Path, arch: Architecture) -> anyhow::Result<()> {
     file.take(0x206).read_to_end(&mut head).map_err(|error| failed(&error.to_string()))?;
     let has = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
     let (x86, arm) = (has(0x202, b"HdrS"), has(0x38, b"ARM\x64"));
+    let riscv = has(0x38, b"RSC\x05");
     let is_it = match arch {
         Architecture::X86_64 => x86 || has(0, b"\x7fELF"),
-        Architecture::Aarch64 => arm || has(0, &[0x1f, 0x8b]) || (has(0, b"MZ") && !x86),
+        Architecture::Aarch64 => arm || has(0, &[0x1f, 0x8b]) || (has(0, b"MZ") && !x86 && !riscv),
+        Architecture::Riscv64 => riscv || has(0, &[0x1f, 0x8b]),
     };
     match is_it {
         true => Ok(()),
-        false if x86 || arm => {
+        false if x86 || arm || riscv => {
             Err(failed(&format!("it is a kernel, and not for {arch}; see --arch")))
         }
         false => Err(failed(&format!("it is no kernel for {arch}; give a bzImage or an Image"))),
@@ -67,8 +69,8 @@ fn check(path: &Path, arch: Architecture) -> anyhow::Result<()> {
 }
 
 /// Returns the modules that KVM needs in the machine. On x86 they are those of `kvm_amd`, because
-/// TCG emulates SVM and not VMX. On arm64 there are none, because KVM is always built into the
-/// kernel.
+/// TCG emulates SVM and not VMX. On other architectures there are none, because KVM is built into
+/// the kernel.
 ///
 /// # Errors
 /// Returns an error if a module is missing or cannot be read.
@@ -84,6 +86,12 @@ pub fn kvm_modules(kernel: &Kernel, arch: Architecture) -> anyhow::Result<Vec<Mo
 
 /// Returns one of Debian's kernels from the cache, or fetches it into the cache.
 fn debian(kernel: Debian, arch: Architecture, session: &Session) -> anyhow::Result<Kernel> {
+    if arch == Architecture::Riscv64 {
+        return Err(bad_input(format!(
+            "--kernel {kernel}: Debian 12 has no kernel for {arch}; `--kernel tree:debian-6.12` \
+             builds one"
+        )));
+    }
     let tell = Teller { say: &|what| session.say(what), note: &|line| session.note(line) };
     Kernel::kept(kernel, arch, &session.stop_flag(), tell).map_err(|error| {
         if session.interrupted() {

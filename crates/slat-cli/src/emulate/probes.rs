@@ -24,6 +24,14 @@ const ARM: [&str; 13] = [
     "_raw_read_lock?",
     "queued_write_lock_slowpath?",
 ];
+const RISCV: [&str; 6] = [
+    "kvm_riscv_gstage_map?",
+    "kvm_riscv_hfence_gvma_vmid_gpa?",
+    "kvm_riscv_hfence_gvma_vmid_all?",
+    "kvm_flush_remote_tlbs?",
+    "kvm_flush_remote_tlbs_range?",
+    "_raw_spin_lock?",
+];
 const X86: [&str; 9] = [
     "tdp_mmu_split_huge_page?",
     "tdp_mmu_link_sp?",
@@ -47,6 +55,7 @@ pub fn asked(args: &EmulateArgs, words: &[String], arch: Architecture) -> Vec<St
         [none] if none == "none" => Vec::new(),
         [] if args.count_instructions => match arch {
             Architecture::Aarch64 => ARM.map(str::to_owned).to_vec(),
+            Architecture::Riscv64 => RISCV.map(str::to_owned).to_vec(),
             Architecture::X86_64 => X86.map(str::to_owned).to_vec(),
         },
         asked => asked.to_vec(),

@@ -1,7 +1,7 @@
 //! Architectures that QEMU emulates with second-stage translation: their names, and the machine
 //! that QEMU emulates for each.
 
-use crate::vm::qemu::{AARCH64, Qemu, X86_64};
+use crate::vm::qemu::{AARCH64, Qemu, RISCV64, X86_64};
 use clap::ValueEnum;
 use std::fmt;
 
@@ -14,22 +14,26 @@ pub enum Architecture {
     /// Arm's stage 2, VHE
     #[value(name = "aarch64")]
     Aarch64,
+    /// RISC-V's G-stage
+    #[value(name = "riscv64")]
+    Riscv64,
 }
 
 impl Architecture {
     /// All architectures.
-    pub const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
+    pub const ALL: [Self; 3] = [Self::X86_64, Self::Aarch64, Self::Riscv64];
 
     /// Returns the architecture of this machine, if it is one of them.
     pub fn of_this_machine() -> Option<Self> {
         Self::ALL.into_iter().find(|arch| arch.name() == std::env::consts::ARCH)
     }
 
-    /// Returns its name in Rust's targets and in the names of QEMU's programs.
+    /// Returns its name in the names of QEMU's and of GCC's programs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
             Self::Aarch64 => "aarch64",
+            Self::Riscv64 => "riscv64",
         }
     }
 
@@ -38,6 +42,7 @@ impl Architecture {
         match self {
             Self::X86_64 => "amd64",
             Self::Aarch64 => "arm64",
+            Self::Riscv64 => "riscv64",
         }
     }
 
@@ -46,6 +51,7 @@ impl Architecture {
         match self {
             Self::X86_64 => X86_64,
             Self::Aarch64 => AARCH64,
+            Self::Riscv64 => RISCV64,
         }
     }
 
@@ -55,11 +61,12 @@ impl Architecture {
         match self {
             Self::X86_64 => "pc",
             Self::Aarch64 => "virt,virtualization=on,gic-version=3",
+            Self::Riscv64 => "virt",
         }
     }
 
     /// Returns QEMU's name and options of a CPU with all features that QEMU can emulate: SVM with
-    /// nested paging, or EL2 with VHE.
+    /// nested paging, EL2 with VHE, or the hypervisor extension.
     ///
     /// CMPXCHG16B is excluded, because QEMU 7.2 leaves wrong flags after it until they are next
     /// set. An interrupt in between saves and restores them, and Linux 6.12 crashes at a trap flag
@@ -69,6 +76,7 @@ impl Architecture {
         match self {
             Self::X86_64 => "max,-cx16",
             Self::Aarch64 => "max,pauth-impdef=on",
+            Self::Riscv64 => "rv64,h=true",
         }
     }
 }

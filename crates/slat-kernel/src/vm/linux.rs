@@ -41,23 +41,23 @@ impl Architecture {
     const fn accelerator(self) -> &'static str {
         match self {
             Self::X86_64 => "tcg,thread=single",
-            Self::Aarch64 => "tcg",
+            Self::Aarch64 | Self::Riscv64 => "tcg",
         }
     }
 
-    /// Returns the options of the second serial line. It is a PCI device on Arm, because the
-    /// machine has only one serial line of its own there.
+    /// Returns the options of the second serial line. It is a PCI device where the machine has only
+    /// one serial line of its own.
     const fn second_line(self) -> [&'static str; 2] {
         match self {
             Self::X86_64 => ["-serial", "chardev:second"],
-            Self::Aarch64 => ["-device", "pci-serial,chardev=second"],
+            Self::Aarch64 | Self::Riscv64 => ["-device", "pci-serial,chardev=second"],
         }
     }
 
     /// Returns Linux's name of the second serial line.
     pub const fn port(self) -> &'static str {
         match self {
-            Self::X86_64 => "/dev/ttyS1",
+            Self::X86_64 | Self::Riscv64 => "/dev/ttyS1",
             Self::Aarch64 => "/dev/ttyS0",
         }
     }
@@ -68,6 +68,7 @@ impl Architecture {
         match self {
             Self::X86_64 => "earlycon=uart8250,io,0x3f8 console=ttyS0 no_timer_check",
             Self::Aarch64 => "earlycon console=ttyAMA0",
+            Self::Riscv64 => "earlycon console=ttyS0",
         }
     }
 }

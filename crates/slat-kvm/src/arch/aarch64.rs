@@ -22,11 +22,23 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use std::arch::asm;
 use std::mem::offset_of;
 
-/// Bits of a table descriptor.
-pub(crate) const TABLE: u64 = 0b11;
-/// Bits of a block descriptor: normal memory (attribute 0), read and write for EL1 only, inner
+/// Returns a table descriptor.
+pub(crate) const fn table(gpa: u64) -> u64 {
+    gpa | 0b11
+}
+
+/// Returns a block descriptor: normal memory (attribute 0), read and write for EL1 only, inner
 /// shareable, accessed.
-pub(crate) const PAGE_2M: u64 = 0x701;
+pub(crate) const fn page_2m(gpa: u64) -> u64 {
+    gpa | 0x701
+}
+
+/// Returns the address that a descriptor has.
+#[cfg(test)]
+pub(crate) const fn address(entry: u64) -> u64 {
+    entry & 0x0000_ffff_ffff_f000
+}
+
 /// Address and block descriptor of a device (attribute 1, never executed). No memory is there, so
 /// that a store exits to the host.
 pub(crate) const DEVICE: Option<(u64, u64)> =

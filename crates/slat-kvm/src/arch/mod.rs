@@ -6,7 +6,7 @@
 
 /// Assembles the guest's code. It defines names for the offsets of the mailbox's words and for
 /// constants, and takes further names that an architecture needs.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
 macro_rules! guest_asm {
     ($($line:literal),*; $($name:ident = $value:expr,)*) => {
         std::arch::global_asm!(
@@ -45,7 +45,7 @@ macro_rules! guest_asm {
 
 /// Defines functions that return the code between the labels of `guest_asm!`, and the offsets of
 /// its pieces.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
 macro_rules! pieces {
     () => {
         unsafe extern "C" {
@@ -93,14 +93,19 @@ mod aarch64;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::*;
 
+#[cfg(target_arch = "riscv64")]
+mod riscv64;
+#[cfg(target_arch = "riscv64")]
+pub(crate) use riscv64::*;
+
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
 
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
 mod unsupported;
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
 pub(crate) use unsupported::*;
 
 /// Guest address of the code. Page 0 is left empty, so that a jump through a null pointer fails.

@@ -4,11 +4,22 @@ use super::Piece;
 use crate::Error;
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
-pub(crate) const TABLE: u64 = 0;
-pub(crate) const PAGE_2M: u64 = 0;
 pub(crate) const DEVICE: Option<(u64, u64)> = None;
 pub(crate) const BOOT_LIMIT: u64 = 1 << 30;
 pub(crate) const RETURNS: u64 = 0;
+
+pub(crate) const fn table(gpa: u64) -> u64 {
+    gpa
+}
+
+pub(crate) const fn page_2m(gpa: u64) -> u64 {
+    gpa
+}
+
+#[cfg(test)]
+pub(crate) const fn address(entry: u64) -> u64 {
+    entry
+}
 
 fn unsupported<T>() -> Result<T, Error> {
     Err(Error::UnsupportedArch(std::env::consts::ARCH))

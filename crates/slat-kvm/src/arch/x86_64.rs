@@ -20,10 +20,22 @@ use crate::mailbox;
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
-/// Bits of an entry that points to a table: present, writable, user, accessed.
-pub(crate) const TABLE: u64 = 0x27;
-/// Bits of an entry that maps a 2 MiB page: the same, dirty, and page size.
-pub(crate) const PAGE_2M: u64 = 0xe7;
+/// Returns the entry that refers to a table: present, writable, user, accessed.
+pub(crate) const fn table(gpa: u64) -> u64 {
+    gpa | 0x27
+}
+
+/// Returns the entry that maps a 2 MiB page: the same, dirty, and page size.
+pub(crate) const fn page_2m(gpa: u64) -> u64 {
+    gpa | 0xe7
+}
+
+/// Returns the address that an entry has.
+#[cfg(test)]
+pub(crate) const fn address(entry: u64) -> u64 {
+    entry & 0x0000_ffff_ffff_f000
+}
+
 /// The guest exits by an I/O port and needs no device.
 pub(crate) const DEVICE: Option<(u64, u64)> = None;
 /// End of the boot slot at most: below the areas under 4 GiB that chipsets use, and within the

@@ -8,7 +8,15 @@ use slat_kvm::{HostKvm, probe};
 /// skipping all tests.
 pub fn kvm_or_skip() -> Option<HostKvm> {
     match probe() {
-        Ok(host) if cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) => Some(host),
+        Ok(host)
+            if cfg!(any(
+                target_arch = "x86_64",
+                target_arch = "aarch64",
+                target_arch = "riscv64"
+            )) =>
+        {
+            Some(host)
+        }
         Ok(_) => skip("no guest code for this architecture"),
         Err(error) => skip(&error.to_string()),
     }
