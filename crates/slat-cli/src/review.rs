@@ -40,6 +40,9 @@ impl Review {
         }
         for Part { what, command, lines, tables, .. } in &self.parts {
             let _ = write!(page, "\n## {what}\n\n    {command}\n{}", block(lines));
+            if !tables.is_empty() {
+                page += "\n";
+            }
             tables.iter().for_each(|table| page += &markdown::table(table));
         }
         page
