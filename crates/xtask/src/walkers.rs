@@ -1,7 +1,8 @@
 //! Tables of a format under another project's walker: small programs for machines without an
-//! operating system, in QEMU. The hypervisor tests Arm's.
+//! operating system, in QEMU; and a test whose tables an emulated IOMMU walks. The hypervisor tests
+//! Arm's.
 
-use crate::stages::{Outcome, cargo};
+use crate::stages::{Outcome, cargo, ran};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
 use slat_kernel::vm::qemu::{Ended, Machine, Qemu, RISCV64, X86_64};
@@ -54,8 +55,16 @@ pub fn test() -> anyhow::Result<Outcome> {
             Err(error) => left_out.push(format!("{}: {error:#}", walker.program)),
         }
     }
+    match setup::emulator(X86_64) {
+        Ok(()) => drop(ran(cargo(&["test", "--package", "slat-programs"]).args(IOMMU))?),
+        Err(error) if in_ci() => return Err(error),
+        Err(error) => left_out.push(format!("iommu: {error:#}")),
+    }
     Ok(Outcome::Ran(left_out))
 }
+
+/// Tables in the memory of a machine, whose device accesses memory through a VT-d unit.
+const IOMMU: [&str; 5] = ["--no-default-features", "--features", "iommu", "--test", "iommu"];
 
 impl Walker {
     fn run(&self) -> anyhow::Result<()> {

@@ -42,7 +42,11 @@
 //! - **Guest addresses.** The unit refuses addresses beyond its MGAW. Its AGAW for the domain is 48
 //!   bits, four levels.
 //! - **The platform's `fill`** and stores need no cache flush: [`Vtd::from_registers`] refuses
-//!   units whose walks are not coherent.
+//!   units whose walks are not coherent; see [`Vtd::with_coherent_walks`].
+//!
+//! [`commands`] has the descriptors of the invalidation queue.
+
+pub mod commands;
 
 use super::bit;
 use core::fmt;
@@ -84,6 +88,21 @@ impl Vtd {
             return Err(MissingVtd { capability, extended: coherent });
         }
         Ok(Self { snoop: extended & SNOOP_CONTROL != 0 })
+    }
+
+    /// As [`Vtd::from_registers`], for a unit that does not claim coherent walks (bit 0 of
+    /// `extended`) although its walks see what CPUs store. So does a unit that a VMM emulates in
+    /// software, such as QEMU's, and a unit before memory that the platform maps uncached for
+    /// tables. Hardware whose walks are not coherent reads stale entries.
+    ///
+    /// # Errors
+    /// Those of [`Vtd::from_registers`] but for coherent walks.
+    pub const fn with_coherent_walks(
+        capability: u64,
+        extended: u64,
+        huge_1g: bool,
+    ) -> Result<Self, MissingVtd> {
+        Self::from_registers(capability, extended | COHERENT, huge_1g)
     }
 }
 
