@@ -445,6 +445,10 @@ struct slat_arm64_id {
    ID_AA64ISAR0_EL1.
    */
   uint64_t isar0;
+  /*
+   MIDR_EL1, for errata of invalidations; 0 without.
+   */
+  uint64_t midr;
 };
 
 /*

@@ -18,6 +18,8 @@ pub struct slat_arm64_id {
     pub mmfr2: u64,
     /// ID_AA64ISAR0_EL1.
     pub isar0: u64,
+    /// MIDR_EL1, for errata of invalidations; 0 without.
+    pub midr: u64,
 }
 
 /// An instruction of an invalidation. The operand, if it has one, is the value of its register.
@@ -108,7 +110,13 @@ mod with {
 
     impl From<slat_arm64_id> for IdRegisters {
         fn from(of: slat_arm64_id) -> Self {
-            Self { mmfr0: of.mmfr0, mmfr1: of.mmfr1, mmfr2: of.mmfr2, isar0: of.isar0 }
+            Self {
+                mmfr0: of.mmfr0,
+                mmfr1: of.mmfr1,
+                mmfr2: of.mmfr2,
+                isar0: of.isar0,
+                midr: of.midr,
+            }
         }
     }
 

@@ -203,6 +203,12 @@ impl<A: Arch> State<A> {
                 let used = format!("it may use {}", entry.text());
                 self.log.report(kind, Some(cpu), Some(entry.start), used, expected);
             }
+            let late = self.cpus[cpu].late.iter().filter(|store| store.vmid == vmid);
+            let late = late.filter(|store| store.entry.start < end && start < store.entry.end());
+            for store in late.filter(|store| wrong(&store.entry)) {
+                let used = format!("a store is under way through {}", store.entry.text());
+                self.log.report(kind, Some(cpu), Some(store.entry.start), used, expected);
+            }
         }
     }
 }

@@ -98,6 +98,7 @@ impl Machine<Arm> {
             range_instructions: arch.range_instructions,
             lpa2: arch.lpa2,
             address_bits: if arch.lpa2 || arch.lpa { 52 } else { 48 },
+            repeat: arch.repeats_tlbi,
             ..sequencer::Tlbi::new(Granule::of_shift(arch.granule))
         }
     }

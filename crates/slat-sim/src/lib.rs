@@ -116,6 +116,7 @@ pub mod firmware;
 mod forward;
 mod host;
 mod instruction;
+mod late_stores;
 mod lazy;
 mod machine;
 mod marked;

@@ -2,6 +2,7 @@
 
 use crate::arch::{Arch, Descriptor, Leaf, Rights};
 use crate::host::Host;
+use crate::late_stores::LateStore;
 use crate::lazy::{Choice, Lazy};
 use crate::marked::Marked;
 use crate::memory::{Cell, Memory, POISON};
@@ -31,6 +32,8 @@ pub(crate) struct Cpu {
     pub marked: Option<Marked>,
     /// The address of the last access, if it faulted and the guest has not resumed.
     pub faulted: Option<u64>,
+    /// Stores under way through translations that are gone.
+    pub late: Vec<LateStore>,
 }
 
 /// A thread of the hypervisor as a processing element that issues invalidations.
@@ -465,12 +468,20 @@ impl<A: Arch> State<A> {
         let issuer = self.issuer();
         let (here, mut pending) = (issuer.cpu, std::mem::take(&mut issuer.pending));
         pending.sort_by_key(|scope| scope.leaves);
+        let late = !locally && self.arch.late_stores();
+        let broadcast = |scope: &Scope| scope.cpu.is_none();
+        let is_broadcast = pending.iter().any(broadcast);
+        let combined = pending.iter().any(|scope| broadcast(scope) && scope.combined);
         for mut scope in pending {
             if locally && scope.cpu.is_none() {
                 self.issuer().pending.push(scope);
                 scope.cpu = Some(here);
             }
-            self.forget(&scope);
+            if late && broadcast(&scope) {
+                self.forget_late(&scope, here);
+            } else {
+                self.forget(&scope);
+            }
             // A CPU may make translations of both stages again, from those of the second stage that
             // it has.
             if self.lazy.combined && !scope.leaves {
@@ -481,6 +492,9 @@ impl<A: Arch> State<A> {
                     }
                 }
             }
+        }
+        if late && is_broadcast {
+            self.land(combined);
         }
     }
 }

@@ -48,6 +48,7 @@ pub fn id_registers() -> IdRegisters {
         mmfr1: cpu::read!("id_aa64mmfr1_el1"),
         mmfr2: cpu::read!("id_aa64mmfr2_el1"),
         isar0: cpu::read!("id_aa64isar0_el1"),
+        midr: cpu::read!("midr_el1"),
     }
 }
 

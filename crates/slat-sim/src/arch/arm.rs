@@ -33,6 +33,10 @@ pub struct Arm {
     pub range_instructions: bool,
     /// ID_AA64MMFR2_EL1.BBM: 0, 1 or 2; 3 is level 2 without conflict aborts.
     pub bbm: u8,
+    /// An erratum: a DSB after a TLBI does not wait for other CPUs' stores.
+    pub late_stores: bool,
+    /// The platform repeats a TLBI and its DSB.
+    pub repeats_tlbi: bool,
 }
 
 impl Arm {
@@ -60,6 +64,8 @@ impl Arm {
             ttl: true,
             range_instructions: false,
             bbm: 0,
+            late_stores: false,
+            repeats_tlbi: false,
         }
     }
 
@@ -229,6 +235,10 @@ impl Arch for Arm {
 
     fn fault_forgets(&self) -> bool {
         false
+    }
+
+    fn late_stores(&self) -> bool {
+        self.late_stores
     }
 
     /// D8.6: without FWB, the weaker attribute of both stages; with it, MemAttr 0b0110 forces

@@ -57,6 +57,11 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
     fn sizes(&self) -> Sizes;
     /// Returns whether a permission fault drops the cached entries for the address.
     fn fault_forgets(&self) -> bool;
+    /// Returns whether stores may be under way when the invalidation of their translation is
+    /// complete.
+    fn late_stores(&self) -> bool {
+        false
+    }
     /// Returns whether the CPU may cache an invalid entry, and so continue to fault after the entry
     /// was filled, until an invalidation.
     fn caches_invalid(&self) -> bool {

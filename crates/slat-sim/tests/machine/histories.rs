@@ -398,6 +398,24 @@ fn histories_on_4k_at_level_3_are_clean() {
     crate::seed::seeds(4).for_each(|seed| arm_history::<12>(3, seed, 3, 80));
 }
 
+/// A history on CPUs whose stores may be late; returns what the machine found.
+fn late_history(repeats_tlbi: bool, seed: u64) -> usize {
+    let arch = Arm { late_stores: true, repeats_tlbi, ..Arm::new(12, BITS) };
+    let machine = Machine::new(arch, 2);
+    let mut history = History::new(&machine, arm64::<12>(), seed, 3);
+    history.run_guest();
+    (0..60).for_each(|_| history.step());
+    machine.undisturbed();
+    machine.violations().len()
+}
+
+#[test]
+fn late_stores_are_lost_unless_invalidations_are_repeated() {
+    let seeds = || crate::seed::seeds(4);
+    assert!(seeds().all(|seed| late_history(true, seed) == 0));
+    assert!(seeds().any(|seed| late_history(false, seed) != 0), "no history loses a write");
+}
+
 #[test]
 fn histories_on_16k_are_clean() {
     for (bbm, seed) in [0, 3].into_iter().zip(crate::seed::seeds(2)) {

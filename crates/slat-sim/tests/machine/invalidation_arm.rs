@@ -342,3 +342,49 @@ fn with_lpa2_the_engines_ranges_leave_nothing() {
 }
 
 const WHOLE: Invalidation = Invalidation { vmid: VMID, range: None, leaf: None, tables: false };
+
+/// CPUs on which stores are late, and a platform that repeats its last TLBI or does not.
+fn late(repeats_tlbi: bool) -> Machine<Arm> {
+    Machine::new(Arm { late_stores: true, repeats_tlbi, ..Arm::new(12, BITS) }, 2)
+}
+
+/// Both CPUs write a page, which is then write-protected.
+fn protect_a_page(machine: &Machine<Arm>) {
+    let guest = Guest::new(machine, arm64::<12>());
+    guest.map(FAR, RAM, 0x3000, PageSize::SIZE_4K);
+    (0..2).for_each(|cpu| guest.write(cpu, FAR + 0x1000));
+    guest.write_protect(FAR, 0x3000);
+}
+
+#[test]
+fn late_stores_reach_a_page_if_one_invalidation_is_all() {
+    let machine = late(false);
+    unmap_a_page::<12>(&machine);
+    caught(&machine, Kind::FreedMemory);
+    let machine = late(false);
+    protect_a_page(&machine);
+    caught(&machine, Kind::RevokedRight);
+}
+
+#[test]
+fn late_stores_have_landed_after_a_repeated_invalidation() {
+    for scenario in [unmap_a_page::<12>, protect_a_page] {
+        let machine = late(true);
+        scenario(&machine);
+        clean(&machine);
+    }
+}
+
+/// The sequence with `ipas2le1is` has one invalidation that completes stores, and needs another.
+#[test]
+fn the_invalidation_of_stage_2_alone_completes_no_late_store() {
+    let twice = |machine: &Machine<Arm>, what: &Invalidation| {
+        let first = |i: &Instruction| !matches!(i, Instruction::Vmalle1is);
+        machine.vttbr(what.vmid);
+        machine.sequence(what).filter(first).for_each(|i| machine.execute(i));
+        machine.sequence(what).for_each(|i| machine.execute(i));
+    };
+    let machine = late(false).firmware(invalidating(twice));
+    unmap_a_page::<12>(&machine);
+    caught(&machine, Kind::FreedMemory);
+}

@@ -88,6 +88,42 @@ pub struct IdRegisters {
     pub mmfr2: u64,
     /// ID_AA64ISAR0_EL1.
     pub isar0: u64,
+    /// MIDR_EL1, for errata; 0 if no CPU has one that concerns stage 2. Where CPUs differ, take that
+    /// of one for which [`repeats_tlbi`] is true.
+    pub midr: u64,
+}
+
+/// Returns whether a CPU needs each broadcast TLBI and its DSB twice ([`Tlbi::repeat`]), by its
+/// MIDR_EL1: one does not wait for other CPUs' stores through the translation.
+///
+/// Arm's errata 4118414 (of Cortex-A76 to X925, Neoverse N1 to V3, C1), 2441007 (Cortex-A55),
+/// 2441009 (Cortex-A510 before r1p2) and 1286807 (Cortex-A76), and the same in CPUs of others, as
+/// Linux 7.3 has them (`arm64_repeat_tlbi_list`).
+pub const fn repeats_tlbi(midr: u64) -> bool {
+    const ARM: u64 = 0x41;
+    const QUALCOMM: u64 = 0x51;
+    const NVIDIA: u64 = 0x4e;
+    const MICROSOFT: u64 = 0x6d;
+    let (implementer, part) = (midr >> 24 & 0xff, midr >> 4 & 0xfff);
+    // rVpP as 0xVP.
+    let version = midr >> 16 & 0xf0 | midr & 0xf;
+    match (implementer, part) {
+        // Cortex-A510.
+        (ARM, 0xd46) => version <= 0x11,
+        // Cortex-A55, A76, A76AE, A77, A78, A78AE, A78C, A710.
+        (ARM, 0xd05 | 0xd0b | 0xd0e | 0xd0d | 0xd41 | 0xd42 | 0xd4b | 0xd47) => true,
+        // Cortex-X1, X1C, X2, X3, X4, X925; C1-Premium, C1-Ultra.
+        (ARM, 0xd44 | 0xd4c | 0xd48 | 0xd4e | 0xd82 | 0xd85 | 0xd90 | 0xd8c) => true,
+        // Neoverse N1, N2, V1, V2, V3, V3AE.
+        (ARM, 0xd0c | 0xd49 | 0xd40 | 0xd4f | 0xd84 | 0xd83) => true,
+        // Olympus; Azure Cobalt 100.
+        (NVIDIA, 0x010) | (MICROSOFT, 0xd49) => true,
+        // Falkor v1; Kryo and Kryo 4xx Gold.
+        (QUALCOMM, 0x800) => version == 0,
+        (QUALCOMM, 0x804) => 0xce <= version && version <= 0xfe,
+        (QUALCOMM, part) => part & 0xf00 == 0x200,
+        _ => false,
+    }
 }
 
 /// Returns the field of four bits from `shift` on.
@@ -252,6 +288,7 @@ impl IdRegisters {
             ttl: self.ttl(),
             lpa2: Arm64::<PAGE_SHIFT, WIDE>::DS,
             address_bits: self.address_bits(),
+            repeat: repeats_tlbi(self.midr),
             ..Tlbi::new(granule)
         }
     }

@@ -170,6 +170,11 @@ pub struct Tlbi {
     pub most_by_address: u64,
     /// The PEs to reach.
     pub scope: Scope,
+    /// The last TLBI and its DSB are executed twice, for CPUs with an erratum: a store of another
+    /// PE through the invalidated translation may become visible after the first DSB. Without it, a
+    /// page that was write-protected changes after it was copied. See
+    /// [`repeats_tlbi`](super::id::repeats_tlbi). [`Scope::Local`] does not need it.
+    pub repeat: bool,
 }
 
 impl Tlbi {
@@ -188,6 +193,7 @@ impl Tlbi {
             address_bits: 48,
             most_by_address: Self::MOST_BY_ADDRESS,
             scope: Scope::InnerShareable,
+            repeat: false,
         }
     }
 
@@ -204,7 +210,8 @@ impl Tlbi {
     /// size, whichever address in it the operand has.
     pub fn sequence(&self, what: &Invalidation) -> Sequence {
         let addresses = what.range.and_then(|range| self.addresses(range, what));
-        Sequence { step: Step::Publish, scope: self.scope, addresses }
+        let repeat = self.repeat && self.scope == Scope::InnerShareable;
+        Sequence { step: Step::Publish, scope: self.scope, addresses, repeat }
     }
 
     /// Returns the instructions by address; `None` if they are too many or no operand can hold
@@ -361,6 +368,8 @@ pub struct Sequence {
     step: Step,
     scope: Scope,
     addresses: Option<Addresses>,
+    /// The last invalidation comes once more.
+    repeat: bool,
 }
 
 /// The next step of a sequence.
@@ -410,6 +419,11 @@ impl Iterator for Sequence {
                 None => (self.wait(), Step::Combined),
             },
             (Step::Combined, _) => (pick(Instruction::Vmalle1is, Instruction::Vmalle1), Step::Wait),
+            (Step::Wait, addresses) if self.repeat => {
+                let last = if addresses.is_some() { Step::Combined } else { Step::Stage2 };
+                self.repeat = false;
+                (self.wait(), last)
+            }
             (Step::Wait, _) => (self.wait(), Step::Synchronize),
             (Step::Synchronize, _) => (Instruction::Isb, Step::Done),
             (Step::Done, _) => return None,

@@ -5,14 +5,21 @@ use crate::format::arm64::{Arm64K4, Arm64K16, Arm64K64, Arm64Lpa2K4, Arm64Lpa2K1
 use std::string::ToString;
 
 // Values from the CPUs' technical reference manuals, and from QEMU's models of them.
-const CORTEX_A53: IdRegisters = IdRegisters { mmfr0: 0x1122, mmfr1: 0, mmfr2: 0, isar0: 0x11120 };
-const CORTEX_A55: IdRegisters =
-    IdRegisters { mmfr0: 0x10_1122, mmfr1: 0x1021_2122, mmfr2: 0x1011, isar0: 0x1000_1021_1120 };
+const CORTEX_A53: IdRegisters =
+    IdRegisters { mmfr0: 0x1122, mmfr1: 0, mmfr2: 0, isar0: 0x11120, midr: 0x410f_d034 };
+const CORTEX_A55: IdRegisters = IdRegisters {
+    mmfr0: 0x10_1122,
+    mmfr1: 0x1021_2122,
+    mmfr2: 0x1011,
+    isar0: 0x1000_1021_1120,
+    midr: 0x412f_d050,
+};
 const NEOVERSE_N2: IdRegisters = IdRegisters {
     mmfr0: 0x222_0010_1125,
     mmfr1: 0x1021_2122,
     mmfr2: 0x1221_0111_1010_1011,
     isar0: 0x0221_1111_1021_2120,
+    midr: 0x410f_d493,
 };
 /// QEMU's `max`, as far as addresses are concerned: 52 bits, and FEAT_LPA2 for both granules.
 const MAX: IdRegisters = IdRegisters { mmfr0: 0x323_1020_1126, ..NEOVERSE_N2 };
@@ -308,4 +315,30 @@ fn invalidation_uses_what_the_cpu_has() {
     assert_eq!((new.granule, new.address_bits), (Granule::K64, 48));
     let wide = MAX.tlbi(&Arm64Lpa2K4::default());
     assert_eq!((wide.lpa2, wide.granule, wide.address_bits), (true, Granule::K4, 52));
+}
+
+#[test]
+fn a_cpu_with_late_stores_repeats_a_tlbi_by_its_midr() {
+    let of = |cpu: IdRegisters| cpu.tlbi(&Arm64K4::default()).repeat;
+    assert_eq!([of(CORTEX_A53), of(CORTEX_A55), of(NEOVERSE_N2)], [false, true, true]);
+    let midr = |implementer: u64, part: u64, version: u64| {
+        implementer << 24 | (version >> 4) << 20 | 0xf << 16 | part << 4 | version & 0xf
+    };
+    for (implementer, part, version, repeats) in [
+        (0x41, 0xd0c, 0x41, true),  // Neoverse N1 r4p1
+        (0x41, 0xd46, 0x11, true),  // Cortex-A510
+        (0x41, 0xd46, 0x12, false), // the same, mended
+        (0x41, 0xd08, 0x03, false), // Cortex-A72
+        (0x51, 0x800, 0x00, true),  // Falkor v1
+        (0x51, 0x800, 0x01, false),
+        (0x51, 0x804, 0xcd, false), // Kryo 4xx Gold
+        (0x51, 0x804, 0xce, true),
+        (0x51, 0x211, 0x20, true),  // Kryo
+        (0x4e, 0x010, 0x00, true),  // Olympus
+        (0x6d, 0xd49, 0x00, true),  // Azure Cobalt 100
+        (0xc0, 0xd0b, 0x00, false), // no CPU of Arm
+        (0x00, 0x000, 0x00, false),
+    ] {
+        assert_eq!(repeats_tlbi(midr(implementer, part, version)), repeats, "{part:#x}");
+    }
 }

@@ -92,7 +92,7 @@ prop_compose! {
         let [range_instructions, ttl, lpa2, local] = features;
         let scope = if local { Scope::Local } else { Scope::InnerShareable };
         let address_bits = if lpa2 || granule == Granule::K64 { 52 } else { 48 };
-        Tlbi { granule, range_instructions, ttl, lpa2, address_bits, most_by_address, scope }
+        Tlbi { granule, range_instructions, ttl, lpa2, address_bits, most_by_address, scope, repeat: false }
     }
 }
 
@@ -311,4 +311,19 @@ fn only_a_size_that_leaves_have_names_a_level() {
         assert_eq!(level(granule, false, shift), plain, "{granule} {shift}");
         assert_eq!(level(granule, true, shift), lpa2, "{granule} {shift}, DS=1");
     }
+}
+
+#[test]
+fn a_repeated_sequence_ends_in_its_last_invalidation_twice() {
+    let cpu = Tlbi { repeat: true, ..Tlbi::new(Granule::K4) };
+    let page = invalidation(0x8000_0000, PAGE, None);
+    let name = |line: &std::string::String| line.split(',').next().unwrap().to_string();
+    let names: Vec<_> = text(cpu, &page).iter().map(name).collect();
+    let [tlbi, dsb] = ["tlbi vmalle1is", "dsb ish"];
+    assert_eq!(names, ["dsb ishst", "tlbi ipas2le1is", dsb, tlbi, dsb, tlbi, dsb, "isb"]);
+    let whole = Invalidation { range: None, ..page };
+    let all = "tlbi vmalls12e1is";
+    assert_eq!(text(cpu, &whole), ["dsb ishst", all, dsb, all, dsb, "isb"]);
+    // One PE waits for its own stores.
+    assert_eq!(text(cpu.local(), &page), text(Tlbi::new(Granule::K4).local(), &page));
 }
