@@ -103,7 +103,8 @@ pub(crate) struct Notices {
 impl Notices {
     pub fn add(&mut self, more: Self) {
         self.unmaps += more.unmaps;
-        self.unmapped_bytes += more.unmapped_bytes;
+        // A process may unmap what it has not touched, as often as it likes.
+        self.unmapped_bytes = self.unmapped_bytes.saturating_add(more.unmapped_bytes);
         self.ages += more.ages;
     }
 }

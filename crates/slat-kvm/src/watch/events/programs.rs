@@ -33,6 +33,9 @@ pub(crate) const OWN: usize = TIMES;
 /// The place of ranges that found no room at their place.
 pub(crate) const ANYWHERE: u32 = u32::MAX;
 
+/// Base-2 logarithm of more bytes than a process can map.
+const ADDRESS_BITS: i32 = 57;
+
 /// Words of a range's account: for each [`Notice`] a count, and bytes.
 pub(crate) const RANGE_WORDS: usize = 6;
 
@@ -409,6 +412,13 @@ pub(crate) fn notice(event: &Tracepoint, notice: Notice, maps: Maps) -> Result<V
             load(&mut program, R7, start);
             load(&mut program, R8, event.field("end")?);
             program.op_reg(Op::Sub, R8, R7);
+            // All addresses, as a write to clear_refs tells: no guest has so much.
+            let is_part = program.label();
+            program.op_reg(Op::Mov, R3, R8);
+            program.op(Op::Shr, R3, ADDRESS_BITS);
+            program.jump_if(If::Equal, R3, 0, is_part);
+            program.op(Op::Mov, R8, 0);
+            program.here(is_part);
         }
         Err(_) => {
             load(&mut program, R7, event.field("hva")?);

@@ -435,12 +435,14 @@ fn places_that_find_no_room_are_counted_for_their_process_and_then_as_lost() {
          1200 -5 unmap 0x2000 0x4000
          1300 -5 unmap 0x7f0000000000 0x7f0000001000
          1400 -5 unmap 0x7f8000000000 0x7f8000001000
-         1500 -6 unmap 0x1000 0x2000",
+         1500 -6 unmap 0x1000 0x2000
+         1600 -5 unmap 0x0 0xffffffffffffffff",
     );
     let notices = |words: Option<Vec<u64>>, at: usize| words.map(|it| (it[at], it[at + 1]));
     // The guest's own ranges need no place.
     assert_eq!(notices(kernel.words(ROOM + PID, PID << 32), OWN), Some((2, 0x3000)));
-    assert_eq!(notices(kernel.words(RANGES, 5 << 32), 0), Some((2, 0x3000)));
+    // The range of all addresses counts, and has no bytes.
+    assert_eq!(notices(kernel.words(RANGES, 5 << 32), 0), Some((3, 0x3000)));
     let anywhere = 5 << 32 | u64::from(ANYWHERE);
     assert_eq!(notices(kernel.words(RANGES + 1, anywhere), 0), Some((2, 0x2000)));
     assert_eq!(kernel.words(MAPS.lost as u64, 0), Some(vec![1]));
