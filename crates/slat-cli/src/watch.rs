@@ -5,6 +5,7 @@ pub mod migration;
 pub mod page;
 pub mod report;
 mod stalls;
+pub mod verdict;
 
 use slat_kvm::watch::{Metric, Values};
 use slat_lab::table::NOTHING;

@@ -242,7 +242,7 @@ pub fn predict(
     let bearable = forecast::bearable_writes(&of);
     if forecast.converges {
         changes.push(match bearable < forecast::MOST_WRITES * of.copied {
-            true => format!("it would converge up to a dirty rate of {}", Rate(bearable)),
+            true => format!("converges up to a dirty rate of {}", Rate(bearable)),
             false => "all of its memory fits into the downtime".to_owned(),
         });
     } else {
@@ -366,7 +366,7 @@ impl Told {
                 or(it.downtime, it.downtime_at_most),
                 seconds(it.max_downtime),
             );
-            let what = if it.converges { "Beyond" } else { "What would change it" };
+            let what = if it.converges { "Limit" } else { "What would change it" };
             let _ = write!(line, " {what}: {}.", it.changes.join("; "));
             said.push(line);
         }
