@@ -1,9 +1,11 @@
 //! The output of `slat watch`: a table that is redrawn with each sample, lines, and the report.
 
+pub mod exposition;
 pub mod live;
 pub mod migration;
 pub mod page;
 pub mod report;
+pub mod serve;
 mod stalls;
 pub mod verdict;
 
