@@ -95,7 +95,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         max_downtime: args.max_downtime,
     };
     let told = migration::tell(&guests, monitor.as_ref(), &asked);
-    let report = Report {
+    let mut report = Report {
         began: began.as_secs(),
         seconds: watch.seconds(),
         every: args.every.as_secs_f64(),
@@ -112,6 +112,11 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         working_sets: watch.working_sets().map(WorkingSets::told).unwrap_or_default(),
         ..Report::new(guests, ended)
     };
+    // A monitor is that of one process, whose last guest it tells of.
+    let events = monitor.as_ref().map(Monitor::events);
+    if let Some((verdict, events)) = report.verdicts.last_mut().zip(events) {
+        verdict.take(events);
+    }
     if let Some(path) = file {
         write_whole(path, report.json()?.as_bytes())?;
     }

@@ -6,6 +6,7 @@ use slat_kvm::watch::qmp::{DirtyRate, Migration, Qmp};
 use slat_kvm::watch::{GuestTotal, Metric};
 use slat_lab::numbers::{bytes, seconds};
 use slat_lab::rate::Rate;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -91,6 +92,11 @@ pub struct Monitor {
     migration: Migration,
     /// The migration that ran during the watch, if one did.
     migrated: Option<Migration>,
+    /// The account of the first step: of a migration before the watch, perhaps.
+    first: Option<Migration>,
+    /// Answers on whether the guest runs, and how many of them said in which other state it was.
+    asked: u32,
+    stopped: BTreeMap<String, u32>,
     /// Why the last step could not ask QEMU what it wanted.
     why: Option<String>,
 }
@@ -103,9 +109,10 @@ impl Monitor {
     pub fn connect(socket: &Path) -> Result<Self, String> {
         let mut qmp = Qmp::connect(socket)?;
         let memory = qmp.memory();
-        let (rates, migration) = Default::default();
+        let (rates, migration, first, asked, stopped) = Default::default();
+        let (measures, migrated, why) = Default::default();
         let mut this =
-            Self { qmp, memory, rates, measures: false, migration, migrated: None, why: None };
+            Self { qmp, memory, rates, measures, migration, migrated, first, asked, stopped, why };
         this.step();
         Ok(this)
     }
@@ -116,7 +123,14 @@ impl Monitor {
     }
 
     fn ask(&mut self) -> Result<(), String> {
+        if let Ok(state) = self.qmp.status() {
+            self.asked += 1;
+            if let Err(state) = state {
+                *self.stopped.entry(state).or_default() += 1;
+            }
+        }
         self.migration = self.qmp.migration()?;
+        self.first.get_or_insert(self.migration);
         if self.migration.runs {
             // Before QEMU reads the log for the first time, it has no rate.
             let known = self.migration.bytes_per_second > 0.0 || self.migrated.is_none();
@@ -137,6 +151,32 @@ impl Monitor {
             self.measures = true;
         }
         Ok(())
+    }
+
+    /// Returns what QEMU told of the guest during the watch, in words: migrations and pauses.
+    pub fn events(&self) -> Vec<String> {
+        let (now, time) = (self.migration, |time: Duration| seconds(time.as_secs_f64()));
+        let mut events = Vec::new();
+        let is_new = self.first.is_some_and(|first| first.runs || first.total != now.total);
+        if now.runs {
+            let left = bytes(now.remaining);
+            events.push(format!("a migration runs, in round {}, {left} left", now.rounds));
+        } else if let Some(total) = now.total.filter(|_| is_new && now.completed) {
+            let downtime = now.downtime.map_or("unknown".to_owned(), time);
+            events.push(format!(
+                "a migration was completed: it took {} and {} round{}, downtime {downtime}",
+                time(total),
+                now.rounds,
+                if now.rounds == 1 { "" } else { "s" },
+            ));
+        } else if self.migrated.is_some() {
+            events.push("a migration ended without success".to_owned());
+        }
+        let stopped = self.stopped.iter().map(|(state, count)| {
+            format!("QEMU told that it was not running ({state}), {count} of {} times", self.asked)
+        });
+        events.extend(stopped);
+        events
     }
 
     /// Returns why no rate of QEMU's is known, if none is.
@@ -439,6 +479,43 @@ mod tests {
         assert_eq!(monitor.why(), None);
         drop(monitor);
         assert!(!asked.join().unwrap().contains(&"calc-dirty-rate".to_owned()));
+    }
+
+    #[test]
+    fn a_migration_that_ran_and_a_pause_are_told_with_their_real_figures() {
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicU32, Ordering};
+        let step = Arc::new(AtomicU32::new(0));
+        let now = Arc::clone(&step);
+        let done = "{\"return\": {\"status\": \"completed\", \"total-time\": 3260, \"downtime\": \
+                    59, \"ram\": {\"dirty-pages-rate\": 0, \"page-size\": 4096, \
+                    \"dirty-sync-count\": 4, \"remaining\": 0}}}";
+        let (mut monitor, _) = monitor(move |command| {
+            let answer = match (command, now.load(Ordering::Relaxed)) {
+                ("query-migrate", 1) => MIGRATES,
+                ("query-migrate", 2..) => done,
+                ("query-status", 2..) => "{\"return\": {\"status\": \"postmigrate\"}}",
+                ("query-status", _) => "{\"return\": {\"status\": \"running\"}}",
+                _ => NOTHING,
+            };
+            answer.to_owned()
+        });
+        assert!(monitor.events().is_empty(), "{:?}", monitor.events());
+        let mut after = |to| {
+            step.store(to, Ordering::Relaxed);
+            monitor.step();
+            monitor.events()
+        };
+        assert!(after(1)[0].starts_with("a migration runs, in round 3, "));
+        let events = after(2);
+        assert!(events[0].contains("it took 3.26 s and 4 rounds, downtime 59"), "{events:?}");
+        assert!(events[1].contains("not running (postmigrate), 1 of 3 times"), "{events:?}");
+        // One of before the watch is not told.
+        let (monitor, _) = self::monitor(move |command| match command {
+            "query-migrate" => done.to_owned(),
+            _ => NOTHING.to_owned(),
+        });
+        assert!(monitor.events().is_empty());
     }
 
     #[test]

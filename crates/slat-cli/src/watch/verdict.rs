@@ -21,6 +21,10 @@ const READS: f64 = 100.0;
 /// ranked, and told from reclaim, where the time of faults is unknown.
 const READ_NS: (f64, f64) = (1e5, 1e7);
 
+/// Time of a write to a protected page, in nanoseconds: by it logged pages are ranked where the
+/// time of faults is unknown.
+const WRITE_NS: f64 = 2e3;
+
 /// A cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -90,8 +94,20 @@ pub struct Verdict {
     pub causes: Vec<Found>,
     /// Causes that may exist, and whose metrics are unknown.
     pub not_known: Vec<&'static str>,
+    /// What the guest's monitor told of the time of the watch, in words.
+    pub events: Vec<String>,
     /// The verdict in words.
     pub said: String,
+}
+
+impl Verdict {
+    /// Takes what the guest's monitor told.
+    pub fn take(&mut self, events: Vec<String>) {
+        if !events.is_empty() {
+            self.said += &format!(" Meanwhile: {}.", events.join("; "));
+        }
+        self.events = events;
+    }
 }
 
 /// What is summed of a cause.
@@ -160,6 +176,12 @@ impl Account {
         }
         if let Some(writes) = count(Metric::FaultsProtected) {
             self.of(C::ProtectedWrites).count(sample, writes);
+        }
+        // Rings tell that memory is logged where nothing tells the time that it takes.
+        let untimed = !sample.guest.contains_key(&Metric::ProtectedNs);
+        if let Some(pages) = count(Metric::PagesLogged).filter(|_| untimed) {
+            self.of(C::ProtectedWrites).count(sample, pages);
+            self.of(C::ProtectedWrites).weight += pages as f64 * WRITE_NS;
         }
         // Some task of the group waited, or all did, each vCPU's among them.
         let vcpus = of / (sample.seconds * 1e9);
@@ -252,8 +274,8 @@ pub fn of(guest: &GuestTotal) -> Verdict {
     let shares = causes.iter().filter(|it| it.cause != C::Idle).filter_map(|it| it.share);
     let is_timed = |sum: &Sum| sum.of > 0.0;
     let stood_still = account.sums.iter().any(is_timed).then(|| shares.sum::<f64>().min(1.0));
-    let mut verdict =
-        Verdict { pid: guest.pid, stood_still, causes, not_known, said: String::new() };
+    let (pid, events) = (guest.pid, Vec::new());
+    let mut verdict = Verdict { pid, stood_still, causes, not_known, events, said: String::new() };
     verdict.said = words::said(&verdict, guest);
     verdict
 }
@@ -279,7 +301,9 @@ fn found(cause: Cause, account: &Account, guest: &GuestTotal, all: f64) -> Optio
         C::Unmapped => (per_second >= LEAST_UNMAPPED, 0.0),
         C::Idle => (share.is_some(), -1.0),
         // Nothing tells the time: by the count alone.
-        C::Swap | C::HostMajorFaults if sum.of == 0.0 => (per_second >= 1.0, sum.weight / all),
+        C::ProtectedWrites | C::Swap | C::HostMajorFaults if sum.of == 0.0 => {
+            (per_second >= 1.0, sum.weight / all)
+        }
         _ => (share.is_some(), share.unwrap_or(0.0)),
     };
     let (from, to) = sum.span.unwrap_or_default();

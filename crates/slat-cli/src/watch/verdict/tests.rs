@@ -194,6 +194,19 @@ fn without_times_of_faults_swap_is_found_by_counts_and_pressure() {
 }
 
 #[test]
+fn a_dirty_ring_tells_of_a_log_where_no_exit_is_timed() {
+    let mut values = quiet();
+    values.insert(Metric::PagesLogged, 5000);
+    values.retain(|metric, _| !matches!(metric, Metric::FaultNs | Metric::ProtectedNs));
+    values.remove(&Metric::FaultsProtected);
+    let mut it = of(&samples(&vec![values; SAMPLES]));
+    assert!(it.said.contains("50,000 writes to pages of a dirty ring"), "{}", it.said);
+    assert_eq!((it.causes[0].cause, it.causes[0].share), (C::ProtectedWrites, None));
+    it.take(vec!["a migration runs".to_owned()]);
+    assert!(it.said.ends_with("Meanwhile: a migration runs."), "{}", it.said);
+}
+
+#[test]
 fn first_touches_beside_a_few_reads_from_a_disk_are_not_taken_for_swap() {
     let mut values = quiet();
     add(&mut values, C::Mapping, 0.3);

@@ -6,6 +6,10 @@ use slat_kvm::watch::{GuestTotal, Metric};
 use slat_lab::numbers::{bytes, thousands};
 use std::fmt::Write;
 
+/// What to do about a dirty log.
+const LOGGED: &str = "a migration or another dirty log runs: let it end, or give it a faster link \
+                      (--link tells whether it converges)";
+
 /// Returns the cause and what to do about it.
 pub(super) fn words(
     cause: Cause,
@@ -23,16 +27,18 @@ pub(super) fn words(
             "give its vCPUs more CPU (fewer guests here, pinning, cpu.weight or cpu.max of its \
              group)",
         ),
+        C::ProtectedWrites if !timed => (
+            format!("{times} writes to pages of a dirty ring (its memory is being logged)"),
+            LOGGED,
+        ),
         C::ProtectedWrites if merges => (
             "in writes to protected pages (ksmd merges its pages, or its memory is being logged)"
                 .to_owned(),
             "keep KSM away from it (QEMU: mem-merge=off), unless a migration runs",
         ),
-        C::ProtectedWrites => (
-            "in writes to protected pages (its memory is being logged)".to_owned(),
-            "a migration or another dirty log runs: let it end, or give it a faster link (--link \
-             tells whether it converges)",
-        ),
+        C::ProtectedWrites => {
+            ("in writes to protected pages (its memory is being logged)".to_owned(), LOGGED)
+        }
         C::Swap if timed => (
             format!("in faults while {swap} were in swap"),
             "give its group more memory (memory.high, memory.max), or the host; its memory is in \
@@ -118,7 +124,9 @@ pub(super) fn said(verdict: &Verdict, guest: &GuestTotal) -> String {
         None if stalls.is_empty() && verdict.not_known.is_empty() => {
             format!("{who}: nothing kept it from running")
         }
-        None if stalls.is_empty() => format!("{who}: nothing that is known here kept it from running"),
+        None if stalls.is_empty() => {
+            format!("{who}: nothing that is known here kept it from running")
+        }
         None => format!("{who}: "),
     };
     let each: Vec<String> = stalls.iter().map(|it| cause(it, guest)).collect();
