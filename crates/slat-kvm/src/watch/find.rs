@@ -404,10 +404,10 @@ pub(crate) mod tests {
     #[test]
     fn a_guest_has_the_name_that_qemu_was_given_and_its_group() {
         let named = |line: &str| domain(line).unwrap_or_default();
-        assert_eq!(named("qemu\0-name\0guest=web01,debug-threads=on\0-m\01G"), "web01");
+        assert_eq!(named("qemu\0-name\0guest=web01,debug-threads=on\0-S"), "web01");
         assert_eq!(named("qemu\0-name\0a,,b,process=x"), "a,b");
         assert_eq!(named("qemu\0-name\0debug-threads=on"), "");
-        assert_eq!(named("qemu\0-m\01G"), "");
+        assert_eq!(named("qemu\0-S"), "");
         assert_eq!(named("qemu\0-name"), "");
         assert_eq!(cgroup("0::/vms/a:b").as_deref(), Some("/vms/a:b"));
         assert_eq!(cgroup("4:cpu,memory:/old\n0::/").as_deref(), Some("/old"));

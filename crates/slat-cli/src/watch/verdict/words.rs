@@ -98,7 +98,7 @@ fn remedy(guest: &GuestTotal) -> String {
         Some("ksmd") => "keep KSM away from it (QEMU: mem-merge=off)",
         Some("khugepaged") => "it collapses pages to huge ones: back the guest by huge pages",
         Some(name) if name.starts_with("kswapd") => "the host lacks memory: move a guest away",
-        _ => "threads of its VMM do so by a balloon, NUMA balancing, or reclaim of its group",
+        _ => "look for what makes its VMM unmap: a balloon, NUMA balancing, reclaim of its group",
     }
     .to_owned()
 }
