@@ -104,7 +104,7 @@ pub struct WatchArgs {
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
 
-    /// Write a JSON object in a line for each guest and sample to stdout, and the verdicts at the end
+    /// Write a JSON object in a line for each guest and sample to stdout, and at the end verdicts
     #[arg(long)]
     pub json_lines: bool,
 

@@ -206,8 +206,8 @@ impl<'a> Report<'a> {
 pub(super) fn working_set(it: &WorkingSet) -> String {
     let all = it.seconds * f64::from(it.times);
     format!(
-        "{} used {}{} of {} within {} ({} on average of {} times, {} at most), by {}; error: {}; it \
-         {}; cost: {} of a CPU, {:.2} % of the time.",
+        "{} used {}{} of {} within {} ({} on average of {} times, {} at most), by {}; error: {}; \
+         it {}; cost: {} of a CPU, {:.2} % of the time.",
         it.pid,
         if it.by == Source::Referenced { "at least " } else { "" },
         bytes(it.bytes),

@@ -168,7 +168,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
 
-/// Returns whether the vCPUs are known to have been on a CPU for less than a thousandth of the time.
+/// Returns whether the vCPUs are known to have had a CPU for less than a thousandth of the time.
 fn never_ran(guest: &GuestTotal) -> bool {
     let running = guest.total.get(&Metric::RunningNs);
     running.is_some_and(|ns| (*ns as f64) < 1e6 * guest.seconds)
