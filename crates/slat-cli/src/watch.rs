@@ -1,10 +1,13 @@
 //! The output of `slat watch`: a table that is redrawn with each sample, lines, and the report.
 
+pub mod exposition;
 pub mod live;
 pub mod migration;
 pub mod page;
 pub mod report;
+pub mod serve;
 mod stalls;
+pub mod verdict;
 
 use slat_kvm::watch::{Metric, Values};
 use slat_lab::table::NOTHING;

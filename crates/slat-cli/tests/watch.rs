@@ -6,6 +6,8 @@ use common::{kvm_is_usable, refused, send, slat};
 use predicates::prelude::*;
 use predicates::str::contains;
 use rustix::process::Signal;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -165,6 +167,60 @@ fn a_guest_is_reported_as_lines_as_html_and_as_json() {
             );
         }
     }
+}
+
+#[test]
+fn a_watched_guest_is_served_as_openmetrics_until_the_watch_ends() {
+    let Some(guests) = Guests::start() else { return };
+    let words = ["watch", &guests.pid(), "--for", "1h", "--listen=127.0.0.1:0", ALONE];
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_slat"))
+        .args(words)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(watch.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    let address = said.trim().strip_prefix("metrics at http://").unwrap();
+    let address = address.strip_suffix("/metrics").unwrap();
+    let label = format!("{{pid=\"{}\",name=\"slat\",cgroup=\"", guests.pid());
+    // Between two of its runs the process has no guest.
+    let page = loop {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: slat\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        if page.contains(&label) {
+            break page;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("\n# EOF\n"), "{page}");
+    assert!(page.contains(&format!("\nslat_guest_vcpus{label}")), "{page}");
+    send(&watch, Signal::INT);
+    let done = watch.wait_with_output().unwrap();
+    // The page takes the place of the lines; the report follows.
+    let said = String::from_utf8(done.stdout).unwrap();
+    assert!(said.starts_with("Watched "), "{said}");
+    refused(&["watch", "--for", "1s", "--listen=here"], &["--listen", "here"]);
+}
+
+#[test]
+fn each_sample_and_each_verdict_is_a_line_of_json() {
+    let Some(guests) = Guests::start() else { return };
+    let words = ["watch", &guests.pid(), "--for", "500ms", "--every", "100ms", "--json-lines"];
+    let done = slat(&words).assert().success();
+    let said = String::from_utf8(done.get_output().stdout.clone()).unwrap();
+    let kinds = |kind: &str| {
+        let lines = said.lines().map(|line| json(line.as_bytes()));
+        lines.filter(|line| line["kind"] == kind).collect::<Vec<_>>()
+    };
+    let (samples, verdicts) = (kinds("sample"), kinds("verdict"));
+    assert_eq!(samples.len() + verdicts.len(), said.lines().count());
+    assert!(samples[0]["guest"]["running_ns"].is_u64(), "{said}");
+    assert!(verdicts[0]["verdict"]["causes"].is_array(), "{said}");
+    let both = [&words[..], &["--json", "-"]].concat();
+    refused(&both, &["--json -", "--json-lines"]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use slat_kvm::watch::Source;
 use slat_lab::cli::time;
 use slat_lab::rate::Rate;
 use slat_lab::size::Size;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,6 +25,10 @@ Examples:
       the same, for a rate and a size that are known
   sudo slat watch --for 1m --working-set 20s
       how much of its memory each guest uses within 20 s; this changes something in the host
+  slat watch --listen
+      for Prometheus: OpenMetrics at http://127.0.0.1:9558/metrics, until Ctrl-C
+  slat watch --for 10s --json-lines | jq -r 'select(.kind == \"verdict\").verdict.said'
+      a JSON object for each guest and sample, and at the end its verdict
 
 A guest is found by the descriptors that its VMM has open (/proc/PID/fd: anon_inode:kvm-vm). What
 is read, and what cannot be known on this host, the report says; nothing is changed in a guest, and
@@ -98,6 +103,16 @@ pub struct WatchArgs {
     /// Write the report as JSON to a file, or to stdout (`-`)
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
+
+    /// Write a JSON object in a line for each guest and sample to stdout, and at the end verdicts
+    #[arg(long)]
+    pub json_lines: bool,
+
+    /// Serve what is known of the guests as OpenMetrics, at http://ADDRESS/metrics, to whoever can
+    /// reach the address; only this host by default
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, require_equals = true,
+          default_missing_value = "127.0.0.1:9558")]
+    pub listen: Option<SocketAddr>,
 
     /// Write the report as a page with time lines to a file, which needs no other
     #[arg(long, value_name = "FILE")]

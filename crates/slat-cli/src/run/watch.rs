@@ -3,7 +3,8 @@
 use crate::cli::WatchArgs;
 use crate::watch::migration::{self, Asked, Monitor};
 use crate::watch::report::{Ended, Report};
-use crate::watch::{live, page};
+use crate::watch::serve::Server;
+use crate::watch::{exposition, live, page};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use slat_kvm::procfs::Files;
@@ -37,6 +38,16 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     {
         return Err(bad_input("--working-set: is longer than --for; make it as long, or shorter"));
     }
+    if args.json_lines && args.json.is_some() && file.is_none() {
+        return Err(bad_input(
+            "--json - and --json-lines both write to stdout; name a file for one",
+        ));
+    }
+    // Before anything is watched: the address may be taken.
+    let server = args.listen.map(Server::listen).transpose()?;
+    if let Some(server) = &server {
+        eprintln!("metrics at http://{}/metrics", server.address());
+    }
     more_descriptors();
     let which = args.pid.map_or(Which::All, Which::Pid);
     let session = Session::interactive()?;
@@ -58,9 +69,16 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     }
     let connected = args.qmp.as_deref().map(Monitor::connect).transpose();
     let mut monitor = connected.map_err(|why| bad_input(format!("--qmp {why}")))?;
-    let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let to_stdout = args.json.is_some() && file.is_none();
     let mut view = View::new(to_stdout);
+    view.server = server;
+    if args.json_lines {
+        (view.on_terminal, view.lines) = (false, Lines::Json(began.as_secs_f64()));
+    } else if view.server.is_some() && !view.on_terminal {
+        view.lines = Lines::None;
+    }
+    view.serve(&watch);
     let ended = run(args, &mut watch, &session, monitor.as_mut(), &mut view)?;
     watch.end();
     let debugfs = match watch.debugfs() {
@@ -77,8 +95,8 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         max_downtime: args.max_downtime,
     };
     let told = migration::tell(&guests, monitor.as_ref(), &asked);
-    let report = Report {
-        began,
+    let mut report = Report {
+        began: began.as_secs(),
         seconds: watch.seconds(),
         every: args.every.as_secs_f64(),
         cpu_seconds: cpu_seconds(),
@@ -94,6 +112,11 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         working_sets: watch.working_sets().map(WorkingSets::told).unwrap_or_default(),
         ..Report::new(guests, ended)
     };
+    // A monitor is that of one process, whose last guest it tells of.
+    let events = monitor.as_ref().map(Monitor::events);
+    if let Some((verdict, events)) = report.verdicts.last_mut().zip(events) {
+        verdict.take(events);
+    }
     if let Some(path) = file {
         write_whole(path, report.json()?.as_bytes())?;
     }
@@ -102,7 +125,14 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     }
     // What follows may wait for a reader: nothing of a guest is held any more.
     view.end()?;
-    output::print(&if to_stdout { report.json()? } else { report.text(output::width()) })?;
+    output::print(&if args.json_lines {
+        let line = |guest: &&_| exposition::verdict(guest, began.as_secs_f64());
+        report.guests.iter().map(line).collect()
+    } else if to_stdout {
+        report.json()?
+    } else {
+        report.text(output::width())
+    })?;
     Ok(match (ended, args.time) {
         (Ended::Interrupted, Some(_)) => ExitCode::from(130),
         _ => ExitCode::SUCCESS,
@@ -158,11 +188,23 @@ fn run(
 /// releases guests that end. A VM exists as long as somebody holds a descriptor of it.
 struct View {
     on_terminal: bool,
+    lines: Lines,
+    server: Option<Server>,
     drawn: bool,
     /// What the thread has not taken yet.
     waiting: String,
     texts: Option<SyncSender<String>>,
     writer: Option<JoinHandle<anyhow::Result<()>>>,
+}
+
+/// What is written for each sample where there is no terminal.
+#[derive(Clone, Copy, Debug)]
+enum Lines {
+    Text,
+    /// For a watch that began so many seconds after 1970.
+    Json(f64),
+    /// The page of metrics has it.
+    None,
 }
 
 /// Most bytes of lines that wait for a reader.
@@ -190,7 +232,8 @@ impl View {
         let write = move || received.into_iter().try_for_each(|text| print(&text));
         let writer = Some(std::thread::spawn(write));
         let (drawn, waiting) = (false, String::new());
-        Self { on_terminal, drawn, waiting, texts: Some(texts), writer }
+        let (lines, server) = (Lines::Text, None);
+        Self { on_terminal, lines, server, drawn, waiting, texts: Some(texts), writer }
     }
 
     /// Hands text to the writer if it is ready. A table replaces the one that waits; of lines, the
@@ -226,11 +269,23 @@ impl View {
         ended.map_or(Ok(()), |ended| ended.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
+    /// Puts the guests that are there on the page of metrics.
+    fn serve(&self, watch: &Watch<'_>) {
+        if let Some(server) = &self.server {
+            let there = watch.guests().iter().filter(|guest| guest.is_there());
+            let guests: Vec<_> = there.map(|guest| guest.total()).collect();
+            server.show(exposition::openmetrics(&guests, cpu_seconds(), watch.hidden()));
+        }
+    }
+
     fn show(&mut self, watch: &Watch<'_>, step: &slat_kvm::watch::Step) -> anyhow::Result<()> {
+        self.serve(watch);
         let text = if self.on_terminal {
             let size = rustix::termios::tcgetwinsize(std::io::stdout());
             let size = size.or_else(|_| rustix::termios::tcgetwinsize(std::io::stderr()));
-            let (columns, lines) = size.map_or((100, 24), |size| (size.ws_col, size.ws_row));
+            // A serial console has a size of 0.
+            let size = size.ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
+            let (columns, lines) = size.map_or((80, 24), |size| (size.ws_col, size.ws_row));
             let clear = if self.drawn { "" } else { live::CLEAR };
             self.drawn = true;
             clear.to_owned() + &live::screen(watch.guests(), watch.seconds(), columns, lines)
@@ -239,8 +294,12 @@ impl View {
             for (place, guest) in watch.guests().iter().enumerate() {
                 if guest.is_there() || step.went.contains(&place) {
                     let total = guest.total();
-                    let line = total.samples.last().map(|sample| live::line(total, sample));
-                    text.extend(line.map(|line| line + "\n"));
+                    let line = total.samples.last().map(|sample| match self.lines {
+                        Lines::Text => live::line(total, sample) + "\n",
+                        Lines::Json(began) => exposition::sample(total, sample, began),
+                        Lines::None => String::new(),
+                    });
+                    text.extend(line);
                 }
             }
             text

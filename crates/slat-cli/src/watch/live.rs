@@ -68,7 +68,7 @@ pub fn line(guest: &GuestTotal, sample: &Sample) -> String {
         let _ = write!(line, ", in faults {}", of_a_cpu(Metric::FaultNs));
     }
     if values.contains_key(&Metric::Invalidations) {
-        let _ = write!(line, ", taken back {}/s", per_second(Metric::Invalidations));
+        let _ = write!(line, ", unmapped by the host {}/s", per_second(Metric::Invalidations));
     }
     if values.contains_key(&Metric::WorkingSetBytes) {
         let _ = write!(line, ", working set {}", size(values, Metric::WorkingSetBytes));
@@ -80,7 +80,8 @@ pub fn line(guest: &GuestTotal, sample: &Sample) -> String {
 pub fn label(guest: &GuestTotal) -> String {
     // The process chooses its name, so control characters are removed: they would steer the
     // terminal.
-    let name: String = guest.name.chars().filter(|c| !c.is_control()).collect();
+    let name = guest.domain.as_ref().unwrap_or(&guest.name);
+    let name: String = name.chars().filter(|c| !c.is_control()).collect();
     match guest.vms {
         0 | 1 => format!("{} {name}", guest.pid),
         vms => format!("{} {name} ({vms} VMs)", guest.pid),
@@ -118,10 +119,10 @@ const COLUMNS: [&str; 15] = [
     "in its own code",
     "memory",
     "in huge pages",
-    "4k / 2m / 1g mapped",
+    "4K / 2M / 1G mapped",
     "remote flushes/s",
     "in faults",
-    "taken back/s",
+    "unmapped/s",
     "logged pages/s",
     "protected writes/s",
     "working set",
@@ -166,6 +167,9 @@ mod tests {
         assert!(screen(&[], 3.2, 0, 0).lines().count() < 6);
         let guest = crate::watch::report::tests::guest("a\x1b[2Jb");
         assert_eq!(label(&guest), "4711 a[2Jb");
+        let named =
+            slat_kvm::watch::GuestTotal { domain: Some("web\u{7}01".to_owned()), ..guest.clone() };
+        assert_eq!(label(&named), "4711 web01");
         let said = line(&guest, &guest.samples[0]);
         assert!(said.contains("faults 500/s") && said.contains("runs 150.0 %"), "{said}");
     }

@@ -6,6 +6,7 @@ use slat_kvm::watch::qmp::{DirtyRate, Migration, Qmp};
 use slat_kvm::watch::{GuestTotal, Metric};
 use slat_lab::numbers::{bytes, seconds};
 use slat_lab::rate::Rate;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -91,6 +92,11 @@ pub struct Monitor {
     migration: Migration,
     /// The migration that ran during the watch, if one did.
     migrated: Option<Migration>,
+    /// The account of the first step: of a migration before the watch, perhaps.
+    first: Option<Migration>,
+    /// Answers on whether the guest runs, and how many of them said in which other state it was.
+    asked: u32,
+    stopped: BTreeMap<String, u32>,
     /// Why the last step could not ask QEMU what it wanted.
     why: Option<String>,
 }
@@ -103,9 +109,10 @@ impl Monitor {
     pub fn connect(socket: &Path) -> Result<Self, String> {
         let mut qmp = Qmp::connect(socket)?;
         let memory = qmp.memory();
-        let (rates, migration) = Default::default();
+        let (rates, migration, first, asked, stopped) = Default::default();
+        let (measures, migrated, why) = Default::default();
         let mut this =
-            Self { qmp, memory, rates, measures: false, migration, migrated: None, why: None };
+            Self { qmp, memory, rates, measures, migration, migrated, first, asked, stopped, why };
         this.step();
         Ok(this)
     }
@@ -116,7 +123,14 @@ impl Monitor {
     }
 
     fn ask(&mut self) -> Result<(), String> {
+        if let Ok(state) = self.qmp.status() {
+            self.asked += 1;
+            if let Err(state) = state {
+                *self.stopped.entry(state).or_default() += 1;
+            }
+        }
         self.migration = self.qmp.migration()?;
+        self.first.get_or_insert(self.migration);
         if self.migration.runs {
             // Before QEMU reads the log for the first time, it has no rate.
             let known = self.migration.bytes_per_second > 0.0 || self.migrated.is_none();
@@ -137,6 +151,32 @@ impl Monitor {
             self.measures = true;
         }
         Ok(())
+    }
+
+    /// Returns what QEMU told of the guest during the watch, in words: migrations and pauses.
+    pub fn events(&self) -> Vec<String> {
+        let (now, time) = (self.migration, |time: Duration| seconds(time.as_secs_f64()));
+        let mut events = Vec::new();
+        let is_new = self.first.is_some_and(|first| first.runs || first.total != now.total);
+        if now.runs {
+            let left = bytes(now.remaining);
+            events.push(format!("a migration runs, in round {}, {left} left", now.rounds));
+        } else if let Some(total) = now.total.filter(|_| is_new && now.completed) {
+            let downtime = now.downtime.map_or("unknown".to_owned(), time);
+            events.push(format!(
+                "a migration was completed: it took {} and {} round{}, downtime {downtime}",
+                time(total),
+                now.rounds,
+                if now.rounds == 1 { "" } else { "s" },
+            ));
+        } else if self.migrated.is_some() {
+            events.push("a migration ended without success".to_owned());
+        }
+        let stopped = self.stopped.iter().map(|(state, count)| {
+            format!("QEMU told that it was not running ({state}), {count} of {} times", self.asked)
+        });
+        events.extend(stopped);
+        events
     }
 
     /// Returns why no rate of QEMU's is known, if none is.
@@ -242,7 +282,7 @@ pub fn predict(
     let bearable = forecast::bearable_writes(&of);
     if forecast.converges {
         changes.push(match bearable < forecast::MOST_WRITES * of.copied {
-            true => format!("it would converge up to a dirty rate of {}", Rate(bearable)),
+            true => format!("converges up to a dirty rate of {}", Rate(bearable)),
             false => "all of its memory fits into the downtime".to_owned(),
         });
     } else {
@@ -366,7 +406,7 @@ impl Told {
                 or(it.downtime, it.downtime_at_most),
                 seconds(it.max_downtime),
             );
-            let what = if it.converges { "Beyond" } else { "What would change it" };
+            let what = if it.converges { "Limit" } else { "What would change it" };
             let _ = write!(line, " {what}: {}.", it.changes.join("; "));
             said.push(line);
         }
@@ -376,156 +416,4 @@ impl Told {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::watch::report::tests::guest;
-
-    const GBIT: f64 = 1.25e8;
-
-    fn asked(dirty: Option<f64>) -> Asked {
-        Asked {
-            link: Some(Rate(10.0 * GBIT)),
-            dirty_rate: dirty.map(Rate),
-            hot_set: None,
-            memory: None,
-            max_downtime: Duration::from_millis(300),
-        }
-    }
-
-    fn of_gib(gib: u64) -> GuestTotal {
-        let mut guest = guest("qemu");
-        guest.total.insert(Metric::RssBytes, gib << 30);
-        guest
-    }
-
-    /// A monitor of a QEMU that answers each command in this way.
-    fn monitor(answer: impl Fn(&str) -> String + Send + 'static) -> (Monitor, Commands) {
-        use std::io::{BufRead, BufReader, Write};
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("qmp");
-        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let thread = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            stream.write_all(b"{\"QMP\": {}}\n").unwrap();
-            let mut asked = Vec::new();
-            for line in BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok) {
-                let line: serde_json::Value = serde_json::from_str(&line).unwrap();
-                let command = line["execute"].as_str().unwrap().to_owned();
-                writeln!(stream, "{}", answer(&command)).unwrap();
-                asked.push(command);
-            }
-            asked
-        });
-        (Monitor::connect(&socket).unwrap(), thread)
-    }
-
-    type Commands = std::thread::JoinHandle<Vec<String>>;
-
-    const MIGRATES: &str = "{\"return\": {\"status\": \"active\", \"ram\": \
-                            {\"dirty-pages-rate\": 100, \"page-size\": 4096, \
-                            \"dirty-sync-count\": 3, \"remaining\": 77}}}";
-    const NOTHING: &str = "{\"return\": {}}";
-    const REFUSED: &str = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"refused\"}}";
-
-    #[test]
-    fn qemu_takes_no_samples_while_a_migration_runs() {
-        let (mut monitor, asked) = monitor(|command| match command {
-            "query-migrate" => MIGRATES.to_owned(),
-            command if command.contains("dirty-rate") => REFUSED.to_owned(),
-            _ => NOTHING.to_owned(),
-        });
-        monitor.step();
-        assert_eq!(monitor.rates(1)[0].bytes_per_second, 409_600.0);
-        assert_eq!(monitor.why(), None);
-        drop(monitor);
-        assert!(!asked.join().unwrap().contains(&"calc-dirty-rate".to_owned()));
-    }
-
-    #[test]
-    fn a_refusal_of_qemus_that_is_over_is_not_told() {
-        use std::sync::Arc;
-        use std::sync::atomic::{AtomicBool, Ordering};
-        let refuses = Arc::new(AtomicBool::new(true));
-        let now = Arc::clone(&refuses);
-        let (mut monitor, _) = self::monitor(move |command| match command {
-            "calc-dirty-rate" if now.load(Ordering::Relaxed) => REFUSED.to_owned(),
-            _ => NOTHING.to_owned(),
-        });
-        assert!(monitor.why().is_some_and(|why| why.contains("refused")));
-        // It tells no size of the memory, either: that of the process is taken, and it is said.
-        let mut one = of_gib(1);
-        one.total.insert(Metric::SwapBytes, 1 << 30);
-        let told = tell(&[&one], Some(&monitor), &asked(Some(4.0 * GBIT)));
-        assert!(told.missing[1].contains("no base-memory"), "{told:?}");
-        assert_eq!(told.predictions[0].memory, 2 << 30);
-        refuses.store(false, Ordering::Relaxed);
-        monitor.step();
-        assert_eq!(monitor.why(), None);
-    }
-
-    #[test]
-    fn a_guest_below_the_link_rate_converges_and_for_one_above_it_remedies_are_reported() {
-        let one = of_gib(16);
-        let below = tell(&[&one], None, &asked(Some(4.0 * GBIT)));
-        let it = &below.predictions[0];
-        assert!(it.converges && it.rounds > 2 && it.downtime <= 0.3, "{it:?}");
-        assert!(it.changes[0].contains("up to"), "{it:?}");
-        let above = tell(&[&one], None, &asked(Some(20.0 * GBIT)));
-        let it = &above.predictions[0];
-        assert!(!it.converges && it.rounds == MAX_ROUNDS, "{it:?}");
-        let words = it.changes.join("\n");
-        for change in ["Gbit/s", "auto-converge", "post-copy"] {
-            assert!(words.contains(change), "{words}");
-        }
-        // Twice the link's 1.25 GB/s: what it wrote in a second, and all of its memory.
-        assert!(it.downtime < 3.0 && it.downtime_at_most > 10.0, "{it:?}");
-        let said = above.text().join("\n");
-        assert!(said.contains("the same hot pages"), "{said}");
-        assert!(said.contains("not converge") && said.contains("given by --dirty-rate"), "{said}");
-    }
-
-    #[test]
-    fn pages_in_rings_are_a_rate_and_without_any_rate_it_is_said_why() {
-        let mut one = of_gib(1);
-        let none = tell(&[&one], None, &asked(None));
-        assert!(none.predictions.is_empty() && none.missing[0].contains("--qmp"), "{none:?}");
-        one.total.insert(Metric::PagesLogged, 5000);
-        let told = tell(&[&one], None, &asked(None));
-        let page = rustix::param::page_size() as f64;
-        assert_eq!(told.rates[0].bytes_per_second, 2500.0 * page);
-        assert_eq!(told.predictions[0].by, told.rates[0].by);
-        let mut unasked = asked(None);
-        unasked.link = None;
-        assert!(tell(&[&one], None, &unasked).predictions.is_empty());
-    }
-
-    #[test]
-    fn the_memory_that_is_given_counts_in_place_of_the_process_s() {
-        let one = of_gib(17);
-        let of_process = asked(Some(4.0 * GBIT));
-        let given = Asked { memory: Some(16 << 30), ..of_process };
-        let [whole, own] = [of_process, given].map(|it| tell(&[&one], None, &it).predictions);
-        assert_eq!([whole[0].memory, own[0].memory], [17 << 30, 16 << 30]);
-        assert!(own[0].seconds < whole[0].seconds, "{own:?} {whole:?}");
-    }
-
-    #[test]
-    fn the_error_of_samples_shrinks_with_their_number_and_is_never_nothing() {
-        let rate = |seconds| DirtyRate { bytes_per_second: 1e8, seconds, pages_per_gib: 512 };
-        let number = |text: String| {
-            let digits = text.split_whitespace().nth(1).unwrap().to_owned();
-            digits.parse::<f64>().unwrap()
-        };
-        let one = number(sampled(1e8, Some(4 << 30), &[rate(1.0)]));
-        let many = number(sampled(1e8, Some(4 << 30), &[rate(1.0); 16]));
-        assert!(one > 3.0 * many && many > 0.0, "{one} {many}");
-        assert!(number(sampled(0.0, Some(4 << 30), &[rate(1.0)])) > 0.0);
-        assert!(sampled(1.0, None, &[rate(1.0)]).contains("not known"));
-        // Of a small guest QEMU may sample a page, a part of one, or none.
-        for (memory, pages_per_gib) in [(4 << 30, 0), (2 << 20, 512), (3 << 20, 512), (1 << 20, 1)]
-        {
-            let few = DirtyRate { pages_per_gib, ..rate(1.0) };
-            assert!(sampled(1e8, Some(memory), &[few]).contains("too few"), "{memory}");
-        }
-    }
-}
+mod tests;

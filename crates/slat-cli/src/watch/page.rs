@@ -4,11 +4,13 @@ use super::live::{self, label};
 use super::migration::Told;
 use super::report::Report;
 use super::stalls;
+use slat_kvm::procfs::Files;
 use slat_kvm::watch::{GuestTotal, Metric, Sample};
 use slat_lab::renderer::Chart;
 use slat_lab::report::charts::series::{self, Line};
 use slat_lab::report::html;
 use slat_lab::table::Table;
+use slat_lab::trust::date;
 
 /// A chart of a guest: its title, the unit, the lines, and how values are shown.
 type Panel = (&'static str, &'static str, &'static [(Metric, &'static str)], By);
@@ -16,12 +18,12 @@ type Panel = (&'static str, &'static str, &'static [(Metric, &'static str)], By)
 /// The charts of each guest.
 const CHARTS: [Panel; 5] = [
     (
-        "Faults, exits and ranges taken back",
+        "Faults, exits and ranges unmapped by the host",
         "a second",
         &[
             (Metric::Faults, "faults"),
             (Metric::UserExits, "exits to the VMM"),
-            (Metric::Invalidations, "ranges taken back"),
+            (Metric::Invalidations, "unmapped by the host (MMU notifier)"),
             (Metric::PagesLogged, "pages in dirty rings"),
             (Metric::FaultsProtected, "writes to protected pages"),
         ],
@@ -40,7 +42,7 @@ const CHARTS: [Panel; 5] = [
         By::Time,
     ),
     (
-        "Mappings that stand",
+        "Mappings by page size",
         "mappings",
         &[(Metric::Pages4k, "4 KiB"), (Metric::Pages2m, "2 MiB"), (Metric::Pages1g, "1 GiB")],
         By::Level,
@@ -57,9 +59,9 @@ const CHARTS: [Panel; 5] = [
         By::Mebibyte,
     ),
     (
-        "Faults on the host's side",
+        "Host faults",
         "a second",
-        &[(Metric::HostMinorFaults, "without a disk"), (Metric::HostMajorFaults, "with one")],
+        &[(Metric::HostMinorFaults, "minor"), (Metric::HostMajorFaults, "major")],
         By::Second,
     ),
 ];
@@ -116,9 +118,13 @@ pub fn render(report: &Report<'_>) -> String {
         report.every,
         report.events
     );
+    let verdicts = report.verdicts.iter().map(|verdict| verdict.said.clone());
     let sets = report.working_sets.iter().map(super::report::working_set);
-    let said: Vec<String> = sets.chain(told.text()).collect();
-    html::page("Guests that ran", &lead, &said, &tables, &charts)
+    let said: Vec<String> = verdicts.chain(sets).chain(told.text()).collect();
+    let host = Files::here().text("proc/sys/kernel/hostname");
+    let host = host.map_or(String::new(), |name| format!(" on {name}"));
+    let title = format!("Watched guests{host}, {}", date(report.began));
+    html::page(&title, &lead, &said, &tables, &charts)
 }
 
 /// Makes a table of the unknown metrics and the reasons.
@@ -174,7 +180,14 @@ mod tests {
         one.samples.push(later);
         let page = render(&Report::new(vec![&one], Ended::Time));
         assert_eq!(page.matches("<figure>").count(), 2);
-        for text in ["4711 &lt;b&gt;qemu", "on a CPU", "nobody times them", "On average"] {
+        for text in [
+            "4711 &lt;b&gt;qemu",
+            "on a CPU",
+            "Not known: waiting for a CPU",
+            "Watched guests",
+            "nobody times them",
+            "On average",
+        ] {
             assert!(page.contains(text), "{text}");
         }
         for reference in ["://", "src=", "<link", "@import", "url(", "<script", "<b>"] {

@@ -3,8 +3,9 @@
 use super::live::{count, label, row, table};
 use super::migration::{Dirty, Prediction, Told};
 use super::stalls;
+use super::verdict::{self, Verdict};
 use serde::Serialize;
-use slat_kvm::watch::{GuestTotal, Metric, State, WorkingSet};
+use slat_kvm::watch::{GuestTotal, Metric, Source, State, WorkingSet};
 use slat_lab::numbers::{bytes, seconds, thousands};
 use slat_lab::report::text;
 use std::collections::BTreeMap;
@@ -56,6 +57,8 @@ pub struct Report<'a> {
     pub lost_events: u64,
     /// Number of ranges that the host unmapped at addresses at which several guests have memory.
     pub ambiguous_ranges: u64,
+    /// What kept each guest from running.
+    pub verdicts: Vec<Verdict>,
     /// Dirty rates of the guests by each means, the best first.
     pub dirty_rates: Vec<Dirty>,
     /// Predictions of the guests' migrations.
@@ -72,6 +75,7 @@ pub struct Report<'a> {
 impl<'a> Report<'a> {
     /// Makes a report of guests. The caller sets its other fields.
     pub fn new(guests: Vec<&'a GuestTotal>, ended: Ended) -> Self {
+        let verdicts = guests.iter().map(|guest| verdict::of(guest)).collect();
         Self {
             schema: SCHEMA,
             tool: env!("CARGO_PKG_VERSION"),
@@ -86,6 +90,7 @@ impl<'a> Report<'a> {
             transition_ns: None,
             lost_events: 0,
             ambiguous_ranges: 0,
+            verdicts,
             dirty_rates: Vec::new(),
             predictions: Vec::new(),
             missing: Vec::new(),
@@ -115,6 +120,10 @@ impl<'a> Report<'a> {
             },
             self.cpu_seconds,
         );
+        for verdict in &self.verdicts {
+            let words = textwrap::fill(&verdict.said, usize::from(width));
+            let _ = writeln!(said, "{words}");
+        }
         let mut rows = Vec::new();
         for guest in &self.guests {
             rows.push(row(label(guest), &guest.total, guest.seconds));
@@ -136,7 +145,11 @@ impl<'a> Report<'a> {
                 format!("{} by {name}", thousands((*count).try_into().unwrap_or(i64::MAX)))
             });
             let by = by.collect::<Vec<_>>().join(", ");
-            let _ = writeln!(said, "{}: ranges taken back: {by}.", label(guest));
+            let _ = writeln!(
+                said,
+                "{}: ranges unmapped by the host (MMU notifier): {by}.",
+                label(guest)
+            );
         }
         let told = Told {
             rates: self.dirty_rates.clone(),
@@ -172,8 +185,8 @@ impl<'a> Report<'a> {
         if self.ambiguous_ranges > 0 {
             let _ = writeln!(
                 said,
-                "\n{} ranges were taken back at addresses at which several guests have memory, so \
-                 that they are nobody's here.",
+                "\n{} ranges were unmapped at addresses at which several guests have memory, so \
+                 that no guest's counts include them.",
                 self.ambiguous_ranges
             );
         }
@@ -193,9 +206,10 @@ impl<'a> Report<'a> {
 pub(super) fn working_set(it: &WorkingSet) -> String {
     let all = it.seconds * f64::from(it.times);
     format!(
-        "{} used {} of {} within {} ({} on average of {} times, {} at most), by {}; error: {}; it \
-         {}; cost: {} of a CPU, {:.2} % of the time.",
+        "{} used {}{} of {} within {} ({} on average of {} times, {} at most), by {}; error: {}; \
+         it {}; cost: {} of a CPU, {:.2} % of the time.",
         it.pid,
+        if it.by == Source::Referenced { "at least " } else { "" },
         bytes(it.bytes),
         bytes(it.of_bytes),
         seconds(it.seconds),
@@ -231,15 +245,19 @@ fn list(text: &mut String, title: &str, said: impl Iterator<Item = (String, Metr
 
 /// Returns a metric's name: its key in the JSON, in words.
 pub(super) fn name(metric: Metric) -> String {
-    let name = serde_json::to_value(metric).ok();
-    let name = name.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
-    name.replace("_ns", " time").replace('_', " ")
+    key(metric).replace("_ns", " time").replace('_', " ")
+}
+
+/// Returns a metric's key in the JSON.
+pub(super) fn key(metric: Metric) -> String {
+    let key = serde_json::to_value(metric).ok();
+    key.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use slat_kvm::watch::{Knowledge, Sample, Source, Stalls, Values, VcpuTotal};
+    use slat_kvm::watch::{Knowledge, Sample, Stalls, Values, VcpuTotal};
 
     /// A guest that was watched for two seconds.
     pub fn guest(name: &str) -> GuestTotal {
@@ -256,6 +274,8 @@ pub(super) mod tests {
         GuestTotal {
             pid: 4711,
             name: name.to_owned(),
+            domain: None,
+            cgroup: None,
             vms: 1,
             found_at: 0.0,
             seconds: 2.0,

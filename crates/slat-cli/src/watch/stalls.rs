@@ -12,8 +12,8 @@ pub fn reason(why: Why) -> &'static str {
         Why::FaultWrite => "faults of writes",
         Why::FaultProtected => "writes to protected pages",
         Why::FaultExecute => "faults of fetches",
-        Why::Idle => "no work",
-        Why::Other => "all else",
+        Why::Idle => "idle (HLT)",
+        Why::Other => "other exits",
     }
 }
 
@@ -31,8 +31,7 @@ pub fn table(guests: &[&GuestTotal], transition: Option<u64>) -> Option<Table> {
             rows.push(row);
         }
     }
-    let columns =
-        ["guest", "out of it for", "times", "in all", "of the time", "p50", "p99", "longest"];
+    let columns = ["guest", "reason", "times", "in all", "of the time", "p50", "p99", "longest"];
     let columns = columns.into_iter().chain(transition.map(|_| "in all with transitions"));
     let exact = "p50 and p99 within an eighth from 40 ns to 2 minutes; the longest since the guest \
                  is watched";

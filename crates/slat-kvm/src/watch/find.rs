@@ -78,6 +78,10 @@ pub struct Found {
     pub pid: i32,
     /// The process's name.
     pub name: String,
+    /// The guest's name, by QEMU's `-name`.
+    pub domain: Option<String>,
+    /// The process's control group: of version 2, or else that of its memory.
+    pub cgroup: Option<String>,
     /// The descriptors of KVM that it has open.
     pub has: Descriptors,
 }
@@ -181,7 +185,32 @@ pub fn guest(files: &Files<'_>, pid: i32) -> Result<Found, NotFound> {
 fn of_process(files: &Files<'_>, pid: i32) -> Result<Found, NotFound> {
     let has = descriptors(files, pid)?;
     let name = files.text(format!("proc/{pid}/comm")).unwrap_or_default();
-    Ok(Found { pid, name, has })
+    let domain = files.text(format!("proc/{pid}/cmdline")).and_then(|line| domain(&line));
+    let cgroup = files.text(format!("proc/{pid}/cgroup")).and_then(|groups| cgroup(&groups));
+    Ok(Found { pid, name, domain, cgroup, has })
+}
+
+/// Returns the name in `-name NAME,debug-threads=on` or `-name guest=NAME`, in which QEMU doubles
+/// commas.
+fn domain(line: &str) -> Option<String> {
+    let mut words = line.split('\0').skip_while(|word| !matches!(*word, "-name" | "--name"));
+    let options = words.nth(1)?.replace(",,", "\0");
+    let first = || options.split(',').next().filter(|it| !it.contains('='));
+    let named = options.split(',').find_map(|it| it.strip_prefix("guest="));
+    let name = named.or_else(first)?.replace('\0', ",");
+    (!name.is_empty()).then_some(name)
+}
+
+/// Returns the control group in the text of `/proc/PID/cgroup`.
+fn cgroup(groups: &str) -> Option<String> {
+    let of_memory = |line: &&str| {
+        line.split(':').nth(1).is_some_and(|it| it.split(',').any(|name| name == "memory"))
+    };
+    let line = groups
+        .lines()
+        .find(of_memory)
+        .or_else(|| groups.lines().find(|line| line.starts_with("0::")))?;
+    line.splitn(3, ':').nth(2).map(str::to_owned)
 }
 
 /// Returns all processes with guests.
@@ -370,6 +399,19 @@ pub(crate) mod tests {
         let search = guests(&host.files());
         assert_eq!((search.found.len(), search.hidden), (1, 1));
         assert_eq!(guest(&host.files(), 11), Err(NotFound::Denied));
+    }
+
+    #[test]
+    fn a_guest_has_the_name_that_qemu_was_given_and_its_group() {
+        let named = |line: &str| domain(line).unwrap_or_default();
+        assert_eq!(named("qemu\0-name\0guest=web01,debug-threads=on\0-S"), "web01");
+        assert_eq!(named("qemu\0-name\0a,,b,process=x"), "a,b");
+        assert_eq!(named("qemu\0-name\0debug-threads=on"), "");
+        assert_eq!(named("qemu\0-S"), "");
+        assert_eq!(named("qemu\0-name"), "");
+        assert_eq!(cgroup("0::/vms/a:b").as_deref(), Some("/vms/a:b"));
+        assert_eq!(cgroup("4:cpu,memory:/old\n0::/").as_deref(), Some("/old"));
+        assert_eq!(cgroup("4:cpu:/old"), None);
     }
 
     #[test]

@@ -29,8 +29,7 @@ const PRIVATE: &str = "the guest has private memory (guest_memfd or secretmem), 
 const HUGETLB: &str = "the guest has pages of hugetlbfs, which no means of a working set looks at";
 
 /// Why a working set is unknown.
-const UNASKED: &str = "each means to know it changes something in the host; --working-set TIME \
-                       asks for it";
+const UNASKED: &str = "not measured, as every method changes the host; ask by --working-set TIME";
 
 /// Whether a guest still exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -168,9 +167,9 @@ impl Guest {
         self.found.pid
     }
 
-    /// Returns the name of the guest's process.
-    pub fn name(&self) -> &str {
-        &self.found.name
+    /// Returns the guest's process, as it was found last.
+    pub fn found(&self) -> &Found {
+        &self.found
     }
 
     /// Returns the number of VMs that the process has open.

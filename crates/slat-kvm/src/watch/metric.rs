@@ -5,6 +5,31 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// Declares the metrics, whose documentation is also their help.
+macro_rules! metrics {
+    ($(#[$outer:meta])* pub enum Metric {
+        $(#[doc = $help:literal] $(#[$attribute:meta])* $name:ident,)*
+    }) => {
+        $(#[$outer])*
+        pub enum Metric {
+            $(#[doc = $help] $(#[$attribute])* $name,)*
+        }
+
+        impl Metric {
+            /// All metrics.
+            pub const ALL: [Self; [$(stringify!($name)),*].len()] = [$(Self::$name),*];
+
+            /// Returns the meaning in a sentence.
+            pub fn help(self) -> &'static str {
+                match self {
+                    $(Self::$name => $help.trim_ascii(),)*
+                }
+            }
+        }
+    };
+}
+
+metrics! {
 /// A metric. Times are in nanoseconds and sizes in bytes, as the names say; all others are counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -103,6 +128,7 @@ pub enum Metric {
     /// Times that the host asked KVM whether pages were accessed.
     Ageings,
 }
+}
 
 /// The object that a metric belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,55 +150,6 @@ pub enum Scope {
 use Metric as M;
 
 impl Metric {
-    /// All metrics.
-    pub const ALL: [Self; 45] = [
-        M::Faults,
-        M::FaultsFixed,
-        M::FaultsFast,
-        M::FaultsSpurious,
-        M::FaultsEmulated,
-        M::FaultsOfGuest,
-        M::Exits,
-        M::Halts,
-        M::HaltPolls,
-        M::HaltPollsHit,
-        M::HaltPollNs,
-        M::HaltWaitNs,
-        M::TlbFlushes,
-        M::RunningNs,
-        M::WaitingNs,
-        M::Slices,
-        M::GuestNs,
-        M::RemoteTlbFlushes,
-        M::TablesZapped,
-        M::Pages4k,
-        M::Pages2m,
-        M::Pages1g,
-        M::RssBytes,
-        M::HugeBytes,
-        M::SwapBytes,
-        M::WorkingSetBytes,
-        M::HostMinorFaults,
-        M::HostMajorFaults,
-        M::PressureSomeNs,
-        M::PressureFullNs,
-        M::FaultsRead,
-        M::FaultsWritten,
-        M::FaultsProtected,
-        M::FaultsExecuted,
-        M::FaultNs,
-        M::FaultNsWithTransitions,
-        M::ProtectedNs,
-        M::IdleNs,
-        M::OtherExitNs,
-        M::UserExits,
-        M::PagesLogged,
-        M::Invalidations,
-        M::InvalidatedBytes,
-        M::InvalidationsByOthers,
-        M::Ageings,
-    ];
-
     /// Returns the metrics of a scope.
     pub fn of(scope: Scope) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(move |metric| metric.scope() == scope)

@@ -49,6 +49,12 @@ pub struct Migration {
     pub bytes_per_second: f64,
     /// Bytes that are still to be sent.
     pub remaining: u64,
+    /// Whether the last migration was completed.
+    pub completed: bool,
+    /// How long the migration has run, or ran.
+    pub total: Option<Duration>,
+    /// How long a completed migration stopped the guest.
+    pub downtime: Option<Duration>,
 }
 
 impl Qmp {
@@ -202,17 +208,32 @@ impl Qmp {
     pub fn migration(&mut self) -> Result<Migration, String> {
         let answer = self.ask("query-migrate", json!({}))?;
         let runs = answer["status"].as_str().is_some_and(|status| !OVER.contains(&status));
-        let Some(ram) = answer.get("ram") else {
-            return Ok(Migration { runs, ..Migration::default() });
-        };
+        let time = |name: &str| answer[name].as_u64().map(Duration::from_millis);
+        let (total, downtime) = (time("total-time"), time("downtime"));
+        let completed = answer["status"] == "completed";
+        let known = Migration { runs, completed, total, downtime, ..Migration::default() };
+        let Some(ram) = answer.get("ram") else { return Ok(known) };
         // It has all of them; a size of pages that is guessed would make the rate a guess.
         Ok(Migration {
-            runs,
             rounds: number(ram, "dirty-sync-count")?,
             bytes_per_second: number(ram, "dirty-pages-rate")? as f64
                 * number(ram, "page-size")? as f64,
             remaining: number(ram, "remaining")?,
+            ..known
         })
+    }
+
+    /// Returns whether the guest runs, or in which other state it is, such as `paused`.
+    ///
+    /// # Errors
+    /// Why QEMU does not answer, in words.
+    pub fn status(&mut self) -> Result<Result<(), String>, String> {
+        let answer = self.ask("query-status", json!({}))?;
+        match answer["status"].as_str() {
+            Some("running") => Ok(Ok(())),
+            Some(state) => Ok(Err(state.to_owned())),
+            None => Err("QEMU tells no status".to_owned()),
+        }
     }
 }
 

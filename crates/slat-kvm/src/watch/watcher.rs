@@ -364,7 +364,9 @@ impl<'f> Watch<'f> {
         let vcpus = guest.vcpus().map(|(index, thread)| VcpuTotal::new(index, thread));
         let total = GuestTotal {
             pid: guest.pid(),
-            name: guest.name().to_owned(),
+            name: guest.found().name.clone(),
+            domain: guest.found().domain.clone(),
+            cgroup: guest.found().cgroup.clone(),
             vms: guest.vms(),
             found_at: began.as_secs_f64(),
             seconds: 0.0,

@@ -81,6 +81,12 @@ pub struct GuestTotal {
     pub pid: i32,
     /// The name of the guest's process.
     pub name: String,
+    /// The guest's name, by QEMU's `-name`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// The control group of the guest's process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
     /// Number of VMs of the process.
     pub vms: usize,
     /// Seconds from the start of the watch until the guest was found.

@@ -1,0 +1,189 @@
+//! Monitors that answer as they are told, and migrations of made guests.
+
+use super::*;
+use crate::watch::report::tests::guest;
+
+const GBIT: f64 = 1.25e8;
+
+fn asked(dirty: Option<f64>) -> Asked {
+    Asked {
+        link: Some(Rate(10.0 * GBIT)),
+        dirty_rate: dirty.map(Rate),
+        hot_set: None,
+        memory: None,
+        max_downtime: Duration::from_millis(300),
+    }
+}
+
+fn of_gib(gib: u64) -> GuestTotal {
+    let mut guest = guest("qemu");
+    guest.total.insert(Metric::RssBytes, gib << 30);
+    guest
+}
+
+/// A monitor of a QEMU that answers each command in this way.
+fn monitor(answer: impl Fn(&str) -> String + Send + 'static) -> (Monitor, Commands) {
+    use std::io::{BufRead, BufReader, Write};
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("qmp");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let thread = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"{\"QMP\": {}}\n").unwrap();
+        let mut asked = Vec::new();
+        for line in BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok) {
+            let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+            let command = line["execute"].as_str().unwrap().to_owned();
+            writeln!(stream, "{}", answer(&command)).unwrap();
+            asked.push(command);
+        }
+        asked
+    });
+    (Monitor::connect(&socket).unwrap(), thread)
+}
+
+type Commands = std::thread::JoinHandle<Vec<String>>;
+
+const MIGRATES: &str = "{\"return\": {\"status\": \"active\", \"ram\": \
+                        {\"dirty-pages-rate\": 100, \"page-size\": 4096, \
+                        \"dirty-sync-count\": 3, \"remaining\": 77}}}";
+const NOTHING: &str = "{\"return\": {}}";
+const REFUSED: &str = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"refused\"}}";
+
+#[test]
+fn qemu_takes_no_samples_while_a_migration_runs() {
+    let (mut monitor, asked) = monitor(|command| match command {
+        "query-migrate" => MIGRATES.to_owned(),
+        command if command.contains("dirty-rate") => REFUSED.to_owned(),
+        _ => NOTHING.to_owned(),
+    });
+    monitor.step();
+    assert_eq!(monitor.rates(1)[0].bytes_per_second, 409_600.0);
+    assert_eq!(monitor.why(), None);
+    drop(monitor);
+    assert!(!asked.join().unwrap().contains(&"calc-dirty-rate".to_owned()));
+}
+
+#[test]
+fn a_migration_that_ran_and_a_pause_are_told_with_their_real_figures() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    let step = Arc::new(AtomicU32::new(0));
+    let now = Arc::clone(&step);
+    let done = "{\"return\": {\"status\": \"completed\", \"total-time\": 3260, \"downtime\": \
+                59, \"ram\": {\"dirty-pages-rate\": 0, \"page-size\": 4096, \
+                \"dirty-sync-count\": 4, \"remaining\": 0}}}";
+    let (mut monitor, _) = monitor(move |command| {
+        let answer = match (command, now.load(Ordering::Relaxed)) {
+            ("query-migrate", 1) => MIGRATES,
+            ("query-migrate", 2..) => done,
+            ("query-status", 2..) => "{\"return\": {\"status\": \"postmigrate\"}}",
+            ("query-status", _) => "{\"return\": {\"status\": \"running\"}}",
+            _ => NOTHING,
+        };
+        answer.to_owned()
+    });
+    assert!(monitor.events().is_empty(), "{:?}", monitor.events());
+    let mut after = |to| {
+        step.store(to, Ordering::Relaxed);
+        monitor.step();
+        monitor.events()
+    };
+    assert!(after(1)[0].starts_with("a migration runs, in round 3, "));
+    let events = after(2);
+    assert!(events[0].contains("it took 3.26 s and 4 rounds, downtime 59"), "{events:?}");
+    assert!(events[1].contains("not running (postmigrate), 1 of 3 times"), "{events:?}");
+    // One of before the watch is not told.
+    let (monitor, _) = self::monitor(move |command| match command {
+        "query-migrate" => done.to_owned(),
+        _ => NOTHING.to_owned(),
+    });
+    assert!(monitor.events().is_empty());
+}
+
+#[test]
+fn a_refusal_of_qemus_that_is_over_is_not_told() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let refuses = Arc::new(AtomicBool::new(true));
+    let now = Arc::clone(&refuses);
+    let (mut monitor, _) = self::monitor(move |command| match command {
+        "calc-dirty-rate" if now.load(Ordering::Relaxed) => REFUSED.to_owned(),
+        _ => NOTHING.to_owned(),
+    });
+    assert!(monitor.why().is_some_and(|why| why.contains("refused")));
+    // It tells no size of the memory, either: that of the process is taken, and it is said.
+    let mut one = of_gib(1);
+    one.total.insert(Metric::SwapBytes, 1 << 30);
+    let told = tell(&[&one], Some(&monitor), &asked(Some(4.0 * GBIT)));
+    assert!(told.missing[1].contains("no base-memory"), "{told:?}");
+    assert_eq!(told.predictions[0].memory, 2 << 30);
+    refuses.store(false, Ordering::Relaxed);
+    monitor.step();
+    assert_eq!(monitor.why(), None);
+}
+
+#[test]
+fn a_guest_below_the_link_rate_converges_and_for_one_above_it_remedies_are_reported() {
+    let one = of_gib(16);
+    let below = tell(&[&one], None, &asked(Some(4.0 * GBIT)));
+    let it = &below.predictions[0];
+    assert!(it.converges && it.rounds > 2 && it.downtime <= 0.3, "{it:?}");
+    assert!(it.changes[0].contains("up to"), "{it:?}");
+    let above = tell(&[&one], None, &asked(Some(20.0 * GBIT)));
+    let it = &above.predictions[0];
+    assert!(!it.converges && it.rounds == MAX_ROUNDS, "{it:?}");
+    let words = it.changes.join("\n");
+    for change in ["Gbit/s", "auto-converge", "post-copy"] {
+        assert!(words.contains(change), "{words}");
+    }
+    // Twice the link's 1.25 GB/s: what it wrote in a second, and all of its memory.
+    assert!(it.downtime < 3.0 && it.downtime_at_most > 10.0, "{it:?}");
+    let said = above.text().join("\n");
+    assert!(said.contains("the same hot pages"), "{said}");
+    assert!(said.contains("not converge") && said.contains("given by --dirty-rate"), "{said}");
+}
+
+#[test]
+fn pages_in_rings_are_a_rate_and_without_any_rate_it_is_said_why() {
+    let mut one = of_gib(1);
+    let none = tell(&[&one], None, &asked(None));
+    assert!(none.predictions.is_empty() && none.missing[0].contains("--qmp"), "{none:?}");
+    one.total.insert(Metric::PagesLogged, 5000);
+    let told = tell(&[&one], None, &asked(None));
+    let page = rustix::param::page_size() as f64;
+    assert_eq!(told.rates[0].bytes_per_second, 2500.0 * page);
+    assert_eq!(told.predictions[0].by, told.rates[0].by);
+    let mut unasked = asked(None);
+    unasked.link = None;
+    assert!(tell(&[&one], None, &unasked).predictions.is_empty());
+}
+
+#[test]
+fn the_memory_that_is_given_counts_in_place_of_the_process_s() {
+    let one = of_gib(17);
+    let of_process = asked(Some(4.0 * GBIT));
+    let given = Asked { memory: Some(16 << 30), ..of_process };
+    let [whole, own] = [of_process, given].map(|it| tell(&[&one], None, &it).predictions);
+    assert_eq!([whole[0].memory, own[0].memory], [17 << 30, 16 << 30]);
+    assert!(own[0].seconds < whole[0].seconds, "{own:?} {whole:?}");
+}
+
+#[test]
+fn the_error_of_samples_shrinks_with_their_number_and_is_never_nothing() {
+    let rate = |seconds| DirtyRate { bytes_per_second: 1e8, seconds, pages_per_gib: 512 };
+    let number = |text: String| {
+        let digits = text.split_whitespace().nth(1).unwrap().to_owned();
+        digits.parse::<f64>().unwrap()
+    };
+    let one = number(sampled(1e8, Some(4 << 30), &[rate(1.0)]));
+    let many = number(sampled(1e8, Some(4 << 30), &[rate(1.0); 16]));
+    assert!(one > 3.0 * many && many > 0.0, "{one} {many}");
+    assert!(number(sampled(0.0, Some(4 << 30), &[rate(1.0)])) > 0.0);
+    assert!(sampled(1.0, None, &[rate(1.0)]).contains("not known"));
+    // Of a small guest QEMU may sample a page, a part of one, or none.
+    for (memory, pages_per_gib) in [(4 << 30, 0), (2 << 20, 512), (3 << 20, 512), (1 << 20, 1)] {
+        let few = DirtyRate { pages_per_gib, ..rate(1.0) };
+        assert!(sampled(1e8, Some(memory), &[few]).contains("too few"), "{memory}");
+    }
+}
