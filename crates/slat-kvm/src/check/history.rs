@@ -29,6 +29,19 @@ pub struct History {
     pub steps: Vec<Step>,
 }
 
+impl History {
+    /// Returns the history of some of its steps, by their indices.
+    pub fn part(&self, steps: &[usize]) -> Self {
+        let steps = steps.iter().filter_map(|step| self.steps.get(*step)).cloned().collect();
+        Self { steps, ..self.clone() }
+    }
+
+    /// Returns whether a vCPU runs beside other steps, so that it may not go alike twice.
+    pub fn is_concurrent(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Start { .. } | Step::Harvest { .. }))
+    }
+}
+
 /// Kinds of host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

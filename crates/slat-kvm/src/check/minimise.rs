@@ -1,26 +1,22 @@
 //! Cuts a history in which something is lost down to few steps (delta debugging, Zeller 1999).
 
-use super::history::{History, Step};
-
-/// Returns a history of as few of the steps as `loses` still says it of. `loses` runs a history, and
-/// returns nothing when there is no more time.
+/// Returns the indices of few steps of which `loses` still says that something is lost. `loses` runs
+/// the steps of some indices, and returns nothing when there is no more time.
 ///
 /// The steps that are left are in their order. Steps that make no sense without the others are left
 /// out when the history runs, so that every part of a history is one.
-pub fn minimise(history: &History, loses: &mut dyn FnMut(&History) -> Option<bool>) -> History {
-    let with = |steps: Vec<Step>| History { steps, ..history.clone() };
-    let mut steps = history.steps.clone();
+pub fn minimise(steps: usize, loses: &mut dyn FnMut(&[usize]) -> Option<bool>) -> Vec<usize> {
+    let mut steps: Vec<usize> = (0..steps).collect();
     let mut parts = 2;
     while steps.len() > 1 {
         let size = steps.len().div_ceil(parts);
         let mut shorter = None;
         // Later steps first: most of them come after the loss.
         for part in (0..steps.len().div_ceil(size)).rev() {
-            let from = part * size;
-            let to = (from + size).min(steps.len());
+            let (from, to) = (part * size, (part * size + size).min(steps.len()));
             let rest = [&steps[..from], &steps[to..]].concat();
-            match loses(&with(rest.clone())) {
-                None => return with(steps),
+            match loses(&rest) {
+                None => return steps,
                 Some(true) => {
                     shorter = Some(rest);
                     break;
@@ -37,5 +33,5 @@ pub fn minimise(history: &History, loses: &mut dyn FnMut(&History) -> Option<boo
             None => parts = (parts * 2).min(steps.len()),
         }
     }
-    with(steps)
+    steps
 }
