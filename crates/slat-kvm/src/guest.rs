@@ -452,19 +452,25 @@ impl Guest {
         let taken = rings.iter_mut().map(|ring| u64::from(ring.harvest(&mut take))).sum();
         let left = AtomicU64::new(taken);
         std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| self.reset(&left))).collect();
-            let own = self.reset(&left);
-            let others = others.into_iter().map(|it| it.join().unwrap_or(Err(Error::ThreadPanicked)));
-            others.fold(own, Result::and)
+            let others: Vec<_> =
+                (1..threads).map(|_| scope.spawn(|| self.reset(&left, 1))).collect();
+            let own = if threads > 1 { self.reset(&left, 1).map(drop) } else { Ok(()) };
+            let joined = others.into_iter().map(|it| it.join());
+            joined.fold(own, |own, it| own.and(it.unwrap_or(Err(Error::ThreadPanicked)).map(drop)))
         })?;
+        // What another thread has reset is counted by now.
+        if !self.reset(&left, RESETS_IN_VAIN)? {
+            return Err(Error::os("KVM_RESET_DIRTY_RINGS")(Errno::AGAIN));
+        }
         // Done even if nothing was taken: a vCPU may have stopped at its full ring after an earlier
         // harvest had emptied that ring.
         self.machine.gate.reset();
         Ok(taken)
     }
 
-    /// Resets entries of the rings until none of `left` is left.
-    fn reset(&self, left: &AtomicU64) -> Result<(), Error> {
+    /// Resets entries of the rings until none of `left` is left. Returns false if so many calls in
+    /// a row have reset none.
+    fn reset(&self, left: &AtomicU64, most_in_vain: u32) -> Result<bool, Error> {
         let mut in_vain = 0;
         while left.load(Relaxed) > 0 {
             let reset = self.machine.vm.reset_dirty_rings();
@@ -474,12 +480,12 @@ impl Guest {
             // progress. KVM protects a page again only when it resets the page's entry: without
             // that, the next write to the page would not be logged.
             in_vain = if reset == 0 { in_vain + 1 } else { 0 };
-            if in_vain == RESETS_IN_VAIN {
-                return Err(Error::os("KVM_RESET_DIRTY_RINGS")(Errno::AGAIN));
+            if in_vain == most_in_vain {
+                return Ok(false);
             }
             let _ = left.fetch_update(Relaxed, Relaxed, |it| Some(it.saturating_sub(reset.into())));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Waits until a ring is full, until a vCPU has finished its work, or for `at_most`. Returns

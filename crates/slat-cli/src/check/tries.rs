@@ -25,6 +25,8 @@ pub struct Limits {
     pub seed: u64,
     /// Bytes of a guest's host memory.
     pub memory: u64,
+    /// Whether the first loss is the last.
+    pub first: bool,
 }
 
 /// Runs histories.
@@ -97,6 +99,9 @@ impl<'a> Tries<'a> {
             let Some(at) = open.min_by_key(|at| spent[*at]) else { break };
             let begin = Instant::now();
             self.next(classes[at], numbers[at], limits.seed, &mut tried[at]);
+            if limits.first && matches!(tried[at].verdict, Verdict::Lost(_)) {
+                break;
+            }
             numbers[at] += 1;
             spent[at] += begin.elapsed();
             self.session.say(&format!("{}: history {}", tried[at].name, numbers[at]));

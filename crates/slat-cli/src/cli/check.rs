@@ -69,6 +69,10 @@ pub struct CheckArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "class", "number", "list"])]
     pub history: Option<PathBuf>,
 
+    /// Stop at the first loss, when its history is cut down
+    #[arg(long)]
+    pub first: bool,
+
     /// Write results.json, and each history that loses something, to this folder
     #[arg(long, short, value_name = "DIR")]
     pub output: Option<PathBuf>,

@@ -29,7 +29,7 @@ pub fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     }
     let drawn = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |it| it.as_millis() as u64);
     let seed = args.seed.unwrap_or_else(drawn);
-    let limits = Limits { time: args.time, seed, memory: args.memory.bytes() };
+    let limits = Limits { time: args.time, seed, memory: args.memory.bytes(), first: args.first };
     session.start("check", args.time.as_secs());
     let report = {
         let tries = Tries::new(&host, &session);

@@ -374,11 +374,11 @@ pub(super) fn generate(name: &str, plan: &Plan, seed: u64, means: &Means) -> Opt
     let way = random.pick(&ways);
     let backing = random.pick(&kinds);
     let acts = plan.acts.iter().filter(|act| means.acts.contains(act)).copied();
-    // MADV_REMOVE and MINOR are for shared memory, the others here for private memory or for both.
+    // MADV_REMOVE and MINOR are for shared memory, and some kernels guard only private memory.
     let shared = backing == Kind::Shared;
     let fits = |act: &Act| match act {
         Act::Remove | Act::Minor => shared,
-        Act::Late | Act::Fork | Act::Merge => !shared,
+        Act::Late | Act::Fork | Act::Merge | Act::Guard => !shared,
         _ => true,
     };
     let acts: Vec<Act> = acts.filter(fits).collect();

@@ -189,10 +189,18 @@ fn remap((from, len): (u64, usize), to: u64) -> Result<(), Error> {
     // SAFETY: both ranges lie in mappings of `HostMemory` that belong to this system; what `to` had
     // is replaced, and is empty or has been moved elsewhere.
     let moved = unsafe { libc::mremap(from as *mut _, len, len, flags, to as *mut libc::c_void) };
-    if moved == libc::MAP_FAILED {
-        return Err(Error::os("mremap of guest memory")(io::Error::last_os_error()));
+    if moved != libc::MAP_FAILED {
+        return Ok(());
     }
-    Ok(())
+    let error = io::Error::last_os_error();
+    // Before Linux 6.17, a call moves pages of one mapping only, and earlier moves have divided it.
+    let page = rustix::param::page_size();
+    if error.raw_os_error() == Some(libc::EFAULT) && len > page {
+        return (0..len).step_by(page).try_for_each(|at| {
+            remap((from + at as u64, page), to + at as u64)
+        });
+    }
+    Err(Error::os("mremap of guest memory")(error))
 }
 
 /// A copy of this process that does nothing. While it lives, a write to a page copies it.
