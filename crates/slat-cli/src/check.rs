@@ -142,6 +142,7 @@ impl Tried {
             grouped(told)
         );
         let mut text = match &self.verdict {
+            Verdict::Held if histories == 0 => "not tried: no time was left\n".to_owned(),
             Verdict::Held => format!("held  {counts}"),
             Verdict::Untried(why) if histories > 0 => {
                 format!("could not go on: {why}\n{:14}until then {counts}", "")

@@ -38,7 +38,9 @@ impl History {
 
     /// Returns whether a vCPU runs beside other steps, so that it may not go alike twice.
     pub fn is_concurrent(&self) -> bool {
-        self.steps.iter().any(|step| matches!(step, Step::Start { .. } | Step::Harvest { .. }))
+        self.steps.iter().any(|step| {
+            matches!(step, Step::Start { .. } | Step::Harvest { threads: 2.. })
+        })
     }
 }
 
