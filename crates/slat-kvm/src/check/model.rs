@@ -462,6 +462,12 @@ impl Model {
                 it.may.insert(page);
             }
         }
+        // What was written meanwhile by another name, which is not logged, is not in the copy.
+        for (id, page) in beside {
+            if let Some(other) = self.slots.get(id).filter(|other| !other.log) {
+                self.copy[(other.place.host + page) as usize] = None;
+            }
+        }
     }
 
     /// Checks that a fetched log, or the rings, told all pages of a memslot that were written.
