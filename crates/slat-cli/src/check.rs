@@ -74,6 +74,11 @@ pub struct Finding {
     pub repeated: (u32, u32),
 }
 
+/// Columns of the report as text.
+const WIDTH: usize = 100;
+/// What comes before the command that repeats a loss.
+const REPEAT: &str = " times by: ";
+
 /// The version of the report's format.
 pub const FORMAT: u32 = 1;
 
@@ -85,7 +90,9 @@ impl Report {
 
     /// Returns whether anything was tried.
     pub fn tried(&self) -> bool {
-        self.classes.iter().any(|class| class.counts.histories > 0 || class.verdict != Verdict::Held)
+        self.classes
+            .iter()
+            .any(|class| class.counts.histories > 0 || class.verdict != Verdict::Held)
             && self.classes.iter().any(|class| !matches!(class.verdict, Verdict::Untried(_)))
     }
 
@@ -101,8 +108,7 @@ impl Report {
             self.seconds
         );
         for class in &self.classes {
-            let _ = write!(text, " {:<12} ", class.name);
-            text += &class.text(self);
+            text += &wrapped(&format!(" {:<12} {}", class.name, class.text(self)));
         }
         text += match (self.lost(), self.interrupted) {
             (true, _) => "LOST: report it to kvm@vger.kernel.org with the steps above\n",
@@ -126,19 +132,31 @@ impl Report {
     }
 }
 
+/// Wraps each line behind the names of the classes, but for commands.
+fn wrapped(text: &str) -> String {
+    let options = textwrap::Options::new(WIDTH)
+        .subsequent_indent("              ")
+        .break_words(false)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation);
+    let wrap = |line: &str| match line.contains(REPEAT) {
+        true => line.to_owned(),
+        false => textwrap::fill(line, &options),
+    };
+    text.lines().map(|line| wrap(line) + "\n").collect()
+}
+
 fn grouped(count: u64) -> String {
     thousands(count.cast_signed())
 }
 
 impl Tried {
     fn text(&self, report: &Report) -> String {
-        let Counts { histories, steps, writes, contents, told } = self.counts;
+        let Counts { histories, steps, writes, told, .. } = self.counts;
         let counts = format!(
-            "{} histories, {} steps, {} writes; {} contents and {} pages of logs compared\n",
+            "{} histories, {} steps, {} writes, {} pages of logs\n",
             grouped(histories),
             grouped(steps),
             grouped(writes),
-            grouped(contents),
             grouped(told)
         );
         let mut text = match &self.verdict {
@@ -164,7 +182,12 @@ impl Tried {
                     let _ = writeln!(text, "{:14}{index:>3}  {step}", "");
                 }
                 let (lost, of) = finding.repeated;
-                let _ = writeln!(text, "{:14}lost {lost} of {of} times by: {}", "", report.command(finding));
+                let _ = writeln!(
+                    text,
+                    "{:14}lost {lost} of {of}{REPEAT}{}",
+                    "",
+                    report.command(finding)
+                );
                 text
             }
         };
@@ -221,7 +244,10 @@ mod tests {
             classes: vec![
                 class("log", Verdict::Lost(Box::new(finding))),
                 class("memslots", Verdict::Held),
-                Tried { counts: Counts::default(), ..class("rings", Verdict::Untried("none".into())) },
+                Tried {
+                    counts: Counts::default(),
+                    ..class("rings", Verdict::Untried("none".into()))
+                },
             ],
         };
         insta::assert_snapshot!(report.text());

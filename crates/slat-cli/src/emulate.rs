@@ -292,7 +292,10 @@ fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
         return Err(no_report(format!("in the machine a signal ended the command\n{stderr}")));
     };
     let checked = report.as_ref().and_then(|text| serde_json::from_str(text).ok());
-    let report = report.filter(|_| checked.is_none()).map(|text| Emulated::read(&text, emulator)).transpose();
+    let report = report
+        .filter(|_| checked.is_none())
+        .map(|text| Emulated::read(&text, emulator))
+        .transpose();
     let report = report.context("the report that came from the machine is none")?;
     Ok(Ended { exit_code, stderr, report, checked })
 }
@@ -332,7 +335,8 @@ fn check_command(words: &[String]) -> anyhow::Result<(&'static str, &[String])> 
         }
         _ => {
             return Err(bad_input(format!(
-                "`slat {}` measures nothing; in a machine run `bench`, `tune` or `slat-bench`",
+                "`slat {}` measures nothing; in a machine run `bench`, `tune`, `check` or \
+                 `slat-bench`",
                 words.join(" ")
             )));
         }

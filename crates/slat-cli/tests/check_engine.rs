@@ -318,7 +318,7 @@ fn run(history: &History, fault: Fault) -> Ended {
     let config = Config {
         initially_set: history.way == Way::InitiallySet,
         ring: (history.way == Way::Ring).then_some(RING),
-        eager_split: (history.seed % 2 == 0).then_some(PageSize::SIZE_4K),
+        eager_split: history.seed.is_multiple_of(2).then_some(PageSize::SIZE_4K),
         ..Config::new(history.vcpus as u16, PageSize::SIZE_1G)
     };
     let (vmid, bits) = (Vmid(7), 39);

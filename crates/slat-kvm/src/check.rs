@@ -213,7 +213,7 @@ pub fn check(
             run.system.give_up();
             return Ended::Stopped(crate::Error::Stopped);
         }
-        let number = run.model.next();
+        let number = run.model.count_step();
         if !run.model.allows(step) {
             continue;
         }

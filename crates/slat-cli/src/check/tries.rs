@@ -105,10 +105,9 @@ impl<'a> Tries<'a> {
             numbers[at] += 1;
             spent[at] += begin.elapsed();
             self.session.say(&format!("{}: history {}", tried[at].name, numbers[at]));
-            for _ in seconds..self.begin.elapsed().as_secs() {
-                seconds += 1;
-                self.session.step();
-            }
+            let now = self.begin.elapsed().as_secs();
+            (seconds..now).for_each(|_| self.session.step());
+            seconds = now;
         }
         self.report(tried, limits)
     }
@@ -197,7 +196,8 @@ impl<'a> Tries<'a> {
         let calm: Vec<usize> =
             steps.clone().filter(|step| !history.part(&[*step]).is_concurrent()).collect();
         let base = if loses(&history.part(&calm), 1, 1) { calm } else { steps.collect() };
-        let of_base = |steps: &[usize]| -> Vec<usize> { steps.iter().map(|it| base[*it]).collect() };
+        let of_base =
+            |steps: &[usize]| -> Vec<usize> { steps.iter().map(|it| base[*it]).collect() };
         let steps = minimise(base.len(), &mut |steps| {
             let over = begin.elapsed() > CUTTING || self.session.interrupted();
             let part = history.part(&of_base(steps));
@@ -213,7 +213,13 @@ impl<'a> Tries<'a> {
     }
 
     /// Runs one history again and again, until it loses something or the time is up.
-    pub fn repeat(&self, history: &History, number: u64, steps: &[usize], limits: &Limits) -> Report {
+    pub fn repeat(
+        &self,
+        history: &History,
+        number: u64,
+        steps: &[usize],
+        limits: &Limits,
+    ) -> Report {
         let (verdict, counts) = (Verdict::Held, Counts::default());
         let mut tried = Tried { name: history.class.clone(), verdict, counts, untried: Vec::new() };
         while tried.verdict == Verdict::Held

@@ -20,14 +20,14 @@ pub fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     }
     let host = Host::here(args.memory.bytes()).map_err(refusal)?;
     let mut session = Session::interactive()?;
-    let asked = |class: &&Class| {
-        args.class.is_empty() || args.class.iter().any(|name| name == class.name)
-    };
+    let asked =
+        |class: &&Class| args.class.is_empty() || args.class.iter().any(|name| name == class.name);
     let chosen: Vec<&'static Class> = classes().iter().filter(asked).collect();
     if args.list {
         return list(&chosen, &Tries::new(&host, &session));
     }
-    let drawn = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |it| it.as_millis() as u64);
+    let drawn =
+        || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |it| it.as_millis() as u64);
     let seed = args.seed.unwrap_or_else(drawn);
     let limits = Limits { time: args.time, seed, memory: args.memory.bytes(), first: args.first };
     session.start("check", args.time.as_secs());
@@ -84,7 +84,10 @@ fn one(
             let history = class.history(seed, number, &host.means);
             let why = class.lacks(&host.means).unwrap_or_default();
             let history = history.ok_or_else(|| {
-                Failure::CannotRun(format!("--class {}: this host lacks what it takes; {why}", class.name))
+                Failure::CannotRun(format!(
+                    "--class {}: this host lacks what it takes; {why}",
+                    class.name
+                ))
             })?;
             (history, number)
         }

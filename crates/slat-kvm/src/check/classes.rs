@@ -1,7 +1,7 @@
 //! The classes of histories: which steps each has, and what it is about.
 
-use super::history::{Act, Draw, History, Kind, Means, Plan, Way, generate};
 use super::history::Random;
+use super::history::{Act, Draw, History, Kind, Means, Plan, Way, generate};
 
 /// A class of histories.
 #[derive(Debug, Clone, Copy)]
@@ -232,9 +232,10 @@ impl Class {
 
     /// Returns the history of a number, for a seed; nothing if the system lacks what it takes.
     pub fn history(&self, seed: u64, number: u64, means: &Means) -> Option<History> {
-        let of_class = self.name.bytes().fold(0u64, |hash, byte| hash.rotate_left(7) ^ u64::from(byte));
+        let of_class =
+            self.name.bytes().fold(0u64, |hash, byte| hash.rotate_left(7) ^ u64::from(byte));
         let mut random = Random(seed ^ of_class.rotate_left(32));
-        let seed = random.next().wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let seed = random.draw().wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         generate(self.name, &self.plan, seed, means)
     }
 }

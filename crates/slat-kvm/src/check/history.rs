@@ -38,9 +38,9 @@ impl History {
 
     /// Returns whether a vCPU runs beside other steps, so that it may not go alike twice.
     pub fn is_concurrent(&self) -> bool {
-        self.steps.iter().any(|step| {
-            matches!(step, Step::Start { .. } | Step::Harvest { threads: 2.. })
-        })
+        self.steps
+            .iter()
+            .any(|step| matches!(step, Step::Start { .. } | Step::Harvest { threads: 2.. }))
     }
 }
 
@@ -291,7 +291,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// Returns the next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -301,7 +301,7 @@ impl Random {
 
     /// Returns a number below `below`, which is not 0.
     pub fn below(&mut self, below: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(below)) >> 64) as u64
+        ((u128::from(self.draw()) * u128::from(below)) >> 64) as u64
     }
 
     /// Returns true `percent` times of 100.
@@ -496,7 +496,7 @@ impl Maker<'_> {
             }
             Draw::Write => {
                 let guest = self.guest();
-                let random = self.random.chance(30).then(|| self.random.next());
+                let random = self.random.chance(30).then(|| self.random.draw());
                 self.add(Step::Write { vcpu, guest, random });
             }
             Draw::Read => {
@@ -509,7 +509,7 @@ impl Maker<'_> {
             }
             Draw::Run => {
                 if !self.add(Step::Stop { vcpu }) {
-                    let (guest, seed) = (self.guest(), self.random.next());
+                    let (guest, seed) = (self.guest(), self.random.draw());
                     self.add(Step::Start { vcpu, guest, seed });
                 }
             }

@@ -75,7 +75,12 @@ impl Hands {
         }
     }
 
-    pub fn exchange(&mut self, memory: &HostMemory, first: Span, second: Span) -> Result<(), Error> {
+    pub fn exchange(
+        &mut self,
+        memory: &HostMemory,
+        first: Span,
+        second: Span,
+    ) -> Result<(), Error> {
         let away = self.range(&self.spare, first);
         let (first, second) = (self.range(memory, first), self.range(memory, second));
         remap(first, away.0)?;
@@ -196,9 +201,9 @@ fn remap((from, len): (u64, usize), to: u64) -> Result<(), Error> {
     // Before Linux 6.17, a call moves pages of one mapping only, and earlier moves have divided it.
     let page = rustix::param::page_size();
     if error.raw_os_error() == Some(libc::EFAULT) && len > page {
-        return (0..len).step_by(page).try_for_each(|at| {
-            remap((from + at as u64, page), to + at as u64)
-        });
+        return (0..len)
+            .step_by(page)
+            .try_for_each(|at| remap((from + at as u64, page), to + at as u64));
     }
     Err(Error::os("mremap of guest memory")(error))
 }
@@ -237,7 +242,8 @@ impl Drop for Child {
             libc::kill(self.0, libc::SIGKILL);
             while libc::waitpid(self.0, std::ptr::null_mut(), 0) < 0
                 && Errno::from_io_error(&io::Error::last_os_error()) == Some(Errno::INTR)
-            {}
+            {
+            }
         }
     }
 }

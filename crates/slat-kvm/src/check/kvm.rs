@@ -332,7 +332,8 @@ impl System for KvmSystem {
 
     fn harvest(&mut self, threads: u32) -> Result<BTreeSet<(u32, u64)>, Trouble> {
         let mut told = BTreeSet::new();
-        self.guest.harvest_with(threads, |DirtyPage { slot, page }| _ = told.insert((slot, page)))?;
+        self.guest
+            .harvest_with(threads, |DirtyPage { slot, page }| _ = told.insert((slot, page)))?;
         Ok(told)
     }
 

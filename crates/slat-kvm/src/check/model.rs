@@ -94,8 +94,7 @@ impl Model {
     /// Makes the state before a history. `gpa` returns the guest address of a guest page.
     pub fn of(history: &History, gpa: fn(u64) -> u64) -> Self {
         let shared = history.backing == super::Kind::Shared;
-        let new =
-            Self::new(history.memory, history.window, history.vcpus, shared, history.way);
+        let new = Self::new(history.memory, history.window, history.vcpus, shared, history.way);
         Self { gpa, ..new }
     }
 
@@ -191,9 +190,8 @@ impl Model {
             Step::Execute { vcpu, guest } => {
                 // Only where there are instructions.
                 let written = |page| {
-                    self.resolve(page).is_some_and(|(.., host)| {
-                        self.content[host as usize].step != 0
-                    })
+                    self.resolve(page)
+                        .is_some_and(|(.., host)| self.content[host as usize].step != 0)
                 };
                 idle(*vcpu)
                     && self.within(*guest, self.window)
@@ -253,7 +251,7 @@ impl Model {
     }
 
     /// Counts a step, and returns its number.
-    pub fn next(&mut self) -> usize {
+    pub fn count_step(&mut self) -> usize {
         self.step += 1;
         self.step
     }

@@ -139,8 +139,8 @@ impl Pager {
     pub fn new(page_size: u64) -> Result<Self, Error> {
         let had = features()?;
         let wanted = |has: bool, feature| if has { feature } else { 0 };
-        let features = wanted(had.protects, uapi::FEATURE_WP)
-            | wanted(had.minor, uapi::FEATURE_MINOR_SHMEM);
+        let features =
+            wanted(had.protects, uapi::FEATURE_WP) | wanted(had.minor, uapi::FEATURE_MINOR_SHMEM);
         let (file, _) = open(features)?;
         let (late, leave) = (Mutex::default(), AtomicBool::new(false));
         let shared = Arc::new(Shared { file, late, page_size, leave });

@@ -35,8 +35,11 @@ struct Fake {
     open: BTreeSet<(u32, u64)>,
     deleted: Vec<Place>,
     position: Vec<u64>,
-    running: Vec<Option<(Task, Vec<(u64, Touch)>, Done)>>,
+    running: Vec<Option<Running>>,
 }
+
+/// A task, its steps that are left, and what was done.
+type Running = (Task, Vec<(u64, Touch)>, Done);
 
 const EVERY: u64 = 17;
 
@@ -91,7 +94,8 @@ impl Fake {
                     done.exits.insert(page);
                     return;
                 }
-                if log && !self.open.contains(&(slot, within)) && !self.fails(Fault::Dirty, within) {
+                if log && !self.open.contains(&(slot, within)) && !self.fails(Fault::Dirty, within)
+                {
                     self.log.insert((slot, within));
                 }
                 if !self.fails(Fault::Write, within) {
