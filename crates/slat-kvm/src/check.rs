@@ -19,6 +19,7 @@
 //! content follows from the number of steps that it has done.
 
 mod classes;
+mod generate;
 mod history;
 mod host;
 mod kvm;
@@ -27,7 +28,8 @@ mod model;
 mod pager;
 
 pub use classes::{Class, classes};
-pub use history::{Act, History, Kind, Means, Place, Random, Span, Step, Way, stamp_of_host};
+pub use generate::Means;
+pub use history::{Act, History, Kind, Place, Span, Step, Way, stamp_of_host};
 pub use kvm::{Host, KvmSystem, run};
 pub use minimise::minimise;
 pub use model::{HOLE, Model, Slot, Task, Wrong, task};

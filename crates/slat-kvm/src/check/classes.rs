@@ -1,7 +1,7 @@
 //! The classes of histories: which steps each has, and what it is about.
 
-use super::history::Random;
-use super::history::{Act, Draw, History, Kind, Means, Plan, Way, generate};
+use super::generate::{Draw, Means, Plan, Random, generate};
+use super::history::{Act, History, Kind, Way};
 
 /// A class of histories.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,7 @@
 //! The host's KVM as the system on which histories run.
 
-use super::history::{Act, History, Kind, Means, Place, Span, Way};
+use super::generate::Means;
+use super::history::{Act, History, Kind, Place, Span, Way};
 use super::host::{Hands, able};
 use super::model::HOLE;
 use super::pager::{Pager, features};
