@@ -109,7 +109,20 @@ impl<'a> Tries<'a> {
             (seconds..now).for_each(|_| self.session.step());
             seconds = now;
         }
+        if classes.len() > 1 {
+            tried.push(self.guest_memfd());
+        }
         self.report(tried, limits)
+    }
+
+    /// Returns the line of what no class drives.
+    fn guest_memfd(&self) -> Tried {
+        let why = match self.host.guest_memfd {
+            true => "slat's guests have no private memory yet",
+            false => "this KVM has no guest_memfd",
+        };
+        let (verdict, counts) = (Verdict::Untried(why.to_owned()), Counts::default());
+        Tried { name: "guest-memfd".to_owned(), verdict, counts, untried: Vec::new() }
     }
 
     fn report(&self, classes: Vec<Tried>, limits: &Limits) -> Report {

@@ -11,7 +11,9 @@ use crate::guest::{Guest, Part, Shape, Vcpu};
 use crate::ioctl::{DirtyPage, VmDirtyLog};
 use crate::work::Work;
 use crate::{Backing, Error, HostKvm, meminfo, probe};
-use kvm_bindings::{KVM_CAP_READONLY_MEM, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY};
+use kvm_bindings::{
+    KVM_CAP_GUEST_MEMFD, KVM_CAP_READONLY_MEM, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
+};
 use kvm_ioctls::VcpuExit;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,6 +32,8 @@ pub struct Host {
     pub means: Means,
     /// What cannot be tried, and why.
     pub lacks: BTreeMap<Act, String>,
+    /// Whether KVM has guest_memfd, which no class drives yet.
+    pub guest_memfd: bool,
 }
 
 impl Host {
@@ -78,7 +82,8 @@ impl Host {
         let readonly = opened.check_extension_raw(KVM_CAP_READONLY_MEM.into()) > 0;
         let means =
             Means { memory: bytes / page, block: block / page, ways, kinds, acts, readonly };
-        Ok(Self { kvm, means, lacks })
+        let guest_memfd = opened.check_extension_raw(KVM_CAP_GUEST_MEMFD.into()) > 0;
+        Ok(Self { kvm, means, lacks, guest_memfd })
     }
 }
 
