@@ -1,5 +1,6 @@
 //! The command line of `slat`.
 
+mod check;
 mod doctor;
 mod emulate;
 mod explain;
@@ -8,6 +9,7 @@ mod kernel;
 mod show;
 mod watch;
 
+pub use check::CheckArgs;
 pub use doctor::DoctorArgs;
 pub use emulate::{EmulateArgs, KernelChoice, PartsArgs};
 pub use explain::ExplainArgs;
@@ -33,6 +35,7 @@ Examples:
   slat bench dirty-log -v 2                log the dirty pages of a guest with 2 vCPUs
   slat bench migrate --dirty-rate 200MiB/s --link 10Gbit/s
                                            migrate a running guest, in each way of logging
+  slat check                               does this host's KVM lose a write? a minute of trying
   slat watch                               what it costs the guests that run here now
   slat explain slat-report/                where the time of its guests went
   slat tune dirty-log                      which way of logging stalls a guest least here
@@ -50,10 +53,10 @@ The engine's own tables are measured by slat-bench: cargo run --release -p slat-
 
 Exit codes:
   0    all that was asked for was measured, or skipped with the reason shown
-  1    a measurement failed, or cannot be done on this host
+  1    a measurement failed, or cannot be done on this host; slat check: KVM lost a write
   2    the command line or its values cannot be right
   3    an emulated machine gave no report
-  4    slat doctor --for: this host cannot run that scenario
+  4    slat doctor --for, slat check: this host cannot run that
   5    --time-limit came first; what was measured until then has been written
   6    --fail-if-noisy: the run cannot be trusted; it has been written
   130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
@@ -108,6 +111,8 @@ pub enum Command {
     },
     /// Say what this host can measure, what not and why, and the commands that would change it
     Doctor(DoctorArgs),
+    /// Run random histories of a guest's memory: does this host's KVM lose a write?
+    Check(CheckArgs),
     /// Watch the guests that run on this host now, from outside
     Watch(WatchArgs),
     /// Say where the time of a run's guests went: faults, calls, waiting, and what is left

@@ -28,12 +28,16 @@ use std::path::Path;
 /// Name under which the doctor judges `slat emulate`.
 pub const EMULATE: &str = "emulate";
 
+/// Name under which the doctor judges `slat check`.
+pub const CHECK: &str = "check";
+
 /// Name under which the doctor judges `slat watch`.
 pub const WATCH: &str = "watch";
 
-/// Returns the names of all that the doctor judges: the scenarios of guests, `emulate` and `watch`.
+/// Returns the names of all that the doctor judges: the scenarios of guests, `check`, `emulate` and
+/// `watch`.
 pub fn scenarios() -> impl Iterator<Item = &'static str> {
-    Guests::ALL.iter().map(|entry| entry.name).chain([EMULATE, WATCH])
+    Guests::ALL.iter().map(|entry| entry.name).chain([CHECK, EMULATE, WATCH])
 }
 
 /// The scenarios whose figures depend on a finding.

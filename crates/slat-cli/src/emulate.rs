@@ -13,6 +13,7 @@ mod report;
 
 pub use report::{Emulated, Emulator};
 
+use crate::check;
 use crate::cli::{Cli, Command, EmulateArgs};
 use anyhow::Context;
 use binary::Program;
@@ -45,6 +46,8 @@ pub struct Ended {
     pub stderr: String,
     /// Its report, if it wrote one.
     pub report: Option<Emulated>,
+    /// The report of `slat check`.
+    pub checked: Option<check::Report>,
 }
 
 /// Runs a command in the machine that `args` describes.
@@ -288,9 +291,13 @@ fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
     let Some(exit_code) = exit_code.and_then(|code| u8::try_from(code).ok()) else {
         return Err(no_report(format!("in the machine a signal ended the command\n{stderr}")));
     };
-    let report = report.map(|text| Emulated::read(&text, emulator)).transpose();
+    let checked = report.as_ref().and_then(|text| serde_json::from_str(text).ok());
+    let report = report
+        .filter(|_| checked.is_none())
+        .map(|text| Emulated::read(&text, emulator))
+        .transpose();
     let report = report.context("the report that came from the machine is none")?;
-    Ok(Ended { exit_code, stderr, report })
+    Ok(Ended { exit_code, stderr, report, checked })
 }
 
 /// Name of the program that measures Slat's own tables, which may also run in a machine.
@@ -322,9 +329,14 @@ fn check_command(words: &[String]) -> anyhow::Result<(&'static str, &[String])> 
     let own = match &cli.command {
         Some(Command::Bench { scenario }) => &scenario.out,
         Some(Command::Tune { what }) => &what.out,
+        Some(Command::Check(args)) => {
+            let own = args.output.is_some() || args.json || args.list || args.history.is_some();
+            return if own { Err(elsewhere()) } else { Ok(("slat", words)) };
+        }
         _ => {
             return Err(bad_input(format!(
-                "`slat {}` measures nothing; in a machine run `bench`, `tune` or `slat-bench`",
+                "`slat {}` measures nothing; in a machine run `bench`, `tune`, `check` or \
+                 `slat-bench`",
                 words.join(" ")
             )));
         }

@@ -2,6 +2,7 @@
 
 pub mod bisect;
 pub mod brief;
+pub mod check;
 pub mod cli;
 pub mod doctor;
 pub mod emulate;

@@ -1,5 +1,6 @@
 //! Runs commands, from the command line to the exit code.
 
+mod check;
 mod doctor;
 mod emulate;
 mod explain;
@@ -36,6 +37,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Bench { scenario }) => run::chosen(&PROGRAM, scenario),
         Some(Command::Tune { what }) => run::chosen(&PROGRAM, what),
         Some(Command::Doctor(args)) => doctor::doctor(args),
+        Some(Command::Check(args)) => check::check(args),
         Some(Command::Watch(args)) => watch::watch(args),
         Some(Command::Explain(args)) => explain::explain(&PROGRAM, args),
         Some(Command::Emulate(args)) => emulate::emulate(args),

@@ -129,6 +129,7 @@ pub(crate) fn touching(touch: Touch) -> u64 {
     piece(match touch {
         Touch::Write => Piece::Write,
         Touch::Read => Piece::Read,
+        Touch::Sum => Piece::Sum,
         Touch::Execute => Piece::Execute,
         Touch::Skip => Piece::Skip,
         Touch::Ask => Piece::Ask,
@@ -178,7 +179,7 @@ mod tests {
         assert!(!code.is_empty() && CODE_GPA + code.len() as u64 <= ROOT_GPA);
         use Piece::*;
         let mut offsets =
-            [Sequential, Random, Hot, Write, Read, Execute, Ask, Skip].map(arch::offset);
+            [Sequential, Random, Hot, Write, Read, Sum, Execute, Ask, Skip].map(arch::offset);
         assert!(offsets.iter().all(|&offset| offset > 0 && offset < code.len() as u64));
         offsets.sort_unstable();
         assert!(offsets.windows(2).all(|pair| pair[0] < pair[1]), "{offsets:?}");

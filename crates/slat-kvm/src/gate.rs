@@ -94,6 +94,11 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Returns whether `close` was called.
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     /// Returns how often a vCPU stopped because its ring was full.
     pub fn stops(&self) -> u64 {
         self.lock().full

@@ -26,6 +26,7 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -57,15 +58,25 @@ impl Guest {
     /// [`Error::NoKvm`] and others if the host lacks something; the errors of [`Shape::check`];
     /// [`Error::Os`] if the kernel refuses a call.
     pub fn new(shape: &Shape) -> Result<(Guest, Vec<Vcpu>), Error> {
+        let (guest, vcpus) = Self::with_window(shape, shape.memory)?;
+        guest.set_slots(0)?;
+        Ok((guest, vcpus))
+    }
+
+    /// Makes a guest without memslots of its test memory, whose own tables map `window` bytes.
+    ///
+    /// # Errors
+    /// As [`Guest::new`].
+    pub(crate) fn with_window(shape: &Shape, window: u64) -> Result<(Guest, Vec<Vcpu>), Error> {
         let kvm = probe::open()?;
         let host = probe::describe(&kvm);
-        arch::check(&kvm, shape.memory)?;
+        arch::check(&kvm, window)?;
         shape.check(&host)?;
         let vm = kvm.create_vm().map_err(Error::os("KVM_CREATE_VM"))?;
         enable(&vm, shape)?;
         arch::set_up_vm(&vm)?;
 
-        let boot = Boot::new(shape.memory, shape.vcpus)?;
+        let boot = Boot::new(window, shape.vcpus)?;
         let memory = HostMemory::new(shape.memory, shape.backing)?;
         numa::bind(&memory, &shape.nodes)?;
         let page_size = rustix::param::page_size() as u64;
@@ -122,7 +133,6 @@ impl Guest {
             vcpu_stats,
             probes: Probes::start(&shape.probes)?,
         };
-        guest.set_slots(0)?;
         Ok((guest, vcpus))
     }
 
@@ -330,6 +340,30 @@ impl Guest {
         set_memslot(&self.machine.vm, FIRST_SLOT + self.slots, gpa, memory, range, 0)
     }
 
+    /// Adds, moves or changes a memslot of the test memory, or deletes it (an empty range). The
+    /// slot is counted from 1, `page` from the start of the guest's window.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the range leaves the memory; [`Error::Os`].
+    pub(crate) fn set_slot(
+        &self,
+        slot: u32,
+        page: u64,
+        range: std::ops::Range<u64>,
+        flags: u32,
+    ) -> Result<(), Error> {
+        let memory = &self.machine.memory;
+        if slot < FIRST_SLOT || range.start > range.end || range.end > memory.len() {
+            return Err(Error::invalid("memslot", slot, "must lie in the memory"));
+        }
+        set_memslot(&self.machine.vm, slot, self.gpa(page), memory, range, flags)
+    }
+
+    /// Returns the VM.
+    pub(crate) fn vm(&self) -> &VmFd {
+        &self.machine.vm
+    }
+
     /// Fetches the log of each memslot with `KVM_GET_DIRTY_LOG`.
     ///
     /// # Errors
@@ -395,21 +429,50 @@ impl Guest {
     pub fn harvest(&self, log: &mut DirtyBitmap) -> Result<u64, Error> {
         self.check_log_size(log)?;
         let each = self.slot_pages();
+        let mut wrong = None;
+        let taken = self.harvest_with(1, |DirtyPage { slot, page }| {
+            let of_ours = (FIRST_SLOT..FIRST_SLOT + self.slots).contains(&slot) && page < each;
+            if of_ours {
+                log.insert(u64::from(slot - FIRST_SLOT) * each + page);
+            } else {
+                wrong = Some(Error::WrongRing { slot, page });
+            }
+        })?;
+        wrong.map_or(Ok(taken), Err)
+    }
+
+    /// Harvests all dirty rings, has so many threads reset the entries together, and releases vCPUs
+    /// that stopped at a full ring. Returns the number of entries harvested.
+    pub(crate) fn harvest_with(
+        &self,
+        threads: u32,
+        mut take: impl FnMut(DirtyPage),
+    ) -> Result<u64, Error> {
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut taken, mut wrong) = (0, None);
-        for ring in rings.iter_mut() {
-            let harvested = ring.harvest(|DirtyPage { slot, page }| {
-                let of_ours = (FIRST_SLOT..FIRST_SLOT + self.slots).contains(&slot) && page < each;
-                if of_ours {
-                    log.insert(u64::from(slot - FIRST_SLOT) * each + page);
-                } else {
-                    wrong = Some(Error::WrongRing { slot, page });
-                }
-            });
-            taken += u64::from(harvested);
+        let taken = rings.iter_mut().map(|ring| u64::from(ring.harvest(&mut take))).sum();
+        let left = AtomicU64::new(taken);
+        std::thread::scope(|scope| {
+            let others: Vec<_> =
+                (1..threads).map(|_| scope.spawn(|| self.reset(&left, 1))).collect();
+            let own = if threads > 1 { self.reset(&left, 1).map(drop) } else { Ok(()) };
+            let joined = others.into_iter().map(|it| it.join());
+            joined.fold(own, |own, it| own.and(it.unwrap_or(Err(Error::ThreadPanicked)).map(drop)))
+        })?;
+        // What another thread has reset is counted by now.
+        if !self.reset(&left, RESETS_IN_VAIN)? {
+            return Err(Error::os("KVM_RESET_DIRTY_RINGS")(Errno::AGAIN));
         }
-        let (mut left, mut in_vain) = (taken, 0);
-        while left > 0 {
+        // Done even if nothing was taken: a vCPU may have stopped at its full ring after an earlier
+        // harvest had emptied that ring.
+        self.machine.gate.reset();
+        Ok(taken)
+    }
+
+    /// Resets entries of the rings until none of `left` is left. Returns false if so many calls in
+    /// a row have reset none.
+    fn reset(&self, left: &AtomicU64, most_in_vain: u32) -> Result<bool, Error> {
+        let mut in_vain = 0;
+        while left.load(Relaxed) > 0 {
             let reset = self.machine.vm.reset_dirty_rings();
             let reset = reset.map_err(Error::os("KVM_RESET_DIRTY_RINGS"))?;
             // A signal ends the call early, and the call returns 0 if the signal was pending
@@ -417,15 +480,12 @@ impl Guest {
             // progress. KVM protects a page again only when it resets the page's entry: without
             // that, the next write to the page would not be logged.
             in_vain = if reset == 0 { in_vain + 1 } else { 0 };
-            if in_vain == RESETS_IN_VAIN {
-                return Err(Error::os("KVM_RESET_DIRTY_RINGS")(Errno::AGAIN));
+            if in_vain == most_in_vain {
+                return Ok(false);
             }
-            left = left.saturating_sub(reset.into());
+            let _ = left.fetch_update(Relaxed, Relaxed, |it| Some(it.saturating_sub(reset.into())));
         }
-        // Done even if nothing was taken: a vCPU may have stopped at its full ring after an earlier
-        // harvest had emptied that ring.
-        self.machine.gate.reset();
-        wrong.map_or(Ok(taken), Err)
+        Ok(true)
     }
 
     /// Waits until a ring is full, until a vCPU has finished its work, or for `at_most`. Returns

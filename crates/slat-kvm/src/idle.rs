@@ -109,9 +109,10 @@ impl Marker {
     pub fn mark(&self) -> Result<(), Error> {
         match self {
             Self::IdlePages { bitmap, words } => words.iter().try_for_each(|(word, bits)| {
-                bitmap
-                    .write_all_at(&bits.to_ne_bytes(), word * 8)
-                    .map_err(Error::os("write of page_idle/bitmap"))
+                // At the end of memory, the kernel takes the bits of a word that memory does not
+                // fill, and answers that it took none of its bytes.
+                let written = bitmap.write_at(&bits.to_ne_bytes(), word * 8);
+                written.map(drop).map_err(Error::os("write of page_idle/bitmap"))
             }),
             Self::Generations { path, group } => {
                 let generations = generations(&lru_gen(path)?, *group);

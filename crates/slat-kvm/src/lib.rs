@@ -6,6 +6,7 @@
 //! are reported with it.
 //!
 //! - [`scenario`] has the experiments: dirty logging, execution, a migration, ...
+//! - [`check`] runs random histories, and finds out whether KVM loses a write.
 //! - [`guest`] has the guest itself, for other experiments, and [`work`] the work that its vCPUs
 //!   can do.
 //! - [`figure`] says what the results of a scenario are, and how they are shown.
@@ -22,6 +23,7 @@ mod arch;
 pub mod bitmap;
 mod boot;
 pub mod cgroup;
+pub mod check;
 mod error;
 pub mod figure;
 mod gate;

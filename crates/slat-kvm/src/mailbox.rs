@@ -62,6 +62,8 @@ pub(crate) struct Words {
     pub idle_ticks: u64,
     /// Number of reads that found another page's stamp.
     pub wrong: u64,
+    /// Sum over the words that were read. The host resets it.
+    pub sum: u64,
 }
 
 /// Bytes from the start of a mailbox to its histogram of times between accesses.

@@ -51,6 +51,16 @@ impl Vcpu {
         self.machine.gate.finish();
     }
 
+    /// Gives the vCPU another part of the memory, for the next work.
+    pub(crate) fn set_part(&mut self, part: Part) {
+        self.part = part;
+    }
+
+    /// Returns the sum of the vCPU's reads since the last call.
+    pub(crate) fn take_sum(&self) -> u64 {
+        word!(self.mailbox(), sum).swap(0, Relaxed)
+    }
+
     fn mailbox(&self) -> Mailbox<'_> {
         self.machine.mailbox(self.index)
     }
@@ -105,6 +115,15 @@ impl Vcpu {
     /// before its work was done without having been asked to stop, [`Error::Stopped`] if its ring
     /// is full and will not be reset any more, [`Error::Os`].
     pub fn run(&mut self) -> Result<u64, Error> {
+        self.run_beside(&mut |_| false)
+    }
+
+    /// Runs as [`Vcpu::run`], and hands on each exit that the guest's code does not make by itself.
+    /// The guest goes on after those for which `handles` returns true.
+    pub(crate) fn run_beside(
+        &mut self,
+        handles: &mut dyn FnMut(&mut VcpuExit<'_>) -> bool,
+    ) -> Result<u64, Error> {
         let before = self.mailbox().position();
         let asked = word!(self.mailbox(), left).load(Relaxed);
         if asked == 0 {
@@ -118,13 +137,19 @@ impl Vcpu {
                         return Err(Error::Stopped);
                     }
                 }
-                Ok(exit) => {
+                Ok(mut exit) => {
+                    if handles(&mut exit) {
+                        continue;
+                    }
                     let exit = format!("{exit:?}");
                     let registers = arch::describe(&self.fd);
                     return Err(Error::GuestStopped { vcpu: self.index, exit, registers });
                 }
                 // After a signal the guest continues where it was.
                 Err(error) => match Errno::from_raw_os_error(error.errno()) {
+                    Errno::INTR | Errno::AGAIN if self.machine.gate.is_closed() => {
+                        return Err(Error::Stopped);
+                    }
                     Errno::INTR | Errno::AGAIN => {}
                     error => return Err(Error::os("KVM_RUN")(error)),
                 },

@@ -17,6 +17,8 @@ pub enum Touch {
     Write,
     /// Reads the second word, and compares it with the page's address.
     Read,
+    /// Reads the first two words, and adds them to a sum that depends on their order.
+    Sum,
     /// Calls the return instructions.
     Execute,
     /// Does nothing.

@@ -85,6 +85,7 @@ pub fn test() -> anyhow::Result<Outcome> {
     flush_once(&tree).context("flush-once")?;
     ageing_races(&tree).context("lockless-ageing, races")?;
     idle_pages(&tree).context("idle pages of a watched guest")?;
+    check_finds(&tree).context("slat check")?;
     slat_engine(&tree).context("slat-engine")?;
     patches_in_turns(&tree).context("a patch, in turns")?;
     riscv(&tree).context("RISC-V")?;
@@ -213,6 +214,23 @@ fn flush_once(tree: &str) -> anyhow::Result<()> {
         println!("{vcpus} vCPUs: the guest's memory was flushed {flushes:?} times");
         // The test runs both ways: each vCPU and one again, then the first and one again.
         ensure!(flushes == Some(vcpus + 1 + 2), "{flushes:?} flushes, {vcpus} + 1 + 2 expected");
+    }
+    Ok(())
+}
+
+/// Checks that `slat check` finds faults of KVM, and nothing in the same kernel without one. The
+/// table in docs/bugs.md has all of them.
+fn check_finds(tree: &str) -> anyhow::Result<()> {
+    let kernel = format!("tree:{tree}+bugs/check-kvm,bugs/check-ring,bugs/check-arm64");
+    for (fault, found) in [(0, 0), (1, 1), (5, 1), (8, 1), (22, 1), (24, 1), (25, 1)] {
+        let param = format!("kvm.slat_fault={fault}");
+        let mut emulate = program();
+        emulate.args(["emulate", "--arch", "aarch64", "--kernel", &kernel, "--keep-running"]);
+        emulate.args(["--module-param", &param, "--time-limit", "10m", "--binary"]);
+        emulate.arg(Program::Slat.path(Architecture::Aarch64)).arg("--");
+        emulate.args(["check", "--first", "--for", "3m", "--seed", "1", "--memory", "4m"]);
+        let status = emulate.status().with_context(|| format!("cannot start {emulate:?}"))?;
+        ensure!(status.code() == Some(found), "{param}: {emulate:?} ended with {status}");
     }
     Ok(())
 }

@@ -136,7 +136,7 @@ pub struct EmulateArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// The words to run there: bench ..., tune ..., or slat-bench ...
+    /// The words to run there: bench ..., tune ..., check ..., or slat-bench ...
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }

@@ -1,7 +1,8 @@
 //! Decides which scenarios a host can run, by the requirements of each.
 
-use super::{Change, EMULATE, Finding, Status, scenarios, tools, watch};
+use super::{CHECK, Change, EMULATE, Finding, Status, scenarios, tools, watch};
 use crate::kvm::Guests;
+use crate::needs::GUEST;
 use serde::Serialize;
 use slat_kernel::vm::qemu::{AARCH64, X86_64};
 use slat_lab::scenario::Scenarios;
@@ -35,6 +36,7 @@ impl Verdict {
 fn needs(scenario: &str) -> &'static [&'static [&'static str]] {
     match Guests::ALL.iter().find(|entry| entry.name == scenario) {
         Some(entry) => entry.needs,
+        None if scenario == CHECK => GUEST,
         None if scenario != EMULATE => &[&[watch::SEEN]],
         None => &[&[X86_64.program, AARCH64.program], &[tools::DPKG_DEB]],
     }

@@ -25,7 +25,14 @@ pub fn emulate(args: &EmulateArgs) -> anyhow::Result<ExitCode> {
     }
     let ended = run.end?;
     eprint!("{}", ended.stderr);
-    if let Some(mut report) = ended.report {
+    if let Some(report) = ended.checked {
+        let json = serde_json::to_string_pretty(&report)? + "\n";
+        let written = report_file.map(|file| file.write(&json)).transpose();
+        print(&if args.json { json } else { report.text() })?;
+        if let Some(path) = written? {
+            eprintln!("\nWritten: {}", path.display());
+        }
+    } else if let Some(mut report) = ended.report {
         report.set_command(slat_lab::run::command(&PROGRAM, std::env::args()));
         let json = report.json()?;
         // The file is written first, so that a pipe that closes early does not lose it.

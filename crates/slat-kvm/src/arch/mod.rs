@@ -34,6 +34,7 @@ macro_rules! guest_asm {
             longest = const std::mem::offset_of!($crate::mailbox::Words, longest),
             idle_ticks = const std::mem::offset_of!($crate::mailbox::Words, idle_ticks),
             wrong = const std::mem::offset_of!($crate::mailbox::Words, wrong),
+            sum = const std::mem::offset_of!($crate::mailbox::Words, sum),
             histogram = const $crate::mailbox::HISTOGRAM,
             whole = const $crate::work::WHOLE,
             multiplier = const $crate::work::MULTIPLIER,
@@ -55,6 +56,7 @@ macro_rules! pieces {
             static slat_guest_hot: u8;
             static slat_guest_write: u8;
             static slat_guest_read: u8;
+            static slat_guest_sum: u8;
             static slat_guest_execute: u8;
             static slat_guest_ask: u8;
             static slat_guest_skip: u8;
@@ -79,6 +81,7 @@ macro_rules! pieces {
                 super::Piece::Hot => &raw const slat_guest_hot,
                 super::Piece::Write => &raw const slat_guest_write,
                 super::Piece::Read => &raw const slat_guest_read,
+                super::Piece::Sum => &raw const slat_guest_sum,
                 super::Piece::Execute => &raw const slat_guest_execute,
                 super::Piece::Ask => &raw const slat_guest_ask,
                 super::Piece::Skip => &raw const slat_guest_skip,
@@ -125,6 +128,7 @@ pub(crate) enum Piece {
     Hot,
     Write,
     Read,
+    Sum,
     Execute,
     Ask,
     Skip,

@@ -39,7 +39,8 @@ const SMALL: [(&str, &[&str]); 15] = [
 ];
 
 /// Replacements by smaller sizes, and of formats that these programs are built without.
-const SMALLER: [(&str, &str); 8] = [
+const SMALLER: [(&str, &str); 9] = [
+    ("slat check --for 60s", "slat check --for 2s"),
     ("--check 100", "--check 2"),
     ("arm64-4k,ept,npt,riscv", "arm64-4k,ept"),
     ("arm64-4k,arm64-16k,ept,riscv", "arm64-4k,arm64-16k,ept"),
@@ -66,7 +67,8 @@ const LEFT_OUT: [(&str, &str); 11] = [
 ];
 
 /// Words of lines whose output is from other machines, with the reasons.
-const NOT_HELD: [(&str, &str); 1] = [("slat merge", "the page has two hosts")];
+const NOT_HELD: [(&str, &str); 2] =
+    [("slat merge", "the page has two hosts"), ("slat check", "what can be tried is the host's")];
 
 /// Output that depends on the host is compared with that of a test for a known host.
 const OF_A_HOST: (&str, &str) = (

@@ -1,0 +1,258 @@
+//! `slat check`: does a KVM lose a write? What a run of histories found.
+
+mod tries;
+
+pub use tries::{Limits, Tries};
+
+use serde::{Deserialize, Serialize};
+use slat_kvm::check::{Counts, History, Lost};
+use slat_lab::numbers::thousands;
+use slat_lab::size::Size;
+use std::fmt::Write;
+
+/// The report of `slat check`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Version of this format.
+    pub slat_check: u32,
+    /// Release and architecture of the kernel.
+    pub kernel: String,
+    /// KVM's module.
+    pub module: String,
+    /// The seed.
+    pub seed: u64,
+    /// Bytes of a guest's host memory.
+    pub memory: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Whether Ctrl-C ended it.
+    pub interrupted: bool,
+    /// The classes.
+    pub classes: Vec<Tried>,
+}
+
+/// A class of histories.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tried {
+    /// Its name.
+    pub name: String,
+    /// How it went.
+    pub verdict: Verdict,
+    /// What was checked.
+    pub counts: Counts,
+    /// What of it could not be tried, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub untried: Vec<String>,
+}
+
+/// How a class went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Nothing was lost.
+    Held,
+    /// Something was lost.
+    Lost(Box<Finding>),
+    /// It could not be tried, or not to the end, for this reason.
+    Untried(String),
+}
+
+/// Something that was lost.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// What.
+    pub lost: Lost,
+    /// The number of the history.
+    pub number: u64,
+    /// After how many seconds it was found.
+    pub seconds: f64,
+    /// The indices of the steps that it takes.
+    pub steps: Vec<usize>,
+    /// The history of these steps.
+    pub history: History,
+    /// How often it was lost, of how many times that this history ran once more.
+    pub repeated: (u32, u32),
+}
+
+/// Columns of the report as text.
+const WIDTH: usize = 100;
+/// What comes before the command that repeats a loss.
+const REPEAT: &str = " times by: ";
+
+/// The version of the report's format.
+pub const FORMAT: u32 = 1;
+
+impl Report {
+    /// Returns whether anything was lost.
+    pub fn lost(&self) -> bool {
+        self.classes.iter().any(|class| matches!(class.verdict, Verdict::Lost(_)))
+    }
+
+    /// Returns whether anything was tried.
+    pub fn tried(&self) -> bool {
+        self.classes
+            .iter()
+            .any(|class| class.counts.histories > 0 || class.verdict != Verdict::Held)
+            && self.classes.iter().any(|class| !matches!(class.verdict, Verdict::Untried(_)))
+    }
+
+    /// Returns the report as text.
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "KVM of Linux {}{}{}; seed {}, {} of memory, {:.0} s\n",
+            self.kernel,
+            if self.module.is_empty() { "" } else { ", " },
+            self.module,
+            self.seed,
+            Size(self.memory),
+            self.seconds
+        );
+        for class in &self.classes {
+            text += &wrapped(&format!(" {:<12} {}", class.name, class.text(self)));
+        }
+        text += match (self.lost(), self.interrupted) {
+            (true, _) => "LOST: report it to kvm@vger.kernel.org with the steps above\n",
+            (false, true) => "interrupted; nothing was lost until then\n",
+            (false, false) => "nothing was lost in what could be tried\n",
+        };
+        text
+    }
+
+    /// Returns the command that repeats a finding.
+    fn command(&self, finding: &Finding) -> String {
+        let steps: Vec<String> = finding.steps.iter().map(usize::to_string).collect();
+        format!(
+            "slat check --class {} --seed {} --number {} --memory {} --steps {}",
+            finding.history.class,
+            self.seed,
+            finding.number,
+            Size(self.memory),
+            steps.join(",")
+        )
+    }
+}
+
+/// Wraps each line behind the names of the classes, but for commands.
+fn wrapped(text: &str) -> String {
+    let options = textwrap::Options::new(WIDTH)
+        .subsequent_indent("              ")
+        .break_words(false)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation);
+    let wrap = |line: &str| match line.contains(REPEAT) {
+        true => line.to_owned(),
+        false => textwrap::fill(line, &options),
+    };
+    text.lines().map(|line| wrap(line) + "\n").collect()
+}
+
+fn grouped(count: u64) -> String {
+    thousands(count.cast_signed())
+}
+
+impl Tried {
+    fn text(&self, report: &Report) -> String {
+        let Counts { histories, steps, writes, told, .. } = self.counts;
+        let counts = format!(
+            "{} histories, {} steps, {} writes, {} pages of logs\n",
+            grouped(histories),
+            grouped(steps),
+            grouped(writes),
+            grouped(told)
+        );
+        let mut text = match &self.verdict {
+            Verdict::Held if histories == 0 => "not tried: no time was left\n".to_owned(),
+            Verdict::Held => format!("held  {counts}"),
+            Verdict::Untried(why) if histories > 0 => {
+                format!("could not go on: {why}\n{:14}until then {counts}", "")
+            }
+            Verdict::Untried(why) => format!("could not be tried: {why}\n"),
+            Verdict::Lost(finding) => {
+                let what = if finding.lost.hang { "HANG" } else { "LOST" };
+                let mut text = format!(
+                    "{what}  {} (after {:.1} s, in history {})\n",
+                    finding.lost.what, finding.seconds, finding.number
+                );
+                let history = &finding.history;
+                let _ = writeln!(
+                    text,
+                    "{:14}{} host pages ({:?}), {} guest pages, log {:?}, {} vCPUs:",
+                    "", history.memory, history.backing, history.window, history.way, history.vcpus
+                );
+                for (index, step) in finding.steps.iter().zip(&history.steps) {
+                    let _ = writeln!(text, "{:14}{index:>3}  {step}", "");
+                }
+                let (lost, of) = finding.repeated;
+                let _ = writeln!(
+                    text,
+                    "{:14}lost {lost} of {of}{REPEAT}{}",
+                    "",
+                    report.command(finding)
+                );
+                text
+            }
+        };
+        for why in &self.untried {
+            let _ = writeln!(text, "{:14}not tried: {why}", "");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_kvm::check::{Kind, Span, Step, Way};
+
+    #[test]
+    fn a_report_names_what_was_lost_with_its_steps_and_the_command_that_repeats_it() {
+        let history = History {
+            class: "log".into(),
+            seed: 5,
+            memory: 1024,
+            window: 2048,
+            backing: Kind::Huge,
+            way: Way::Manual,
+            vcpus: 2,
+            steps: vec![
+                Step::Log { slot: 1, on: true },
+                Step::Write { vcpu: 0, guest: Span::new(3, 4), random: None },
+            ],
+        };
+        let finding = Finding {
+            lost: Lost { step: 1, what: "host page 5 holds zeroes".into(), hang: false },
+            number: 12,
+            seconds: 1.25,
+            steps: vec![4, 9],
+            history,
+            repeated: (5, 5),
+        };
+        let counts = Counts { histories: 13, steps: 1300, writes: 70_000, contents: 9, told: 8 };
+        let class = |name: &str, verdict| Tried {
+            name: name.into(),
+            verdict,
+            counts,
+            untried: vec!["swap: none".into()],
+        };
+        let report = Report {
+            slat_check: FORMAT,
+            kernel: "6.12 x86_64".into(),
+            module: "kvm_amd".into(),
+            seed: 7,
+            memory: 4 << 20,
+            seconds: 60.0,
+            interrupted: false,
+            classes: vec![
+                class("log", Verdict::Lost(Box::new(finding))),
+                class("memslots", Verdict::Held),
+                Tried {
+                    counts: Counts::default(),
+                    ..class("rings", Verdict::Untried("none".into()))
+                },
+            ],
+        };
+        insta::assert_snapshot!(report.text());
+        assert!(report.lost() && report.tried());
+        let read = serde_json::from_str(&serde_json::to_string(&report).unwrap());
+        assert_eq!(read.ok(), Some(report));
+    }
+}
