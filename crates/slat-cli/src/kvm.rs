@@ -24,6 +24,8 @@ mod phases;
 pub mod populate;
 mod ranking;
 pub mod repeat;
+pub mod restore;
+mod restore_tables;
 mod runs;
 mod stalls;
 mod tables;
@@ -46,6 +48,7 @@ impl Scenarios for Guests {
         Entry::of::<memslot::Memslot>(),
         Entry::of::<boot_caches::BootCaches>(),
         Entry::of::<migrate::Migrate>(),
+        Entry::of::<restore::Restore>(),
     ];
 }
 

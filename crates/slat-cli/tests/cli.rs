@@ -19,6 +19,7 @@ fn help_has_examples_and_exit_codes() {
         "memory-stress",
         "memslot",
         "migrate",
+        "restore",
         "boot-caches",
     ] {
         slat(&["bench", scenario, "--help"]).assert().success().stdout(contains("Examples:"));

@@ -62,6 +62,9 @@ pub(crate) struct Words {
     pub idle_ticks: u64,
     /// Number of reads that found another page's stamp.
     pub wrong: u64,
+    /// Guest address at which the clock is recorded next, or 0 for no record. The host writes it
+    /// with the work, and the guest's code advances it.
+    pub record: u64,
 }
 
 /// Bytes from the start of a mailbox to its histogram of times between accesses.

@@ -79,6 +79,10 @@ phases! {
     Baseline = "baseline",
     /// vCPUs run while the log is harvested, or the guest is migrated.
     Run = "run",
+    /// The guest's memory is prepared to come back from a file.
+    Prepare = "prepare",
+    /// vCPUs run while their memory comes back.
+    Restore = "restore",
     /// vCPUs are stopped while the last pages are copied.
     Downtime = "downtime",
 }

@@ -34,6 +34,7 @@ macro_rules! guest_asm {
             longest = const std::mem::offset_of!($crate::mailbox::Words, longest),
             idle_ticks = const std::mem::offset_of!($crate::mailbox::Words, idle_ticks),
             wrong = const std::mem::offset_of!($crate::mailbox::Words, wrong),
+            record = const std::mem::offset_of!($crate::mailbox::Words, record),
             histogram = const $crate::mailbox::HISTOGRAM,
             whole = const $crate::work::WHOLE,
             multiplier = const $crate::work::MULTIPLIER,
