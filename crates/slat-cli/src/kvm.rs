@@ -27,6 +27,7 @@ pub mod repeat;
 pub mod restore;
 mod restore_tables;
 mod runs;
+pub mod snapshot;
 mod stalls;
 mod tables;
 pub mod tune;
@@ -49,6 +50,7 @@ impl Scenarios for Guests {
         Entry::of::<boot_caches::BootCaches>(),
         Entry::of::<migrate::Migrate>(),
         Entry::of::<restore::Restore>(),
+        Entry::of::<snapshot::Snapshot>(),
     ];
 }
 

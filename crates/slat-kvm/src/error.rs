@@ -139,6 +139,9 @@ pub enum Error {
         /// What the kernel answered.
         why: String,
     },
+    /// The kernel has no soft-dirty bits.
+    #[error("this kernel has no soft-dirty bits: it needs CONFIG_MEM_SOFT_DIRTY")]
+    NoSoftDirty,
     /// A file stays in the page cache.
     #[error(
         "{cached} of the file stay in the page cache, which a file of a tmpfs is part of: name a \
@@ -330,6 +333,7 @@ impl Error {
                     | Error::NoControlGroup { .. }
                     | Error::NoUserfaultfd { .. }
                     | Error::NoColdCache { .. }
+                    | Error::NoSoftDirty
             )
     }
 

@@ -4,9 +4,9 @@ use crate::arch::{MEMORY_GPA, RETURNS};
 use crate::guest::Guest;
 use crate::memory::HostMemory;
 use crate::work::advance;
-use crate::{Error, size_name};
+use crate::{Error, pagemap, size_name};
 use rustix::fs::{Advice, fadvise};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::MapFlags;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
@@ -110,21 +110,8 @@ impl Image {
 
     /// Returns how many bytes of the file are in the page cache.
     fn cached(&self) -> Result<u64, Error> {
-        let len = self.bytes as usize;
-        let (any, read) = (std::ptr::null_mut(), ProtFlags::READ);
-        // SAFETY: the kernel chooses the address of the new mapping, so it replaces no other.
-        let start = unsafe { mmap(any, len, read, MapFlags::SHARED, &self.file, 0) }
-            .map_err(Error::os("mmap of the guest's memory"))?;
-        let mut pages = vec![0u8; len.div_ceil(self.page_size as usize)];
-        // SAFETY: the range is the new mapping, and the vector has a byte for each of its pages.
-        let done = unsafe { libc::mincore(start, len, pages.as_mut_ptr()) };
-        let answer = std::io::Error::last_os_error();
-        // SAFETY: no pointer to the mapping has left this function.
-        let _ = unsafe { munmap(start, len) };
-        match done {
-            0 => Ok(pages.iter().map(|page| u64::from(page & 1)).sum::<u64>() * self.page_size),
-            _ => Err(Error::os("mincore")(answer)),
-        }
+        let mapped = HostMemory::of_file(&self.file, self.bytes, MapFlags::SHARED)?;
+        Ok(pagemap::in_core(&mapped)?.len() as u64 * self.page_size)
     }
 
     /// Compares each word of the guest's memory with the file, and with the stamps of the pages

@@ -49,6 +49,8 @@ phases! {
     Get = "get",
     /// The log is cleared.
     Clear = "clear",
+    /// The pages that changed are copied to a snapshot.
+    Copy = "copy",
     /// Logging is switched off.
     Disable = "disable",
     /// Return instructions in the guest's memory are called.

@@ -32,6 +32,10 @@ pub(crate) mod feature {
     pub const MISSING_SHMEM: u64 = 1 << 5;
     pub const MINOR_HUGETLBFS: u64 = 1 << 9;
     pub const MINOR_SHMEM: u64 = 1 << 10;
+    /// The kernel resolves writes by itself, and pagemap tells which pages were written.
+    pub const WP_ASYNC: u64 = 1 << 15;
+    pub const WP_SHMEM: u64 = 1 << 12;
+    pub const WP_UNPOPULATED: u64 = 1 << 13;
 }
 
 /// Largest number of words of a request's structure.

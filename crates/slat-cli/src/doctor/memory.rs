@@ -20,6 +20,7 @@ const BACKED: For = For::Only(&[
     "memslot",
     "migrate",
     "restore",
+    "snapshot",
 ]);
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {

@@ -31,6 +31,8 @@ pub struct Slow {
 enum Source<'a> {
     /// Copied from a mapping of the file into anonymous memory.
     Copy(HostMemory),
+    /// It is there, and write-protected.
+    Protected,
     /// Read from the file by another mapping of the guest's memory, then mapped.
     Continue { image: &'a Image, alias: &'a HostMemory },
 }
@@ -87,6 +89,16 @@ impl<'a> Handler<'a> {
             None => Source::Copy(image.map_private()?),
         };
         uffd.register(memory, kinds)?;
+        Self::with(uffd, memory, source, chunk, slow)
+    }
+
+    fn with(
+        uffd: Uffd,
+        memory: &'a HostMemory,
+        source: Source<'a>,
+        chunk: u64,
+        slow: Option<Slow>,
+    ) -> Result<Self, Error> {
         let words = memory.len().div_ceil(chunk).div_ceil(64);
         Ok(Self {
             uffd,
@@ -100,6 +112,20 @@ impl<'a> Handler<'a> {
             over: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC).map_err(Error::os("eventfd"))?,
         })
+    }
+
+    /// Registers a memory whose writes are to be told, at first of no page.
+    pub fn of_writes(memory: &'a HostMemory, shared: bool) -> Result<Self, Error> {
+        let uffd = Uffd::open(if shared { feature::WP_SHMEM } else { 0 })?;
+        uffd.register(memory, uffd::WP)?;
+        Self::with(uffd, memory, Source::Protected, Backing::Small.page_size(), None)
+    }
+
+    /// Write-protects all pages, and forgets which were written.
+    pub fn protect(&self) -> Result<(), Error> {
+        lock(&self.found).order.clear();
+        self.claimed.iter().for_each(|word| word.store(0, Ordering::Release));
+        self.uffd.protect(self.memory, 0..self.memory.len(), true)
     }
 
     /// Fills chunks ahead of any fault.
@@ -212,6 +238,7 @@ impl<'a> Handler<'a> {
         }
         let range = chunks.start * self.chunk..(chunks.end * self.chunk).min(self.memory.len());
         match &self.source {
+            Source::Protected => self.uffd.protect(self.memory, range, false),
             Source::Copy(from) => self.uffd.copy(from, self.memory, range),
             Source::Continue { image, alias } => {
                 alias.fill(image.file(), range.clone())?;

@@ -17,4 +17,5 @@ pub mod migrate;
 pub mod pace;
 pub mod populate;
 pub mod restore;
+pub mod snapshot;
 mod writes;
