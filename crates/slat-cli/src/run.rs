@@ -5,6 +5,7 @@ mod emulate;
 mod explain;
 mod kernel;
 pub mod main_job;
+mod predict;
 mod show_job;
 mod watch;
 
@@ -41,6 +42,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Emulate(args)) => emulate::emulate(args),
         Some(Command::Kernel(args)) => kernel::kernel(args),
         Some(Command::Calls(args)) => kernel::calls(args),
+        Some(Command::Predict(args)) => predict::predict(args),
         Some(Command::Show(args)) => show_job::show(args),
         Some(Command::Common(common)) => run::common(&PROGRAM, common),
     }

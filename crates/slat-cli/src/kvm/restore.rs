@@ -91,8 +91,9 @@ impl FromStr for SlowPages {
     fn from_str(text: &str) -> Result<Self, String> {
         let both = text.split_once(':').and_then(|(percent, delay)| {
             let percent: f64 = percent.parse().ok()?;
-            let delay = time::some(delay).ok()?;
-            (percent > 0.0 && percent <= 100.0).then_some(Slow { percent, delay })
+            let delay = time::any(delay).ok()?;
+            (!delay.is_zero() && percent > 0.0 && percent <= 100.0)
+                .then_some(Slow { percent, delay })
         });
         both.map(Self).ok_or_else(|| {
             format!("`{text}` is no delay; 1:500us lets the handler sleep 500 us for 1 % of pages")
@@ -431,7 +432,7 @@ mod tests {
     fn a_delay_is_a_part_and_a_time() {
         let slow: SlowPages = "1:500us".parse().unwrap();
         assert_eq!(slow.to_string(), "1:500us");
-        for text in ["500us", "0:500us", "101:1ms", "1:5", "x:1ms"] {
+        for text in ["500us", "0:500us", "101:1ms", "1:5", "1:0s", "x:1ms"] {
             assert!(text.parse::<SlowPages>().unwrap_err().contains("1:500us"), "{text}");
         }
     }
