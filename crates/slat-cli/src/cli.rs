@@ -6,6 +6,7 @@ mod emulate;
 mod explain;
 mod in_turns;
 mod kernel;
+mod predict;
 mod show;
 mod watch;
 
@@ -18,6 +19,7 @@ pub use kernel::{
     BootArgs, BuildArgs, CallsArgs, ConfigArgs, EditsArgs, KernelAction, KernelArgs, ListArgs,
     MachineArgs, PatchArgs, PatchesArgs, TestArgs, TreeArgs, TreeChoice,
 };
+pub use predict::{PredictArgs, Window, Zero};
 pub use show::ShowArgs;
 pub use watch::WatchArgs;
 
@@ -125,6 +127,9 @@ pub enum Command {
         #[command(subcommand)]
         what: Choice<Tunes>,
     },
+    /// Compute a migration from figures: no guest, no root, no KVM
+    #[command(arg_required_else_help = true)]
+    Predict(PredictArgs),
     /// Draw second-stage tables: leaf sizes, rights, what was used and written
     Show(ShowArgs),
     /// Run in an emulated machine: another kernel or architecture, with a real TDP MMU or stage 2

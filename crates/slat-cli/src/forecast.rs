@@ -1,5 +1,5 @@
-//! Computes what a migration would do to a guest: one of another size than was migrated here, or
-//! one that runs and is watched.
+//! Computes what a migration would do to a guest: one of another size than was migrated here, one
+//! that runs and is watched, or one of which only figures are known.
 //!
 //! The model is pre-copy at constant rates: while a round copies what is left, the guest dirties
 //! pages at its rate, up to those that it writes at all: its hot set.
@@ -44,12 +44,31 @@ pub struct Forecast {
 
 /// Computes the migration of a guest.
 pub fn of(guest: &Guest) -> Forecast {
-    let (mut left, mut total, mut rounds) = (guest.memory, 0.0, 0);
+    course(guest, guest.memory, |round| round.seconds * guest.writes)
+}
+
+/// A round of copying, when it is over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Round {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Its duration in seconds.
+    pub seconds: f64,
+    /// Bytes that it copied.
+    pub copied: f64,
+}
+
+/// Computes the migration of a guest of which the first round copies `first` bytes, where
+/// `dirtied` tells the bytes of the pages that the guest dirties in a round. They are at most those
+/// of its hot set.
+pub fn course(guest: &Guest, first: f64, mut dirtied: impl FnMut(Round) -> f64) -> Forecast {
+    let (mut left, mut total, mut rounds) = (first, 0.0, 0);
     for _ in 0..guest.max_rounds {
         rounds += 1;
         let round = left / guest.copied;
         total += round;
-        left = (round * guest.writes).min(guest.hot).min(guest.memory);
+        let dirtied = dirtied(Round { number: rounds, seconds: round, copied: left });
+        left = dirtied.min(guest.hot).min(guest.memory);
         if left / guest.copied <= guest.max_downtime {
             break;
         }
@@ -57,6 +76,45 @@ pub fn of(guest: &Guest) -> Forecast {
     let converges = left / guest.copied <= guest.max_downtime;
     let downtime = left / guest.copied_at_rest;
     Forecast { total: total + downtime, downtime, rounds, converges }
+}
+
+/// How much memory a guest dirties in a time: it writes at random to a hot set, at a rate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Writes {
+    /// Bytes of the pages that it writes, each write counted, per second.
+    pub rate: f64,
+    /// Bytes of the hot set.
+    pub hot: f64,
+}
+
+impl Writes {
+    /// Returns the bytes of the pages that are dirty after a time in which none was cleaned: those
+    /// that a random write of so many has hit.
+    pub fn within(&self, seconds: f64) -> f64 {
+        -self.hot * (-self.rate * seconds / self.hot).exp_m1()
+    }
+
+    /// Returns the writes that dirty so many bytes in two windows of so many seconds. If the longer
+    /// window has as many for each second as the shorter, all of `memory` is hot.
+    ///
+    /// Returns `None` if the longer window has fewer bytes than the shorter, or more for each
+    /// second.
+    pub fn of_windows([short, long]: [(f64, f64); 2], memory: f64) -> Option<Self> {
+        let (rates, grows) = ([short.1 / short.0, long.1 / long.0], long.1 >= short.1);
+        // Measured windows differ by some per cent.
+        if long.0 <= short.0 || !grows || rates[1] > rates[0] * 1.05 {
+            return None;
+        }
+        // With a hot set of that size, the rate follows from the short window.
+        let of_hot = |hot: f64| {
+            let rate = -hot * (-short.1 / hot).ln_1p() / short.0;
+            Self { rate, hot }
+        };
+        let least = long.1.max(short.1 * (1.0 + 1e-9));
+        let enough = |hot: f64| of_hot(hot).within(long.0) >= long.1;
+        let hot = from_where(least, memory, enough).unwrap_or(memory);
+        Some(of_hot(hot))
+    }
 }
 
 /// Halvings of a range, which find a value with an error of at most 10⁻¹² of the range.
@@ -166,6 +224,24 @@ mod tests {
         let two = of(&Guest { max_rounds: 2, ..guest });
         assert_eq!((two.downtime, two.total, two.converges), (1.28, 64.0 + 2.0 * 1.28, false));
         assert_eq!(of(&guest).downtime, 1.28);
+    }
+
+    #[test]
+    fn two_windows_tell_the_hot_set_and_the_rate() {
+        let memory = 16.0 * GIB;
+        let known = Writes { rate: GIB / 2.0, hot: GIB };
+        let windows = [0.1, 2.0].map(|seconds| (seconds, known.within(seconds)));
+        let found = Writes::of_windows(windows, memory).unwrap();
+        assert!((found.hot / known.hot - 1.0).abs() < 1e-3, "{found:?}");
+        assert!((found.rate / known.rate - 1.0).abs() < 1e-3, "{found:?}");
+        // Each second dirties other pages.
+        let even = Writes::of_windows([(1.0, 100.0), (10.0, 1000.0)], 1e9).unwrap();
+        assert_eq!(even.hot, 1e9);
+        assert!((even.within(10.0) / 1000.0 - 1.0).abs() < 1e-3);
+        for wrong in [[(1.0, 100.0), (10.0, 50.0)], [(1.0, 1.0), (0.5, 1.0)]] {
+            assert_eq!(Writes::of_windows(wrong, memory), None);
+        }
+        assert_eq!(Writes::of_windows([(1.0, 1.0), (2.0, 9.0)], memory), None);
     }
 
     #[test]

@@ -24,7 +24,10 @@ mod phases;
 pub mod populate;
 mod ranking;
 pub mod repeat;
+pub mod restore;
+mod restore_tables;
 mod runs;
+pub mod snapshot;
 mod stalls;
 mod tables;
 pub mod tune;
@@ -46,6 +49,8 @@ impl Scenarios for Guests {
         Entry::of::<memslot::Memslot>(),
         Entry::of::<boot_caches::BootCaches>(),
         Entry::of::<migrate::Migrate>(),
+        Entry::of::<restore::Restore>(),
+        Entry::of::<snapshot::Snapshot>(),
     ];
 }
 

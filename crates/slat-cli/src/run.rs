@@ -6,6 +6,7 @@ mod emulate;
 mod explain;
 mod kernel;
 pub mod main_job;
+mod predict;
 mod show_job;
 mod watch;
 
@@ -43,6 +44,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Emulate(args)) => emulate::emulate(args),
         Some(Command::Kernel(args)) => kernel::kernel(args),
         Some(Command::Calls(args)) => kernel::calls(args),
+        Some(Command::Predict(args)) => predict::predict(args),
         Some(Command::Show(args)) => show_job::show(args),
         Some(Command::Common(common)) => run::common(&PROGRAM, common),
     }

@@ -19,6 +19,8 @@ fn help_has_examples_and_exit_codes() {
         "memory-stress",
         "memslot",
         "migrate",
+        "restore",
+        "snapshot",
         "boot-caches",
     ] {
         slat(&["bench", scenario, "--help"]).assert().success().stdout(contains("Examples:"));
@@ -112,7 +114,7 @@ fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
     slat(&["doctor"]).assert().success().stdout(contains("tdp_mmu").and(contains("What can run")));
     let output = slat(&["doctor", "--report", "json"]).output().unwrap();
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(document["scenarios"].as_array().unwrap().len(), 11);
+    assert_eq!(document["scenarios"].as_array().unwrap().len(), 13);
     refused(&["doctor", "--for", "sorting"], &["sorting", "dirty-log"]);
 }
 

@@ -123,6 +123,30 @@ fn all_of_memory_is_touched_under_kvm() {
 }
 
 #[test]
+fn a_guest_is_restored_and_snapshots_of_it_are_taken_in_each_way() {
+    refused(&["bench", "restore", "--slow", "500us"], &["500us", "1:500us"]);
+    refused(&["bench", "restore", "--way", "lazy"], &["lazy", "uffd-4k"]);
+    if !kvm_is_usable() {
+        return;
+    }
+    refused(&["bench", "restore", "--memory", "4097"], &["4097", "multiple"]);
+    let small = ["--memory", "8m", "--runs", "1"];
+    let json = report(&[&["bench", "restore", "--way", "eager,private"][..], &small].concat());
+    let ways = named(&json, "working-set");
+    assert!(ways.len() >= 2, "{json}");
+    assert!(json["verdict"]["says"][0].as_str().unwrap().contains("working set"), "{json}");
+    for way in named(&json, "pass-accesses") {
+        assert_eq!(way["samples"].as_array().unwrap().len(), 20);
+    }
+    let json = report(&[&["bench", "snapshot", "--way", "log,mincore"][..], &small].concat());
+    let of = |variant| named(&json, variant).into_iter().map(|m| m["samples"][0].clone());
+    assert_eq!(of("missed").collect::<Vec<_>>(), [0.0, 0.0]);
+    assert_eq!(of("reported").nth(1), Some((4.0 * 2048.0).into()));
+    let said = json["verdict"]["says"][1].as_str().unwrap();
+    assert!(said.contains("missed: none") && said.contains("mincore "), "{said}");
+}
+
+#[test]
 fn slots_come_and_go_while_vcpus_run_and_memory_is_on_the_node_it_is_bound_to() {
     refused(&["bench", "memslot", "--cpu-node", "0", "--pin", "0"], &["--pin"]);
     if !kvm_is_usable() {

@@ -23,6 +23,10 @@ pub(crate) struct Boot {
     memory: HostMemory,
     /// Guest address of the first mailbox.
     mailboxes: u64,
+    /// Guest address of the first vCPU's records.
+    records: u64,
+    /// Bytes of each vCPU's records.
+    each: u64,
 }
 
 /// Numbers of the guest's tables for a size of test memory.
@@ -54,20 +58,27 @@ impl Tables {
 }
 
 impl Boot {
-    /// Makes and fills the memory of the slot, for `bytes` bytes of test memory and `vcpus` vCPUs.
+    /// Makes and fills the memory of the slot, for `bytes` bytes of test memory and `vcpus` vCPUs
+    /// with room for `records` values of the clock each.
     ///
     /// # Errors
     /// [`Error::Os`] if there is too little memory; [`Error::Invalid`] if the mailboxes of `vcpus`
     /// vCPUs exceed the room for the slot, [`arch::BOOT_LIMIT`].
-    pub fn new(bytes: u64, vcpus: usize) -> Result<Self, Error> {
+    pub fn new(bytes: u64, vcpus: usize, records: u64) -> Result<Self, Error> {
         let mailboxes = Tables::new(bytes).end();
-        let len = mailboxes + vcpus as u64 * mailbox::STRIDE;
-        if len > arch::BOOT_LIMIT {
+        let first = mailboxes + vcpus as u64 * mailbox::STRIDE;
+        if first > arch::BOOT_LIMIT {
             return Err(Error::invalid("vCPUs", vcpus, "have no room for their mailboxes"));
         }
+        let each = records.saturating_mul(8).checked_next_multiple_of(PAGE);
+        let all = each.and_then(|each| each.checked_mul(vcpus as u64));
+        let len = all.and_then(|all| all.checked_add(first)).filter(|len| *len <= arch::BOOT_LIMIT);
+        let Some((len, each)) = len.zip(each) else {
+            return Err(Error::invalid("records", records, "have no room beside the mailboxes"));
+        };
         let len = len.next_multiple_of(Backing::Small.page_size());
         let memory = HostMemory::new(len, Backing::Small)?;
-        let boot = Self { memory, mailboxes };
+        let boot = Self { memory, mailboxes, records: first, each };
         boot.write(bytes).ok_or_else(|| Error::os("boot memory")(rustix::io::Errno::NOSPC))?;
         Ok(boot)
     }
@@ -87,7 +98,20 @@ impl Boot {
         Mailbox::new(&self.memory, self.mailbox_gpa(vcpu))
     }
 
+    /// Returns the guest address of a vCPU's records.
+    pub fn records_gpa(&self, vcpu: usize) -> u64 {
+        self.records + vcpu as u64 * self.each
+    }
+
+    /// Returns how many values of the clock a vCPU has room for.
+    pub fn records(&self) -> u64 {
+        self.each / 8
+    }
+
     fn write(&self, bytes: u64) -> Option<()> {
+        // The host's pages of the records are there before a guest is timed.
+        let records = self.records..self.memory.len();
+        records.step_by(PAGE as usize).try_for_each(|at| self.memory.write(at, 0))?;
         for (index, chunk) in arch::code().chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
@@ -158,7 +182,7 @@ mod tests {
     #[test]
     fn test_memory_is_mapped_one_to_one_and_nothing_else() {
         for bytes in [4096, 64 << 20, SIZE_1G, SIZE_1G + SIZE_2M, 600 << 30] {
-            let boot = Boot::new(bytes, 3).unwrap();
+            let boot = Boot::new(bytes, 3, 1000).unwrap();
             let end = MEMORY_GPA + bytes;
             let last = boot.mailbox_gpa(2) + mailbox::STRIDE - 8;
             for gpa in [CODE_GPA, last, MEMORY_GPA, MEMORY_GPA + bytes / 2, end - 1] {
@@ -187,7 +211,8 @@ mod tests {
 
     #[test]
     fn as_many_vcpus_as_kvm_has_fit() {
-        assert!(Boot::new(64 << 20, 4096).is_ok());
-        assert!(Boot::new(64 << 20, 1 << 20).is_err());
+        assert!(Boot::new(64 << 20, 4096, 0).is_ok());
+        assert!(Boot::new(64 << 20, 1 << 20, 0).is_err());
+        assert!(Boot::new(64 << 20, 1, 1 << 40).is_err());
     }
 }

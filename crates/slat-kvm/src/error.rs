@@ -130,6 +130,27 @@ pub enum Error {
         /// What it lacks, and what helps.
         why: String,
     },
+    /// The process cannot resolve the faults of a guest's memory.
+    #[error(
+        "userfaultfd: {why}; it takes root, or `sysctl vm.unprivileged_userfaultfd=1`, and a \
+         kernel with CONFIG_USERFAULTFD"
+    )]
+    NoUserfaultfd {
+        /// What the kernel answered.
+        why: String,
+    },
+    /// The kernel has no soft-dirty bits.
+    #[error("this kernel has no soft-dirty bits: it needs CONFIG_MEM_SOFT_DIRTY")]
+    NoSoftDirty,
+    /// A file stays in the page cache.
+    #[error(
+        "{cached} of the file stay in the page cache, which a file of a tmpfs is part of: name a \
+         folder of a disk (--folder)"
+    )]
+    NoColdCache {
+        /// The bytes that stay.
+        cached: String,
+    },
     /// The kernel refused a call.
     #[error("{call}: {answer}")]
     Os {
@@ -310,6 +331,9 @@ impl Error {
                     | Error::NoAccessTracking { .. }
                     | Error::NotEnoughSwap { .. }
                     | Error::NoControlGroup { .. }
+                    | Error::NoUserfaultfd { .. }
+                    | Error::NoColdCache { .. }
+                    | Error::NoSoftDirty
             )
     }
 

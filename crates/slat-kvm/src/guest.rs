@@ -58,7 +58,15 @@ impl Guest {
     /// [`Error::NoKvm`] and others if the host lacks something; the errors of [`Shape::check`];
     /// [`Error::Os`] if the kernel refuses a call.
     pub fn new(shape: &Shape) -> Result<(Guest, Vec<Vcpu>), Error> {
-        let (guest, vcpus) = Self::with_window(shape, shape.memory)?;
+        Self::with_memory(shape, || HostMemory::new(shape.memory, shape.backing))
+    }
+
+    /// Does the same as [`Guest::new`], with memory that `memory` makes.
+    pub(crate) fn with_memory(
+        shape: &Shape,
+        memory: impl FnOnce() -> Result<HostMemory, Error>,
+    ) -> Result<(Guest, Vec<Vcpu>), Error> {
+        let (guest, vcpus) = Self::without_memslots(shape, shape.memory, memory)?;
         guest.set_slots(0)?;
         Ok((guest, vcpus))
     }
@@ -68,6 +76,15 @@ impl Guest {
     /// # Errors
     /// As [`Guest::new`].
     pub(crate) fn with_window(shape: &Shape, window: u64) -> Result<(Guest, Vec<Vcpu>), Error> {
+        let memory = || HostMemory::new(shape.memory, shape.backing);
+        Self::without_memslots(shape, window, memory)
+    }
+
+    fn without_memslots(
+        shape: &Shape,
+        window: u64,
+        memory: impl FnOnce() -> Result<HostMemory, Error>,
+    ) -> Result<(Guest, Vec<Vcpu>), Error> {
         let kvm = probe::open()?;
         let host = probe::describe(&kvm);
         arch::check(&kvm, window)?;
@@ -76,8 +93,8 @@ impl Guest {
         enable(&vm, shape)?;
         arch::set_up_vm(&vm)?;
 
-        let boot = Boot::new(window, shape.vcpus)?;
-        let memory = HostMemory::new(shape.memory, shape.backing)?;
+        let boot = Boot::new(window, shape.vcpus, shape.records)?;
+        let memory = memory()?;
         numa::bind(&memory, &shape.nodes)?;
         let page_size = rustix::param::page_size() as u64;
         let machine = Arc::new(Machine { vm, memory, boot, gate: Gate::default(), page_size });
@@ -212,6 +229,17 @@ impl Guest {
             found if found == step => Ok(()),
             found => Err(Error::WrongStamp { page, found, expected: step }),
         }
+    }
+
+    /// Returns the values of its clock that a vCPU recorded in its last work: at the start, and
+    /// after each access.
+    pub(crate) fn record(&self, vcpu: usize) -> Vec<u64> {
+        let boot = &self.machine.boot;
+        let first = boot.records_gpa(vcpu);
+        let end = word!(self.machine.mailbox(vcpu), record).load(Relaxed);
+        // The end comes from memory that the guest writes.
+        let end = end.min(first + boot.records() * 8);
+        (first..end).step_by(8).filter_map(|at| boot.memory().read(at)).collect()
     }
 
     /// Returns how often a vCPU read a page that held another page's stamp.

@@ -64,6 +64,9 @@ pub(crate) struct Words {
     pub wrong: u64,
     /// Sum over the words that were read. The host resets it.
     pub sum: u64,
+    /// Guest address at which the clock is recorded next, or 0 for no record. The host writes it
+    /// with the work, and the guest's code advances it.
+    pub record: u64,
 }
 
 /// Bytes from the start of a mailbox to its histogram of times between accesses.

@@ -4,9 +4,13 @@ use crate::error::size_name;
 use crate::procfs::Files;
 use crate::{Error, hugetlb, meminfo};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::fmt;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -181,6 +185,76 @@ impl HostMemory {
             }
         }
         Ok(memory)
+    }
+
+    /// Maps `bytes` bytes of a file.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the kernel refuses.
+    pub(crate) fn of_file(file: impl AsFd, bytes: u64, flags: MapFlags) -> Result<Self, Error> {
+        let call = "mmap of guest memory";
+        let len = usize::try_from(bytes).map_err(|_| Error::os(call)(Errno::NOMEM))?;
+        let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: the kernel chooses the address of the new mapping, so it replaces no other. The
+        // mapping keeps the file alive. The callers' files are a memfd and a file without a name,
+        // so that nobody else truncates them.
+        let mapped = unsafe { mmap(any, len, access, flags, file, 0) }.map_err(Error::os(call))?;
+        let start = NonNull::new(mapped).ok_or_else(|| Error::os(call)(Errno::FAULT))?;
+        Ok(Self { start, len })
+    }
+
+    /// Makes a memfd, mapped twice: a guest's memory, and the mapping by which it is filled.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the kernel refuses.
+    pub(crate) fn twice(bytes: u64, huge_page: Option<u64>) -> Result<[Self; 2], Error> {
+        let huge = huge_page.map_or(MemfdFlags::empty(), |size| {
+            MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(in_flags(size))
+        });
+        let file =
+            memfd_create(c"slat", MemfdFlags::CLOEXEC | huge).map_err(Error::os("memfd_create"))?;
+        ftruncate(&file, bytes).map_err(Error::os("ftruncate of a memfd"))?;
+        let map = || Self::of_file(&file, bytes, MapFlags::SHARED);
+        Ok([map()?, map()?])
+    }
+
+    /// Reads a range of the file into the same range of the memory.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the file is too short or the kernel refuses; [`Error::Invalid`] if the
+    /// range exceeds the memory.
+    pub(crate) fn fill(&self, file: &File, range: Range<u64>) -> Result<(), Error> {
+        if range.end > self.len() {
+            return Err(Error::invalid("range", range.end, "exceeds the memory"));
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let (to, len) = (self.start.as_ptr().wrapping_byte_add(at as usize), range.end - at);
+            // SAFETY: the bytes lie in the mapping, which `self` keeps. The kernel writes them; no
+            // reference to them exists but to atomic words.
+            let read = unsafe { libc::pread(file.as_raw_fd(), to, len as usize, at as i64) };
+            match read {
+                0 => return Err(Error::os("pread of the guest's memory")(Errno::NODATA)),
+                1.. => at += read as u64,
+                _ => {
+                    let answer = std::io::Error::last_os_error();
+                    return Err(Error::os("pread of the guest's memory")(answer));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps the pages of a range for reading, ahead of any access.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the kernel refuses, or knows no `MADV_POPULATE_READ` (Linux 5.14).
+    pub(crate) fn populate(&self, range: Range<u64>) -> Result<(), Error> {
+        let len = range.end.min(self.len()).saturating_sub(range.start) as usize;
+        let at = self.start.as_ptr().wrapping_byte_add(range.start as usize);
+        // SAFETY: the range lies in this mapping, and the advice does not change its contents.
+        unsafe { madvise(at, len, Advice::LinuxPopulateRead) }
+            .map_err(Error::os("madvise of MADV_POPULATE_READ"))
     }
 
     /// Returns the size, in bytes.

@@ -49,6 +49,8 @@ phases! {
     Get = "get",
     /// The log is cleared.
     Clear = "clear",
+    /// The pages that changed are copied to a snapshot.
+    Copy = "copy",
     /// Logging is switched off.
     Disable = "disable",
     /// Return instructions in the guest's memory are called.
@@ -79,6 +81,10 @@ phases! {
     Baseline = "baseline",
     /// vCPUs run while the log is harvested, or the guest is migrated.
     Run = "run",
+    /// The guest's memory is prepared to come back from a file.
+    Prepare = "prepare",
+    /// vCPUs run while their memory comes back.
+    Restore = "restore",
     /// vCPUs are stopped while the last pages are copied.
     Downtime = "downtime",
 }

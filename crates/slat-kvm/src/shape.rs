@@ -35,6 +35,9 @@ pub struct Shape {
     /// Functions of the kernel whose calls are counted in each phase. A name that ends in `?` is
     /// skipped if the function cannot be counted.
     pub probes: Vec<String>,
+    /// Values of its clock that each vCPU has room to record
+    /// ([`Work::record`](crate::work::Work::record)).
+    pub records: u64,
 }
 
 impl Default for Shape {
@@ -51,6 +54,7 @@ impl Default for Shape {
             slot_zap_all: true,
             nodes: Vec::new(),
             probes: Vec::new(),
+            records: 0,
         }
     }
 }

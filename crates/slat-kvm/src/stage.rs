@@ -4,10 +4,10 @@
 //! Counters are read before and after a phase, and nothing is printed during one.
 
 use crate::Error;
-use crate::guest::{Guest, Shape};
+use crate::guest::{Guest, Shape, Vcpu};
 use crate::meter::Meter;
 use crate::phase::{Phase, PhaseRun, VcpuRun};
-use crate::vcpu_threads::{Board, Done, VcpuThreads};
+use crate::vcpu_threads::{Board, Done, HostFaults, VcpuThreads};
 use crate::work::{Touch, Work};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -82,7 +82,15 @@ pub(crate) fn perform<T>(
     setting: Setting<'_>,
     script: impl FnOnce(&mut Stage<'_>) -> Result<T, Error>,
 ) -> Result<(T, Vec<PhaseRun>), Error> {
-    let (guest, mut vcpus) = Guest::new(shape)?;
+    perform_on(Guest::new(shape)?, setting, script)
+}
+
+/// Does the same as [`perform`] on a guest that is made already.
+pub(crate) fn perform_on<T>(
+    (guest, mut vcpus): (Guest, Vec<Vcpu>),
+    setting: Setting<'_>,
+    script: impl FnOnce(&mut Stage<'_>) -> Result<T, Error>,
+) -> Result<(T, Vec<PhaseRun>), Error> {
     let board = Board::new(vcpus.len(), setting.pin);
     std::thread::scope(|scope| {
         let threads = VcpuThreads::start(scope, &board, &guest, &mut vcpus, setting.stop)?;
@@ -203,7 +211,11 @@ impl<'a> Stage<'a> {
         let runs = done.iter().enumerate().map(|(index, done)| VcpuRun {
             pages: done.steps,
             seconds: (done.end - done.start).as_secs_f64(),
-            counters: self.meter.vcpu_changes(index),
+            counters: {
+                let mut counters = self.meter.vcpu_changes(index);
+                counters.extend(done.host_faults.iter().flat_map(HostFaults::counters));
+                counters
+            },
             stalls: self.meter.stalls(index, done),
             waited: done.waits.map(|waits| waits.seconds),
         });

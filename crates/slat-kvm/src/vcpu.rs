@@ -84,9 +84,14 @@ impl Vcpu {
         };
         let left = match work {
             Work { endless: true, .. } => u64::MAX,
-            Work { once: true, .. } => 1,
-            _ => self.part.pages,
+            _ => work.steps.unwrap_or(self.part.pages),
         };
+        let room = self.machine.boot.records();
+        // One more value is that of the start.
+        if work.record && left >= room {
+            return Err(Error::invalid("steps", left, format!("exceed a record of {room}")));
+        }
+        let record = if work.record { self.machine.boot.records_gpa(self.index) } else { 0 };
         let period = work.per_second.map_or(0, |pace| (self.ticks_per_second / pace) as u64);
         word!(mailbox, left).store(left, Relaxed);
         word!(mailbox, base).store(MEMORY_GPA + self.part.first * page_size, Relaxed);
@@ -103,6 +108,7 @@ impl Vcpu {
         word!(mailbox, hot_share).store(hot_share, Relaxed);
         word!(mailbox, period).store(period, Relaxed);
         word!(mailbox, returns).store(arch::RETURNS, Relaxed);
+        word!(mailbox, record).store(record, Relaxed);
         mailbox.ask_to_stop(false);
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 use crate::Error;
 use crate::guest::Guest;
+use crate::procfs::Files;
 use crate::stall::Waits;
 use crate::vcpu::Vcpu;
 use crate::work::Work;
@@ -45,6 +46,32 @@ pub(crate) struct Done {
     pub end: Instant,
     /// The thread's waits for a CPU.
     pub waits: Option<Waits>,
+    /// The host's faults that the thread took; only of work that is recorded.
+    pub host_faults: Option<HostFaults>,
+}
+
+/// Page faults of the host's memory that one thread took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct HostFaults {
+    minor: u64,
+    major: u64,
+}
+
+impl HostFaults {
+    /// Returns the faults of the calling thread so far, where procfs tells.
+    fn now() -> Option<Self> {
+        let stat = Files::here().text("proc/thread-self/stat")?;
+        // The name, which may have blanks, is in parentheses (proc_pid_stat(5)).
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(7);
+        let minor = fields.next()?.parse().ok()?;
+        Some(Self { minor, major: fields.nth(1)?.parse().ok()? })
+    }
+
+    /// Returns the faults by their names among a vCPU's counters.
+    pub fn counters(&self) -> [(String, i64); 2] {
+        [("host_minor_faults", self.minor), ("host_major_faults", self.major)]
+            .map(|(name, count)| (name.to_owned(), count as i64))
+    }
 }
 
 type Outcome = Result<Option<Done>, Error>;
@@ -208,7 +235,7 @@ impl Drop for Finish<'_> {
 
 /// Runs a vCPU's thread: it executes steps until `Leave`.
 fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>) {
-    let mut seen = 0;
+    let (mut seen, mut recorded) = (0, false);
     loop {
         let order = board.next(seen);
         seen = order.number;
@@ -220,21 +247,30 @@ fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>) {
         finish.result = match order.step {
             Step::Rest | Step::Leave => Ok(None),
             Step::Pin => pin(board.pin[vcpu.index() % board.pin.len()]).map(|()| None),
-            Step::Load(work) => vcpu.load(&work).map(|()| None),
-            Step::Run => run(vcpu).map(Some),
+            Step::Load(work) => {
+                recorded = work.record;
+                vcpu.load(&work).map(|()| None)
+            }
+            Step::Run => run(vcpu, recorded).map(Some),
         };
         drop(finish);
         vcpu.finish();
     }
 }
 
-fn run(vcpu: &mut Vcpu) -> Result<Done, Error> {
+fn run(vcpu: &mut Vcpu, recorded: bool) -> Result<Done, Error> {
+    let faults = || HostFaults::now().filter(|_| recorded);
+    let before = faults();
     let waits = Waits::now();
     let start = Instant::now();
     let steps = vcpu.run()?;
     let end = Instant::now();
     let waits = Waits::now().zip(waits).map(|(after, before)| after.since(before));
-    Ok(Done { steps, start, end, waits })
+    let host_faults = faults().zip(before).map(|(after, before)| HostFaults {
+        minor: after.minor - before.minor,
+        major: after.major - before.major,
+    });
+    Ok(Done { steps, start, end, waits, host_faults })
 }
 
 fn pin(cpu: usize) -> Result<(), Error> {

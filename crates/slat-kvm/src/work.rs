@@ -70,8 +70,11 @@ pub struct Work {
     /// Whether the work goes on until the vCPU is stopped, instead of one step for each page of its
     /// part.
     pub endless: bool,
-    /// Whether the work is a single step.
-    pub once: bool,
+    /// The number of steps, where it is not one for each page of the vCPU's part.
+    pub steps: Option<u64>,
+    /// Whether the vCPU records its clock at the start and after each access, in the room that
+    /// [`Shape::records`](crate::guest::Shape::records) gives it.
+    pub record: bool,
     /// The largest number of steps per second. A step that comes late delays the later ones.
     pub per_second: Option<f64>,
 }
@@ -86,7 +89,8 @@ impl Work {
             share: WHOLE as u8,
             round: 0,
             endless: false,
-            once: false,
+            steps: None,
+            record: false,
             per_second: None,
         }
     }

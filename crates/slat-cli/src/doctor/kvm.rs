@@ -9,7 +9,7 @@ use slat_kvm::{Error, HostKvm};
 /// Size of an entry of a dirty ring, in bytes.
 const RING_ENTRY: u64 = 16;
 
-const LOGS: For = For::Only(&["dirty-log", "migrate"]);
+const LOGS: For = For::Only(&["dirty-log", "migrate", "snapshot"]);
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
     vec![

@@ -1,6 +1,7 @@
 //! Findings on memory, and on the huge pages that can back a guest.
 
 use super::Group::Memory;
+use super::evidence::{Access, PTRACE};
 use super::{Change, Evidence, Finding, For, Subject};
 use slat_lab::host::HugePool;
 use slat_lab::numbers::bytes;
@@ -11,11 +12,25 @@ const COMFORTABLE: u64 = 4 << 30;
 /// Memory of a guest of the default size, in bytes.
 const DEFAULT_GUEST: u64 = 256 << 20;
 
-const BACKED: For =
-    For::Only(&["populate", "dirty-log", "execute", "memory-stress", "memslot", "migrate"]);
+const BACKED: For = For::Only(&[
+    "populate",
+    "dirty-log",
+    "execute",
+    "memory-stress",
+    "memslot",
+    "migrate",
+    "restore",
+    "snapshot",
+]);
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
-    vec![available(evidence), transparent(evidence), pools(evidence), nodes(evidence)]
+    vec![
+        available(evidence),
+        transparent(evidence),
+        pools(evidence),
+        nodes(evidence),
+        userfaultfd(evidence),
+    ]
 }
 
 fn available(evidence: &Evidence) -> Finding {
@@ -40,6 +55,29 @@ fn available(evidence: &Evidence) -> Finding {
                 Change::by_hand("mount /proc, or let this user read the file"),
             )
         }
+    }
+}
+
+fn userfaultfd(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Memory,
+        "userfaultfd",
+        For::Only(&["restore", "snapshot"]),
+        "A handler brings missing pages by it, and it tells which were written; KVM's own faults \
+         take more than a user's.",
+    );
+    const ALLOWED: &str = "sys/vm/unprivileged_userfaultfd";
+    match evidence.files().told(format!("proc/{ALLOWED}")) {
+        Ok(None) => {
+            subject.missing("none", Change::nothing("a kernel with CONFIG_USERFAULTFD has it"))
+        }
+        Ok(Some(_)) if evidence.files().is_capable(PTRACE) => subject.ok("there"),
+        Ok(Some(allowed)) if allowed.trim() == "1" => subject.ok("there, for every user"),
+        _ if evidence.access("dev/userfaultfd") == Access::Readable => {
+            subject.ok("there, by /dev/userfaultfd")
+        }
+        _ => subject
+            .limited("there, for root", Change::command("sysctl vm.unprivileged_userfaultfd=1")),
     }
 }
 

@@ -54,6 +54,7 @@ impl Asked<'_> {
             slot_zap_all: true,
             nodes: self.guest.run.kvm.memory_node.clone(),
             probes: self.guest.run.kvm.probe.clone(),
+            records: 0,
         })
     }
 

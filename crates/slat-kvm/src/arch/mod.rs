@@ -35,6 +35,7 @@ macro_rules! guest_asm {
             idle_ticks = const std::mem::offset_of!($crate::mailbox::Words, idle_ticks),
             wrong = const std::mem::offset_of!($crate::mailbox::Words, wrong),
             sum = const std::mem::offset_of!($crate::mailbox::Words, sum),
+            record = const std::mem::offset_of!($crate::mailbox::Words, record),
             histogram = const $crate::mailbox::HISTOGRAM,
             whole = const $crate::work::WHOLE,
             multiplier = const $crate::work::MULTIPLIER,

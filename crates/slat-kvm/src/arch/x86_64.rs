@@ -57,6 +57,16 @@ guest_asm!(
     "shl rdx, 32",
     "or rax, rdx",
     ".endm",
+    // Records the clock of the last access, where a record is asked for.
+    ".macro SLAT_RECORD",
+    "mov rcx, [r11 + {record}]",
+    "test rcx, rcx",
+    "jz 2f",
+    "mov [rcx], r13",
+    "add rcx, 8",
+    "mov [r11 + {record}], rcx",
+    "2:",
+    ".endm",
     ".macro SLAT_ADVANCE",
     "movabs rcx, {multiplier}",
     "imul r14, rcx",
@@ -77,6 +87,7 @@ guest_asm!(
     "SLAT_CLOCK",
     "mov r13, rax",
     "mov rbp, rax",
+    "SLAT_RECORD",
     ".Lslat_step:",
     "jmp [r11 + {next}]",
     // Choose the page.
@@ -177,6 +188,7 @@ guest_asm!(
     "lea rax, [rax + rcx * 8 + 8]",
     ".Lslat_bucket:",
     "inc qword ptr [r11 + rax * 8 + {histogram}]",
+    "SLAT_RECORD",
     // Set when the next step is due. A late step is due at once, and delays the later ones.
     "mov rax, [r11 + {period}]",
     "test rax, rax",

@@ -40,7 +40,7 @@ pub struct Report {
 /// [`Error::Stopped`]; [`Error::Misread`] if a page is wrong; any other [`Error`] of the guest or
 /// the kernel.
 pub fn run(shape: &Shape, setting: Setting<'_>) -> Result<Report, Error> {
-    let toggle = Work { once: true, ..Work::each_page(Touch::ToggleCaches) };
+    let toggle = Work { steps: Some(1), ..Work::each_page(Touch::ToggleCaches) };
     toggle.check()?;
     let (report, phases) = perform(shape, setting, |stage| {
         let read = Work::each_page(Touch::Read);

@@ -385,7 +385,7 @@ impl Mover<'_> {
     }
 }
 
-fn copy_page(from: &HostMemory, to: &HostMemory, page: u64, page_size: u64) {
+pub(super) fn copy_page(from: &HostMemory, to: &HostMemory, page: u64, page_size: u64) {
     for at in (page * page_size..(page + 1) * page_size).step_by(8) {
         if let Some(word) = from.read(at) {
             to.write(at, word);
@@ -394,7 +394,7 @@ fn copy_page(from: &HostMemory, to: &HostMemory, page: u64, page_size: u64) {
 }
 
 /// Compares the two memories, and returns the number of pages.
-fn compare(guest: &Guest, copy: &HostMemory, stop: &AtomicBool) -> Result<u64, Error> {
+pub(super) fn compare(guest: &Guest, copy: &HostMemory, stop: &AtomicBool) -> Result<u64, Error> {
     let page_size = guest.page_size();
     for page in 0..guest.pages() {
         if page % 4096 == 0 && stop.load(Ordering::Relaxed) {

@@ -1,0 +1,120 @@
+//! The command line of `slat predict`.
+
+use clap::Args;
+use slat_lab::cli::{TablePrintArgs, count, time};
+use slat_lab::rate::Rate;
+use slat_lab::size::Size;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat predict --memory 16g --vcpus 4 --dirty-rate 400MiB/s --link 10Gbit/s
+      pre-copy, auto-converge and post-copy of that guest
+  slat predict --memory 64g --vcpus 16 --dirty 100ms:60m --dirty 1s:220m --link 10Gbit/s,25Gbit/s
+      what was dirty after two windows tells how much of the memory is written again and again
+  slat predict --memory 16g --vcpus 4 --dirty-rate 100MiB/s,1GiB/s --max-downtime 50ms,300ms \\
+      --zero-pages 40%
+
+Exit codes:
+  0    computed
+  2    values that cannot be";
+
+/// What is dirty after a window of time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// Length of the window.
+    pub seconds: f64,
+    /// Memory that is dirty at its end.
+    pub dirty: Size,
+}
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let both = text.split_once(':').and_then(|(window, dirty)| {
+            let seconds = time::some(window).ok()?.as_secs_f64();
+            Some(Self { seconds, dirty: dirty.parse().ok()? })
+        });
+        both.ok_or_else(|| format!("`{text}` is no window; 100ms:60m is 60 MiB dirty after 100 ms"))
+    }
+}
+
+/// A part of the memory that is zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Zero(pub f64);
+
+impl FromStr for Zero {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let percent: Option<f64> = text.trim_end_matches('%').trim().parse().ok();
+        percent
+            .filter(|percent| (0.0..=100.0).contains(percent))
+            .map(Self)
+            .ok_or_else(|| format!("`{text}` is no part of the memory; write it as 40%"))
+    }
+}
+
+impl fmt::Display for Zero {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} %", self.0)
+    }
+}
+
+/// Options of `slat predict`: the guest, and the link.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct PredictArgs {
+    /// Memory of the guest
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Size,
+
+    /// vCPUs, which share the cost of logged writes
+    #[arg(long, short = 'v', value_name = "N", default_value = "1", value_parser = count::vcpus())]
+    pub vcpus: u32,
+
+    /// Rates at which the guest dirties memory, each of which is tried: 100MiB/s,1GiB/s
+    #[arg(long, value_name = "RATE,...", value_delimiter = ',')]
+    #[arg(required_unless_present = "dirty", conflicts_with = "dirty")]
+    pub dirty_rate: Vec<Rate>,
+
+    /// Memory that is dirty after a window, twice: 100ms:60m
+    #[arg(long, value_name = "TIME:SIZE")]
+    pub dirty: Vec<Window>,
+
+    /// Memory that the guest writes again and again, for --dirty-rate [default: all]
+    #[arg(long, value_name = "SIZE", conflicts_with = "dirty")]
+    pub hot_set: Option<Size>,
+
+    /// Links, each of which is tried
+    #[arg(long, value_name = "RATE,...", value_delimiter = ',', default_value = "10Gbit/s")]
+    pub link: Vec<Rate>,
+
+    /// Downtimes allowed, each of which is tried
+    #[arg(long, value_name = "TIME,...", value_delimiter = ',', default_value = "300ms")]
+    #[arg(value_parser = time::some)]
+    pub max_downtime: Vec<Duration>,
+
+    /// Rounds after which the guest is stopped in any case
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = count::rounds())]
+    pub max_rounds: u32,
+
+    /// Pages that are zero, and take no part of the link
+    #[arg(long, value_name = "PERCENT", default_value = "0%")]
+    pub zero_pages: Zero,
+
+    /// What a logged write costs a vCPU; `slat bench dirty-log` measures it here
+    #[arg(long, value_name = "TIME", default_value = "2us", value_parser = time::any)]
+    pub logged_write: Duration,
+
+    /// Round trip of the link, which each remote fault of post-copy waits for
+    #[arg(long, value_name = "TIME", default_value = "100us", value_parser = time::any)]
+    pub round_trip: Duration,
+
+    /// How the forecasts are printed.
+    #[command(flatten)]
+    pub print: TablePrintArgs,
+}

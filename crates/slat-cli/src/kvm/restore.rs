@@ -1,0 +1,439 @@
+//! The scenario `restore`: a guest's memory comes back from a file, in each way of VMMs.
+
+use super::guest::{course, figures, observe};
+use super::kept::{Answer, Kept};
+use super::options::RunArgs;
+use super::repeat::{Repeatable, Times};
+use super::{phases, restore_tables};
+use crate::needs::GUEST;
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
+use slat_kvm::guest::Shape;
+use slat_kvm::image::{Cache, Image};
+use slat_kvm::scenario::restore::{self, Config, Report, Slow, Way};
+use slat_kvm::{Backing, Mode};
+use slat_lab::cli::{count, time};
+use slat_lab::failure::bad_input;
+use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Seed of the order of accesses. It is fixed, so that all ways bring the same pages.
+const SEED: u64 = 0x51a7;
+/// Phases of a run.
+const PHASES: u64 = 3;
+
+/// Ways to bring a guest's memory back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RestoreWay {
+    /// All of the file is read before the guest runs
+    Eager,
+    /// The file is mapped privately (MAP_PRIVATE)
+    Private,
+    /// Userfaultfd: a missing page is copied from the file
+    #[value(name = "uffd-4k")]
+    Uffd4k,
+    /// The same, 2 MiB at a time
+    #[value(name = "uffd-2m")]
+    Uffd2m,
+    /// Userfaultfd on a memfd: a page is read into the file, then mapped (UFFDIO_CONTINUE)
+    Minor,
+    /// The same on a memfd of the pool of 2 MiB pages
+    MinorHugetlb,
+}
+
+slat_lab::display_as_written!(RestoreWay, Switch, PageCache);
+
+impl RestoreWay {
+    fn way(self) -> Way {
+        match self {
+            Self::Eager => Way::Eager,
+            Self::Private => Way::Private,
+            Self::Uffd4k => Way::Copy,
+            Self::Uffd2m => Way::CopyLarge,
+            Self::Minor => Way::Minor,
+            Self::MinorHugetlb => Way::MinorHuge,
+        }
+    }
+}
+
+/// An option that is on or off, or both in turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Without it
+    Off,
+    /// With it
+    On,
+}
+
+/// Where the file's pages are when a restore begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PageCache {
+    /// All in the page cache
+    Warm,
+    /// None of them
+    Cold,
+}
+
+/// Pages for which the handler is slow.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SlowPages(Slow);
+
+impl FromStr for SlowPages {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let both = text.split_once(':').and_then(|(percent, delay)| {
+            let percent: f64 = percent.parse().ok()?;
+            let delay = time::any(delay).ok()?;
+            (!delay.is_zero() && percent > 0.0 && percent <= 100.0)
+                .then_some(Slow { percent, delay })
+        });
+        both.map(Self).ok_or_else(|| {
+            format!("`{text}` is no delay; 1:500us lets the handler sleep 500 us for 1 % of pages")
+        })
+    }
+}
+
+impl fmt::Display for SlowPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}us", self.0.percent, self.0.delay.as_micros())
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  slat bench restore
+      256 MiB in each way, with and without prefetch of the order that was recorded first
+  slat bench restore --way private --cache warm,cold --folder /var/tmp
+      a guest that maps its file, which is in the page cache or on the disk
+  slat bench restore --way uffd-4k,minor --handlers 1,2,4 -v 4
+      how many threads a handler wants
+  slat bench restore --way eager,uffd-2m --thp off,on --memory 1g
+  slat bench restore --way uffd-4k --slow 1:500us
+      a handler that is slow for some pages, and what of it the guest sees";
+
+/// Options of `slat bench restore`.
+#[derive(Clone, Debug, Args)]
+pub struct RestoreArgs {
+    /// Memory of the guest, which the vCPUs share evenly
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N", default_value = "1", value_parser = count::vcpus())]
+    pub vcpus: u32,
+
+    /// Ways to bring the memory back [default: all that this host has]
+    #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
+    pub way: Vec<RestoreWay>,
+
+    /// Bring the pages of a recorded order before the guest runs: without, with, or both
+    #[arg(long, value_name = "off|on,...", value_delimiter = ',', default_value = "off,on")]
+    pub prefetch: Vec<Switch>,
+
+    /// Threads of the handler, each number of which is tried
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub handlers: Vec<u32>,
+
+    /// Transparent huge pages, where the memory is anonymous (eager, uffd-4k, uffd-2m)
+    #[arg(long, value_name = "off|on,...", value_delimiter = ',', default_value = "off")]
+    pub thp: Vec<Switch>,
+
+    /// Whether the file is in the page cache at the start
+    #[arg(long, value_name = "warm|cold,...", value_delimiter = ',', default_value = "warm")]
+    pub cache: Vec<PageCache>,
+
+    /// Accesses of the guest, in per cent of its pages, in random order
+    #[arg(long, value_name = "1..100", default_value_t = 25, value_parser = count::of_hundred())]
+    pub accesses: u8,
+
+    /// How many of a hundred accesses write
+    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 20)]
+    #[arg(value_parser = count::of_hundred())]
+    pub write_percent: u8,
+
+    /// Let the handler sleep for a part of the pages, to test what is measured: 1:500us
+    #[arg(long, value_name = "PERCENT:TIME")]
+    pub slow: Option<SlowPages>,
+
+    /// Folder for the file of the guest's memory [default: that for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    pub folder: Option<PathBuf>,
+
+    /// Options of the measurement.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// A guest that is restored in one way.
+struct Restored<'a> {
+    name: String,
+    config: Config,
+    image: &'a Image,
+    params: Map<String, Value>,
+    pin: Vec<usize>,
+    kept: Kept<Report>,
+}
+
+/// The scenario.
+pub struct Restore;
+
+impl Scenario for Restore {
+    const NAME: &'static str = restore::RESULTS.name;
+    const ABOUT: &'static str = "Bring a guest's memory back from a file, in each way of VMMs";
+    const EXAMPLES: &'static str = EXAMPLES;
+    // Each run restores a guest in each way.
+    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("runs", "3")];
+    const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    const RENDERER: Renderer = restore_tables::RENDERER;
+    type Settings = RestoreArgs;
+
+    fn run(args: &RestoreArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        let mut args = args.clone();
+        if args.run.quick {
+            args.memory = args.memory.min(Size(16 << 20));
+            args.run.runs = Times::ONCE;
+        }
+        let host = slat_kvm::probe()?;
+        let first = config(&args, Way::Copy, Switch::Off, PageCache::Warm, 1)?;
+        first.shape.check(&host).map_err(asked_wrong)?;
+        let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
+        let image = Image::new(&folder, args.memory.bytes())?;
+        session.announce(2 * args.memory.bytes(), args.vcpus as usize, 1);
+        let order = match args.prefetch.contains(&Switch::On) {
+            true => recorded(&args, first, &image, session)?,
+            false => None,
+        };
+        let mut guests = Vec::new();
+        for choice in choices(&args) {
+            let Some(guest) = prepare(&args, &choice, order.as_ref(), &image)? else { continue };
+            match guest.config.check(&host) {
+                Ok(()) => guests.push(guest),
+                Err(error) if error.is_missing_feature() && args.way.is_empty() => {
+                    session.skip(guest.name, error.to_string());
+                }
+                Err(error) => return Err(asked_wrong(error)),
+            }
+        }
+        let repeat = args.run.repeat();
+        session.start(Restore::NAME, guests.len() as u64 * repeat.steps() * PHASES);
+        repeat.run(&mut guests.iter_mut().collect::<Vec<_>>(), session)?;
+        session.finish();
+        Ok(guests.iter().flat_map(Restored::measurements).collect())
+    }
+}
+
+fn asked_wrong(error: slat_kvm::Error) -> anyhow::Error {
+    match error {
+        slat_kvm::Error::Invalid { .. } => bad_input(error.to_string()),
+        error => error.into(),
+    }
+}
+
+/// Restores a guest once, and returns the order in which it asked for its pages. Returns `None` if
+/// this host cannot tell.
+fn recorded(
+    args: &RestoreArgs,
+    config: Config,
+    image: &Image,
+    session: &mut Session,
+) -> anyhow::Result<Option<Arc<[u64]>>> {
+    let config = Config { slow: None, ..config };
+    let pin = args.run.kvm.cpus()?;
+    let report = observe(session, "restore, recorded", &pin, &mut Vec::new(), |setting| {
+        restore::run(&config, image, setting)
+    });
+    match report {
+        Ok(report) => Ok(report.map(|report| report.order.into())),
+        Err(error) => match error.downcast::<slat_kvm::Error>() {
+            Ok(error @ slat_kvm::Error::NoUserfaultfd { .. }) => {
+                session.skip("restore, with prefetch", error.to_string());
+                Ok(None)
+            }
+            Ok(error) => Err(error.into()),
+            Err(error) => Err(error),
+        },
+    }
+}
+
+/// One combination of the options that are lists.
+struct Choice {
+    way: RestoreWay,
+    thp: Switch,
+    prefetch: Switch,
+    cache: PageCache,
+    handlers: u32,
+}
+
+/// Returns the combinations that make a difference.
+fn choices(args: &RestoreArgs) -> Vec<Choice> {
+    let ways = if args.way.is_empty() { RestoreWay::value_variants() } else { &args.way[..] };
+    let mut all = Vec::new();
+    for &way in ways {
+        // An option that changes nothing is taken once, at its first value.
+        let thps = if way.way().is_anonymous() { &args.thp[..] } else { &[Switch::Off] };
+        let eager = way == RestoreWay::Eager;
+        let prefetches = if eager { &[Switch::Off] } else { &args.prefetch[..] };
+        let handlers = if way.way().has_handler() { &args.handlers[..] } else { &[1] };
+        for (&thp, &prefetch) in
+            thps.iter().flat_map(|thp| prefetches.iter().map(move |p| (thp, p)))
+        {
+            for (&cache, &handlers) in
+                args.cache.iter().flat_map(|cache| handlers.iter().map(move |n| (cache, n)))
+            {
+                all.push(Choice { way, thp, prefetch, cache, handlers });
+            }
+        }
+    }
+    all
+}
+
+fn config(
+    args: &RestoreArgs,
+    way: Way,
+    thp: Switch,
+    cache: PageCache,
+    handlers: u32,
+) -> anyhow::Result<Config> {
+    let kvm = &args.run.kvm;
+    let memory = args.memory.bytes();
+    let page = Backing::Small.page_size() * u64::from(args.vcpus);
+    if memory == 0 || !memory.is_multiple_of(page) {
+        let unit = Size(page);
+        return Err(bad_input(format!("--memory {} is no multiple of {unit}", args.memory)));
+    }
+    Ok(Config {
+        shape: Shape {
+            memory,
+            backing: if thp == Switch::On { Backing::Thp } else { Backing::Small },
+            vcpus: args.vcpus as usize,
+            slots: kvm.slots.unwrap_or(1),
+            mode: Mode::Legacy,
+            nx_huge_pages: !kvm.disable_nx_huge_pages,
+            probes: kvm.probe.clone(),
+            ..Shape::default()
+        },
+        way,
+        cache: match cache {
+            PageCache::Warm => Cache::Warm,
+            PageCache::Cold => Cache::Cold,
+        },
+        prefetch: None,
+        handlers,
+        accesses: args.accesses,
+        writes: args.write_percent,
+        seed: SEED,
+        slow: args.slow.map(|slow| slow.0),
+    })
+}
+
+/// Returns the guest of a choice, or `None` if its order could not be recorded.
+fn prepare<'a>(
+    args: &RestoreArgs,
+    choice: &Choice,
+    order: Option<&Arc<[u64]>>,
+    image: &'a Image,
+) -> anyhow::Result<Option<Restored<'a>>> {
+    let Choice { way, thp, prefetch, cache, handlers } = *choice;
+    let prefetched = (prefetch == Switch::On).then_some(order);
+    if prefetched == Some(None) {
+        return Ok(None);
+    }
+    let mut config = config(args, way.way(), thp, cache, handlers)?;
+    config.prefetch = prefetched.flatten().cloned();
+    let mut params = Map::new();
+    let mut add = |name: &str, value: Value| params.insert(name.to_owned(), value);
+    add("memory", args.memory.bytes().into());
+    add("vcpus", args.vcpus.into());
+    add("way", way.to_string().into());
+    add("prefetch", prefetch.to_string().into());
+    add("cache", cache.to_string().into());
+    add("accesses", args.accesses.into());
+    add("write_percent", args.write_percent.into());
+    add("runs", args.run.repeat().param());
+    if args.thp != [Switch::Off] {
+        add("thp", thp.to_string().into());
+    }
+    if args.handlers != [1] {
+        add("handlers", handlers.into());
+    }
+    if let Some(slow) = args.slow {
+        add("slow", slow.to_string().into());
+    }
+    Ok(Some(Restored {
+        name: format!("restore, {way}, prefetch {prefetch}, {cache}"),
+        config,
+        image,
+        params,
+        pin: args.run.kvm.cpus()?,
+        kept: Kept::new(Answer::Figure(restore::WORKING_SET, |report: &Report| {
+            restore::working_set(report).unwrap_or(f64::NAN)
+        })),
+    }))
+}
+
+impl Repeatable for Restored<'_> {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn run(&mut self, session: &Session) -> anyhow::Result<()> {
+        let mut phases = Vec::new();
+        let report = observe(session, &self.name, &self.pin, &mut phases, |setting| {
+            restore::run(&self.config, self.image, setting)
+        })?;
+        self.kept.add(phases, report);
+        Ok(())
+    }
+
+    fn answer(&self) -> (String, &[f64]) {
+        self.kept.answer()
+    }
+}
+
+impl Restored<'_> {
+    fn measurements(&self) -> Vec<Measurement> {
+        let Kept { phases, reports, .. } = &self.kept;
+        let params = self.kept.params(&self.params);
+        let mut results = phases::measurements(Restore::NAME, &params, phases);
+        results.extend(figures(Restore::NAME, &params, restore::FIGURES, reports));
+        if let Some(last) = reports.last() {
+            let course_of_last = [(restore::COURSE, restore::course(last))];
+            results.extend(course(Restore::NAME, &params, course_of_last));
+        }
+        results
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_lab::scenario::settings;
+
+    #[test]
+    fn options_that_change_nothing_are_not_tried_twice() {
+        let all = |line: &str| choices(&settings::<Restore>(line).unwrap()).len();
+        // Eager has no prefetch.
+        assert_eq!(all(""), 11);
+        assert_eq!(all("--thp off,on --way private,eager"), 4);
+        assert_eq!(all("--handlers 1,2,4 --way private,minor --prefetch off"), 4);
+        assert_eq!(all("--cache warm,cold --way eager"), 2);
+    }
+
+    #[test]
+    fn a_delay_is_a_part_and_a_time() {
+        let slow: SlowPages = "1:500us".parse().unwrap();
+        assert_eq!(slow.to_string(), "1:500us");
+        for text in ["500us", "0:500us", "101:1ms", "1:5", "1:0s", "x:1ms"] {
+            assert!(text.parse::<SlowPages>().unwrap_err().contains("1:500us"), "{text}");
+        }
+    }
+}
