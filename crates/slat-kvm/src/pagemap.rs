@@ -1,5 +1,5 @@
-//! What the kernel tells of the pages of a mapping: `/proc/self/pagemap` (pagemap.rst, soft-dirty.rst)
-//! and `mincore`.
+//! What the kernel tells of the pages of a mapping: `/proc/self/pagemap` (pagemap.rst,
+//! soft-dirty.rst) and `mincore`.
 
 use crate::memory::HostMemory;
 use crate::{Backing, Error};

@@ -100,7 +100,8 @@ fn a_slow_handler_is_found_by_the_guests_clock() {
         return;
     }
     let image = image(16 << 20);
-    let delay = Duration::from_micros(500);
+    // Longer than what the scheduler of a busy host takes from either thread.
+    let delay = Duration::from_millis(20);
     let slow = Some(Slow { percent: 1.0, delay });
     let mut shape = config(Way::Copy).shape;
     shape.vcpus = 1;

@@ -73,8 +73,8 @@ pub const RESULTS: Results = Results {
     ],
     note: "From the start of the restore, with what is done before the vCPUs run (“prepare”); \
            accesses and stalls by the guest's own clock. “host faults”: those of the host's memory \
-           that vCPUs took or a handler resolved; KVM's own come on top. “slow pages” came five times slower than the \
-           median. Each word of the memory was compared at the end.",
+           that vCPUs took or a handler resolved; KVM's own come on top. “slow pages” came five \
+           times slower than the median. Each word of the memory was compared at the end.",
     said: Said::Whole(WORKING_SET, "The working set of a restored guest is there after"),
 };
 
