@@ -8,18 +8,8 @@
 
 use crate::arch::Arch;
 use crate::state::State;
-use crate::tlb::{Entry, Scope};
+use crate::tlb::{Entry, LateStore, Scope};
 use slat::Vmid;
-
-/// A store under way.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LateStore {
-    pub vmid: Vmid,
-    /// The translation that it used, which the TLB does not have any more.
-    pub entry: Entry,
-    /// The first invalidation that should have completed it is complete.
-    is_late: bool,
-}
 
 impl<A: Arch> State<A> {
     /// Returns the translations by which CPUs but this one may have stored.

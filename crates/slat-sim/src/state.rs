@@ -2,12 +2,11 @@
 
 use crate::arch::{Arch, Descriptor, Leaf, Rights};
 use crate::host::Host;
-use crate::late_stores::LateStore;
 use crate::lazy::{Choice, Lazy};
 use crate::marked::Marked;
 use crate::memory::{Cell, Memory, POISON};
 use crate::owned::Owned;
-use crate::tlb::{Clash, Entry, Holes, Leaves, Scope, Walk, Walks};
+use crate::tlb::{Clash, Entry, Holes, LateStore, Leaves, Scope, Walk, Walks};
 use crate::uses::UseLog;
 use crate::violation::{Kind, Log};
 use slat::Vmid;

@@ -50,6 +50,16 @@ impl Entry {
     }
 }
 
+/// A store under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LateStore {
+    pub vmid: Vmid,
+    /// The translation that it used, which the TLB does not have any more.
+    pub entry: Entry,
+    /// The first invalidation that should have completed it is complete.
+    pub is_late: bool,
+}
+
 /// A link to a table in a walk cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Walk {
