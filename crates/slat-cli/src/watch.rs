@@ -1,6 +1,8 @@
 //! The output of `slat watch`: a table that is redrawn with each sample, lines, and the report.
 
 pub mod exposition;
+#[cfg(test)]
+mod fake;
 pub mod live;
 pub mod migration;
 pub mod page;

@@ -154,7 +154,7 @@ fn written(line: &Line<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::report::tests::guest;
+    use crate::watch::fake::guest;
     use std::collections::BTreeMap;
 
     /// A family as a strict reader of OpenMetrics sees it.

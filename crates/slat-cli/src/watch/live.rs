@@ -165,7 +165,7 @@ mod tests {
         assert!(drawn.contains("0 guests, 3 s"), "{drawn:?}");
         // A screen of size 0 has a small table, too.
         assert!(screen(&[], 3.2, 0, 0).lines().count() < 6);
-        let guest = crate::watch::report::tests::guest("a\x1b[2Jb");
+        let guest = crate::watch::fake::guest("a\x1b[2Jb");
         assert_eq!(label(&guest), "4711 a[2Jb");
         let named =
             slat_kvm::watch::GuestTotal { domain: Some("web\u{7}01".to_owned()), ..guest.clone() };

@@ -169,8 +169,8 @@ fn charts(guest: &GuestTotal) -> Vec<Chart> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::watch::fake::guest;
     use crate::watch::report::Ended;
-    use crate::watch::report::tests::guest;
 
     #[test]
     fn the_page_has_time_lines_and_reasons_and_needs_nothing_from_elsewhere() {

@@ -70,7 +70,7 @@ fn cells(times: &Times, of: f64) -> [String; 6] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::report::tests::guest;
+    use crate::watch::fake::guest;
 
     #[test]
     fn stall_times_are_reported_by_reason_and_a_guest_without_stalls_has_no_row() {

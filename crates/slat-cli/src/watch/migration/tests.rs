@@ -1,7 +1,7 @@
 //! Monitors that answer as they are told, and migrations of made guests.
 
 use super::*;
-use crate::watch::report::tests::guest;
+use crate::watch::fake::guest;
 
 const GBIT: f64 = 1.25e8;
 

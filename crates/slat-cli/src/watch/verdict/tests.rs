@@ -1,7 +1,7 @@
 //! Verdicts on made accounts: each cause alone, and each pair in the order of their shares.
 
 use super::*;
-use crate::watch::report::tests::guest as made;
+use crate::watch::fake::guest as made;
 use slat_kvm::watch::Values;
 
 const VCPUS: usize = 2;
