@@ -13,6 +13,11 @@ fn main() {
             _ => println!("cargo:rustc-link-arg-bins=-T{here}/riscv.ld"),
         }
     }
+    if target("CARGO_CFG_TARGET_ARCH") == "powerpc64" {
+        println!("cargo:rustc-link-arg-bins=-T{here}/power.ld");
+        println!("cargo:rustc-link-arg-bins=-static");
+    }
     println!("cargo:rerun-if-changed=npt.ld");
+    println!("cargo:rerun-if-changed=power.ld");
     println!("cargo:rerun-if-changed=riscv.ld");
 }

@@ -1,13 +1,16 @@
 //! Tables of a format under another project's walker: small programs for machines without an
-//! operating system, in QEMU; and a test whose tables an emulated IOMMU walks. The hypervisor tests
-//! Arm's.
+//! operating system, in QEMU and Bochs; and a test whose tables an emulated IOMMU walks. The
+//! hypervisor tests Arm's.
+
+mod bochs;
 
 use crate::stages::{Outcome, cargo, ran};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
-use slat_kernel::vm::qemu::{Ended, Machine, Qemu, RISCV64, X86_64};
+use slat_kernel::vm::qemu::{CONSOLE, Ended, Machine, Qemu, RISCV64, X86_64};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 /// A program, and its machine.
@@ -15,31 +18,60 @@ struct Walker {
     program: &'static str,
     format: &'static str,
     target: &'static str,
-    qemu: Qemu,
-    /// Options of the machine beyond a console.
-    options: &'static [&'static str],
-    /// QEMU's exit status if all tests passed.
-    status: i32,
+    machine: Emulated,
 }
 
-const WALKERS: [Walker; 2] = [
+/// An emulated machine.
+enum Emulated {
+    /// QEMU starts the program, with options beyond a console, and ends with this status if nothing
+    /// was wrong.
+    Kernel { qemu: Qemu, options: &'static [&'static str], status: i32 },
+    /// QEMU's `powernv9`. It starts a plain image, and has no device that ends it: the program's
+    /// last line counts what was wrong.
+    Power,
+    /// Bochs, in which the program takes the place of a BIOS.
+    Bochs,
+}
+
+const WALKERS: [Walker; 4] = [
     Walker {
         program: "slat-walker-npt",
         format: "npt",
         target: "x86_64-unknown-none",
-        qemu: X86_64,
-        options: &["-cpu", "max", "-m", "64", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"],
-        status: 33,
+        machine: Emulated::Kernel {
+            qemu: X86_64,
+            options: &["-cpu", "max", "-m", "64", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"],
+            status: 33,
+        },
+    },
+    Walker {
+        program: "slat-walker-ept",
+        format: "ept",
+        target: "x86_64-unknown-none",
+        machine: Emulated::Bochs,
     },
     Walker {
         program: "slat-walker-riscv",
         format: "riscv",
         target: "riscv64gc-unknown-none-elf",
-        qemu: RISCV64,
-        options: &["-M", "virt", "-cpu", "rv64", "-bios", "none"],
-        status: 0,
+        machine: Emulated::Kernel {
+            qemu: RISCV64,
+            options: &["-M", "virt", "-cpu", "rv64", "-bios", "none"],
+            status: 0,
+        },
+    },
+    Walker {
+        program: "slat-walker-power",
+        format: "power",
+        target: "powerpc64-unknown-linux-gnu",
+        machine: Emulated::Power,
     },
 ];
+
+const POWER64: Qemu = Qemu { program: "qemu-system-ppc64", package: "qemu-system-ppc" };
+const POWER_OBJCOPY: &str = "powerpc64-linux-gnu-objcopy";
+const POWER_FLAGS: &str =
+    "-Crelocation-model=static -Clinker=powerpc64-linux-gnu-ld -Clinker-flavor=ld";
 
 /// Time limit of a machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -48,8 +80,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub fn test() -> anyhow::Result<Outcome> {
     let mut left_out = Vec::new();
     for walker in &WALKERS {
-        let there = setup::emulator(walker.qemu).and_then(|()| setup::target(walker.target));
-        match there {
+        match walker.set_up() {
             Ok(()) => walker.run().context(walker.program)?,
             Err(error) if in_ci() => return Err(error),
             Err(error) => left_out.push(format!("{}: {error:#}", walker.program)),
@@ -67,27 +98,79 @@ pub fn test() -> anyhow::Result<Outcome> {
 const IOMMU: [&str; 5] = ["--no-default-features", "--features", "iommu", "--test", "iommu"];
 
 impl Walker {
+    /// Installs what it needs.
+    fn set_up(&self) -> anyhow::Result<()> {
+        match self.machine {
+            Emulated::Kernel { qemu, .. } => setup::emulator(qemu)?,
+            Emulated::Power => {
+                setup::emulator(POWER64)?;
+                setup::package("binutils-powerpc64-linux-gnu", POWER_OBJCOPY)?;
+            }
+            Emulated::Bochs => bochs::set_up()?,
+        }
+        setup::target(self.target)
+    }
+
     fn run(&self) -> anyhow::Result<()> {
-        // Optimised, because their stacks are small.
-        let mut build = cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
-        build.args(["--no-default-features", "--features", self.format, "--bin", self.program]);
-        let built =
-            build.args(["--target", self.target]).status().context("cargo does not start")?;
-        ensure!(built.success(), "it was not built: {built}");
-        let program = target().join(self.target).join("release").join(self.program);
         let folder = target().join("walkers").join(self.program);
         fs::create_dir_all(&folder).context("cannot make a folder")?;
-        let mut machine = Machine::new(self.qemu, &folder)?;
-        machine.args(self.options).args([Path::new("-kernel"), &program]);
-        let Ended { status, console, complaints, .. } = machine.run(LIMIT, |_| Ok(false))?;
-        let (right, wrong) = (console.matches("right").count(), console.matches("wrong").count());
+        let program = self.build()?;
+        let (well, console) = match self.machine {
+            Emulated::Kernel { qemu, options, status } => {
+                let mut machine = Machine::new(qemu, &folder)?;
+                machine.args(options).args([Path::new("-kernel"), &program]);
+                let Ended { status: found, console, complaints, .. } =
+                    machine.run(LIMIT, |_| Ok(false))?;
+                (found.and_then(|found| found.code()) == Some(status), console + &complaints)
+            }
+            Emulated::Power => {
+                let image = folder.join("image");
+                objcopy(POWER_OBJCOPY, &program, &image, &[])?;
+                let mut machine = Machine::new(POWER64, &folder)?;
+                let options = ["-M", "powernv9", "-m", "1G"].map(Path::new);
+                machine.args(options).args([Path::new("-bios"), &image]);
+                let written = folder.join(CONSOLE);
+                let at_end = |text: &str| text.ends_with(" wrong\n");
+                let Ended { console, complaints, .. } = machine
+                    .run(LIMIT, |_| Ok(fs::read_to_string(&written).is_ok_and(|t| at_end(&t))))?;
+                (console.ends_with("\n0 wrong\n"), console + &complaints)
+            }
+            Emulated::Bochs => {
+                let console = bochs::run(&program, &folder, LIMIT)?;
+                (console.lines().any(|line| line == "all right"), console)
+            }
+        };
+        let count = |word| console.lines().filter(|line| line.starts_with(word)).count();
+        let (right, wrong) = (count("right"), count("wrong"));
         println!("{}: {right} right, {wrong} wrong", self.program);
-        let status =
-            status.with_context(|| format!("it ran for more than {LIMIT:?}:\n{console}"))?;
         ensure!(
-            status.code() == Some(self.status) && right > 0,
-            "QEMU ended with {status}:\n{console}{complaints}"
+            well && right > 0 && wrong == 0,
+            "it did not end well within {LIMIT:?}:\n{console}"
         );
         Ok(())
     }
+
+    /// Builds the program, and returns its file.
+    fn build(&self) -> anyhow::Result<PathBuf> {
+        // Optimised, because their stacks are small.
+        let mut build = cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
+        build.args(["--no-default-features", "--features", self.format, "--bin", self.program]);
+        if let Emulated::Power = self.machine {
+            // The target is Linux's, as Rust has none without an operating system.
+            build.env("CARGO_PROFILE_RELEASE_PANIC", "abort");
+            build.env("CARGO_TARGET_POWERPC64_UNKNOWN_LINUX_GNU_RUSTFLAGS", POWER_FLAGS);
+        }
+        let built =
+            build.args(["--target", self.target]).status().context("cargo does not start")?;
+        ensure!(built.success(), "it was not built: {built}");
+        Ok(target().join(self.target).join("release").join(self.program))
+    }
+}
+
+/// Writes what of a program lies in memory to a file.
+fn objcopy(tool: &str, program: &Path, image: &Path, options: &[&str]) -> anyhow::Result<()> {
+    let mut copy = Command::new(tool);
+    let copied = copy.args(["-O", "binary"]).args(options).args([program, image]).status();
+    ensure!(copied.is_ok_and(|status| status.success()), "{tool} made no image");
+    Ok(())
 }

@@ -42,11 +42,11 @@ impl<const BYTES: usize> Memory<BYTES> {
 
 const PAGE: usize = 4096;
 const FRAMES: usize = 64;
-static TABLES: Memory<{ FRAMES * PAGE }> = Memory::new();
+pub static TABLES: Memory<{ FRAMES * PAGE }> = Memory::new();
 
 /// The platform: takes table pages from a piece of memory that is large enough, and uses none
-/// twice. An invalidation is a flush in the next VMRUN, because INVLPGA takes no guest physical
-/// address (15.16, TLB control).
+/// twice. An invalidation is a flush at the next entry of the guest: INVEPT, or TLB control in
+/// VMRUN, because INVLPGA takes no guest physical address (15.16).
 pub struct Machine {
     used: AtomicUsize,
     stale: AtomicBool,
@@ -64,22 +64,27 @@ impl Machine {
         self.stale.swap(false, Ordering::Relaxed)
     }
 
-    /// Returns the entries that hardware reads for `gpa`, from the root down, computed only from
-    /// the manual's figures.
-    pub fn entries(&self, ncr3: u64, gpa: u64) -> impl Iterator<Item = u64> {
-        let mut table = Some(ncr3);
+    /// Makes the next entry flush.
+    pub fn set_stale(&self) {
+        self.stale.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the entries that hardware reads for `gpa`, from the root down, with their addresses,
+    /// computed only from the manuals' figures.
+    pub fn entries(&self, root: u64, gpa: u64) -> impl Iterator<Item = (u64, u64)> {
+        let mut table = Some(root);
         [39, 30, 21, 12].into_iter().map_while(move |shift| {
             let at = table? + 8 * (gpa >> shift & 511);
             let entry = TABLES.read(at - TABLES.hpa());
             let last = shift == 12 || entry & 1 << 7 != 0 || entry & 1 == 0;
             table = (!last).then_some(entry & 0xf_ffff_ffff_f000);
-            Some(entry)
+            Some((at, entry))
         })
     }
 }
 
-// SAFETY: each frame is a page of `TABLES` of its own, at its own address, and stays. A flush in
-// the next VMRUN drops all cached translations, and the guest does not run on the only CPU before
+// SAFETY: each frame is a page of `TABLES` of its own, at its own address, and stays. A flush at
+// the next entry drops all cached translations, and the guest does not run on the only CPU before
 // that. `readers` is a field.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
@@ -101,7 +106,7 @@ unsafe impl Platform for Machine {
     fn publish(&self) {}
 
     fn invalidate(&self, _: &Invalidation) {
-        self.stale.store(true, Ordering::Relaxed);
+        self.set_stale();
     }
 
     fn break_before_make(&self) -> BreakBeforeMake {
@@ -113,24 +118,32 @@ unsafe impl Platform for Machine {
     }
 }
 
-/// The first serial port.
+/// The first serial port, and Bochs's own.
 pub struct Serial;
 
 impl Write for Serial {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for byte in text.bytes() {
-            // SAFETY: a byte to the port of QEMU's UART, which is always ready.
-            unsafe { asm!("out dx, al", in("dx") 0x3f8u16, in("al") byte) }
+            // SAFETY: a byte to the port of QEMU's UART, which is always ready, and to Bochs's port
+            // for output, which QEMU ignores.
+            unsafe {
+                asm!("out dx, al", in("dx") 0x3f8u16, in("al") byte);
+                asm!("out 0xe9, al", in("al") byte);
+            }
         }
         Ok(())
     }
 }
 
-/// Ends QEMU, with status 33 or 35.
+/// Ends QEMU, with status 33 or 35, or Bochs.
 pub fn end(right: bool) -> ! {
     let status: u32 = if right { 0x10 } else { 0x11 };
     // SAFETY: isa-debug-exit, at the address on QEMU's command line.
     unsafe { asm!("out dx, eax", in("dx") 0xf4u16, in("eax") status) }
+    for byte in *b"Shutdown" {
+        // SAFETY: Bochs's own port; QEMU has nothing there.
+        unsafe { asm!("out dx, al", in("dx") 0x8900u16, in("al") byte) }
+    }
     loop {
         // SAFETY: waits for nothing.
         unsafe { asm!("hlt") }

@@ -19,9 +19,10 @@
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 mod cases;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
-mod machine;
+#[path = "svm.rs"]
+mod cpu;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
-mod svm;
+mod machine;
 
 #[cfg(not(all(target_os = "none", target_arch = "x86_64")))]
 fn main() {}

@@ -10,6 +10,14 @@
 .global start
 start:
     mov esp, offset stack_top
+    # Bochs fills memory with something.
+    cld
+    mov edi, offset bss_start
+    mov ecx, offset bss_end
+    sub ecx, edi
+    shr ecx, 2
+    xor eax, eax
+    rep stosd
     # 1 GiB as it is, by pages of 2 MiB.
     mov edi, offset directory
     mov eax, 0x83
@@ -26,8 +34,8 @@ start:
     mov cr3, eax
     mov eax, 0x20               # CR4.PAE; LA57 clear
     mov cr4, eax
-    mov ecx, 0xc0000080         # EFER: SVME, NXE, LME
-    mov eax, 0x1900
+    mov ecx, 0xc0000080         # EFER: NXE, LME
+    mov eax, 0x900
     xor edx, edx
     wrmsr
     mov eax, 0x80010011         # CR0: PG, WP, ET, PE
@@ -49,8 +57,9 @@ long:
 
 .section .rodata
 .balign 8
-descriptors:
-    .quad 0, 0x00af9b000000ffff, 0x00cf93000000ffff
+.global descriptors
+descriptors:                    # code, data, and a task that VM exits want
+    .quad 0, 0x00af9b000000ffff, 0x00cf93000000ffff, 0x00008b0000000067, 0
 descriptors_end:
     .word descriptors_end - descriptors - 1
     .quad descriptors

@@ -1,7 +1,26 @@
 //! One vCPU: a VMCB (15.5.1, appendix B "VMCB Layout"), and the guest's code.
 
-use crate::machine::Memory;
+use crate::cases::{Fixture, GuardOf, Why};
+use crate::machine::{Machine, Memory, Serial};
 use core::arch::asm;
+use core::arch::x86_64::__cpuid;
+use core::fmt::Write;
+use slat::format::npt::fault::NestedPageFault;
+use slat::format::npt::{Npt, Npt1G};
+use slat::{Access, Gpa, GuestRoot, TableCache};
+
+pub type Tree = Npt1G;
+/// 5.4: accessed and dirty in a leaf, accessed in a table.
+pub const ACCESSED: u64 = 1 << 5;
+pub const DIRTY: u64 = 1 << 6;
+/// 15.25.6: bits of EXITINFO1: those of a page fault's error code, of which U is always set, and
+/// the place of the fault.
+const PRESENT: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const FETCH: u64 = 1 << 4;
+const FINAL: u64 = 1 << 32;
+const GUEST_WALK: u64 = 1 << 33;
 
 /// Address of the guest's own tables and code in its memory.
 pub const GUEST_TABLES: u64 = 0x1000;
@@ -10,9 +29,9 @@ const CODE: u64 = 0x4000;
 const PROGRAMS: [(u64, u64); 3] =
     [(CODE, 0xd901_0f07_8b48), (CODE + 8, 0xd901_0f37_8948), (CODE + 16, 0xd9_010f_e7ff)];
 /// `vmmcall`, for a page that is executed.
-pub const VMMCALL: u64 = 0xd9_010f;
+pub const CALL: u64 = 0xd9_010f;
 
-pub const EXIT_VMMCALL: u64 = 0x81;
+pub const EXIT_CALL: u64 = 0x81;
 
 /// An action of the guest, at a linear address that equals the physical one.
 #[derive(Clone, Copy)]
@@ -42,8 +61,52 @@ pub fn prepare<const BYTES: usize>(memory: &Memory<BYTES>) {
     PROGRAMS.into_iter().for_each(|(at, bytes)| memory.write(at, bytes));
 }
 
-/// Makes the VMCB of a guest in long mode, whose tables are at `ncr3`.
-pub fn create(ncr3: u64) {
+/// Returns the format that the CPU walks.
+pub fn format() -> Tree {
+    let (features, sizes, svm) =
+        (__cpuid(0x8000_0001), __cpuid(0x8000_0008).eax, __cpuid(0x8000_000a).edx);
+    let format = match Npt::from_cpuid(features.edx, sizes, svm) {
+        Ok(format) => format,
+        Err(missing) => panic!("{missing}"),
+    };
+    let _ = writeln!(Serial, "physical addresses of {} bits", format.output_bits);
+    format
+}
+
+/// Returns whether a nested page fault at `gpa` stopped the guest.
+pub fn refused(exit: &Exit, does: Does, why: Why, gpa: u64) -> bool {
+    let (access, bits) = match does {
+        _ if why == Why::Walk => (Access::Write, WRITE),
+        Does::Read(_) => (Access::Read, 0),
+        Does::Write(..) => (Access::Write, WRITE),
+        Does::Execute(_) => (Access::Execute, FETCH),
+    };
+    let error = USER
+        | bits
+        | match why {
+            Why::Nothing => FINAL,
+            Why::Right => FINAL | PRESENT,
+            Why::Walk => GUEST_WALK | PRESENT,
+        };
+    let fault = NestedPageFault::decode(exit.code, exit.info[0], exit.info[1]);
+    let fault = fault.and_then(|fault| fault.fault());
+    exit.info == [error, gpa] && fault == Some((Gpa(gpa), access))
+}
+
+/// The format has no cases of its own.
+pub fn cases<'p>(
+    _: &mut Fixture<'p>,
+    _: &mut GuardOf<'_, 'p>,
+    _: &mut TableCache<'p, Tree, Machine>,
+) {
+}
+
+/// Makes the VMCB of a guest in long mode with these tables.
+pub fn create(root: &GuestRoot<Tree>) {
+    // SAFETY: EFER.SVME, which the CPU has.
+    unsafe {
+        asm!("rdmsr", "or eax, 0x1000", "wrmsr", in("ecx") 0xc000_0080u32, out("eax") _, out("edx") _);
+    }
     // MSR VM_HSAVE_PA.
     let (low, high) = (HOST_STATE.hpa() as u32, (HOST_STATE.hpa() >> 32) as u32);
     // SAFETY: EFER.SVME is set, and nothing else uses the page.
@@ -52,7 +115,7 @@ pub fn create(ncr3: u64) {
     VMCB.write(0x008, 0xffff_ffff | (1 << 24 | 1 << 31) << 32);
     VMCB.write(0x010, 0b11);
     VMCB.write(0x090, 1); // NP_ENABLE
-    VMCB.write(0x0b0, ncr3);
+    VMCB.write(0x0b0, root.ncr3());
     // ES, CS, SS, DS: attributes and limit; CS is of 64 bits.
     for (at, attributes) in [(0x400, 0xc93), (0x410, 0xa9b), (0x420, 0xc93), (0x430, 0xc93)] {
         VMCB.write(at, 0xffff_ffff << 32 | attributes << 16 | 8);

@@ -3,7 +3,7 @@
 use crate::machine::{
     CALL, FREE, Guest, Machine, Outcome, Stop, end, load_root, say, word, write_code,
 };
-use slat::format::Kind;
+use crate::walk::last_entry;
 use slat::format::riscv::{Mode, RiscV};
 use slat::{
     Access, Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Reader, TableCache,
@@ -61,15 +61,8 @@ fn map(guard: &mut In<'_, '_>, at: GpaRange, hpa: u64, a: Attributes, cache: &mu
 
 /// Flips the bit by which the engine seals a leaf, as a collapse does while vCPUs run.
 fn seal(tables: &Tables<'_, RiscV, Machine>, gpa: u64) {
-    let geometry = tables.geometry();
-    let (mut table, mut ptes) = (tables.root(), geometry.root_entries as u64);
-    for level in (0..=geometry.root_level).rev() {
-        let pte = table.0 + 8 * ((gpa >> RiscV::shift(level)) % ptes);
-        if RiscV::kind(get(pte), level) != Kind::Table {
-            return put(pte, get(pte) ^ RiscV::MARK);
-        }
-        (table, ptes) = (RiscV::table_address(get(pte)), 1 << RiscV::INDEX_BITS);
-    }
+    let pte = last_entry(tables, gpa, get);
+    put(pte, get(pte) ^ RiscV::MARK);
 }
 
 impl Checks {

@@ -21,6 +21,9 @@
 mod checks;
 #[cfg(target_os = "none")]
 mod machine;
+#[cfg(target_os = "none")]
+#[path = "../walk.rs"]
+mod walk;
 
 #[cfg(not(target_os = "none"))]
 fn main() -> std::process::ExitCode {
