@@ -55,7 +55,7 @@ pub enum Stage {
     Peers,
     /// The programs in emulated machines: of this architecture, and with --long of the other
     Emulators,
-    /// AMD's and RISC-V's tables under the walkers of emulated CPUs; with --deep
+    /// Tables of AMD, Intel, RISC-V and Power under the walkers of emulated CPUs; with --deep
     Walkers,
     /// Linux with the edits of the folder `linux`: compiled, booted, counted; with --deep
     Kernels,

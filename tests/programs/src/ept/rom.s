@@ -1,6 +1,6 @@
 # The last 256 bytes of a ROM of 512 KiB below 4 GiB, which begins with the program: from the reset
-# vector to protected mode, to a copy of the program at 1 MiB, and to its start. No loader reads this
-# section: addresses are computed.
+# vector to protected mode, to a copy of the program at 1 MiB, and to its start. No loader reads
+# this section: addresses are computed.
 .section .rom, "", @progbits
 .code16
 rom:

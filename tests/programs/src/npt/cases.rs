@@ -1,4 +1,5 @@
-//! The cases of x86: accesses of the guest, and the exits that they must cause. `cpu` is a vendor's.
+//! The cases of x86: accesses of the guest, and the exits that they must cause. `cpu` is a
+//! vendor's.
 
 use crate::cpu::{self, ACCESSED, CALL, DIRTY, Does, EXIT_CALL, Exit, GUEST_TABLES, Tree};
 use crate::machine::{Machine, Memory, Serial, end};

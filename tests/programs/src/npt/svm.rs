@@ -105,7 +105,8 @@ pub fn cases<'p>(
 pub fn create(root: &GuestRoot<Tree>) {
     // SAFETY: EFER.SVME, which the CPU has.
     unsafe {
-        asm!("rdmsr", "or eax, 0x1000", "wrmsr", in("ecx") 0xc000_0080u32, out("eax") _, out("edx") _);
+        asm!("rdmsr", "or eax, 0x1000", "wrmsr", in("ecx") 0xc000_0080u32, out("eax") _,
+            out("edx") _);
     }
     // MSR VM_HSAVE_PA.
     let (low, high) = (HOST_STATE.hpa() as u32, (HOST_STATE.hpa() >> 32) as u32);

@@ -1,5 +1,5 @@
-//! Tests Power's partition-scoped radix trees with an independent walker: QEMU's `powernv9`, without
-//! firmware.
+//! Tests Power's partition-scoped radix trees with an independent walker: QEMU's `powernv9`,
+//! without firmware.
 //!
 //! In HV real mode it builds tables with the engine, runs a guest of a few instructions that uses
 //! addresses, and checks the behaviour of the CPU: one line for each claim, `right` or `wrong`. The
