@@ -530,7 +530,7 @@ static void registers(void)
 {
     static struct slat_space space;
     /* 40-bit addresses (2), 4K granule; FEAT_HAFDBS with dirty state (2); FEAT_BBM level 2. */
-    struct slat_arm64_id id = { 0x2, 0x2, 2ull << 52, 0 };
+    struct slat_arm64_id id = { 0x2, 0x2, 2ull << 52, 0, 0 };
     struct slat_invalidation page = { 0x40000000, 0x1000, 0x1000, 5, false };
     struct machine machine;
     struct slat_platform platform = on(&machine, SLAT_BREAK_BEFORE_MAKE_ALWAYS);
