@@ -130,13 +130,13 @@ fn sentence(explained: &[Explained]) -> Option<String> {
     let percent = |of: fn(&Explained) -> f64| format!("{} %", round(sum(of) / total));
     let rest = round(sum(|it| it.unexplained) / total);
     let rest = if rest < 0.0 {
-        format!("that is {} % too much, as each fault counts as the median one", -rest)
+        format!("the estimate is {} % too high, as each fault counts as the median one", -rest)
     } else {
         format!("{rest} % are not explained")
     };
     Some(format!(
-        "Of the vCPUs' time meanwhile {} were faults ({}), {} waiting for a CPU, {} accesses on \
-         warm memory; {rest}.",
+        "Of the vCPUs' time in these phases {} went to faults ({}), {} to waiting for a CPU, {} to \
+         accesses on warm memory; {rest}.",
         percent(|it| it.faults * it.fault),
         thousands(sum(|it| it.faults) as i64),
         percent(|it| it.waited),
@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn the_account_is_a_sentence_and_leaves_out_guests_that_pause() {
         let said = sentence(&explain(&[dirty()])).unwrap();
-        assert!(said.contains("50 % were faults (50,000), 30 % waiting for a CPU"), "{said}");
+        assert!(said.contains("50 % went to faults (50,000), 30 % to waiting for a CPU"), "{said}");
         let mut paced = dirty();
         paced.params.insert("dirty_rate".to_owned(), 1.into());
         assert_eq!(sentence(&explain(&[paced])), None);

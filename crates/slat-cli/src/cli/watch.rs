@@ -108,8 +108,8 @@ pub struct WatchArgs {
     #[arg(long)]
     pub json_lines: bool,
 
-    /// Serve what is known of the guests as OpenMetrics, at http://ADDRESS/metrics, to whoever can
-    /// reach the address; only this host by default
+    /// Serve the known metrics of the guests as OpenMetrics, at http://ADDRESS/metrics, without a
+    /// password; by default programs of this host alone reach it
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, require_equals = true,
           default_missing_value = "127.0.0.1:9558")]
     pub listen: Option<SocketAddr>,

@@ -96,8 +96,8 @@ pub fn verdict(results: &[Measurement]) -> Verdict {
         _ => format!("{} to {}", said(least), said(most)),
     };
     Verdict::of_lines([format!(
-        "A page whose writes are logged costs the vCPU that writes it {cost} more in each round; \
-         a write without a log takes {}.",
+        "Dirty logging costs a vCPU {cost} more for each page that it writes in a round; a write \
+         without a log takes {}.",
         seconds(least.plain)
     )])
 }

@@ -89,10 +89,10 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
     };
     let copied = range(rows, migrate::COPY_RATE)?;
     Some(format!(
-        "{} that {} asked to write {} wrote {} and migrated in {} over a link of {} (copied at \
-         {}), {converged}, and stood still for {} ({} allowed; {runs} run{}).",
+        "A guest of {} whose {} asked to write {} and wrote {} migrated in {} over a link of {} \
+         (copied at {}), {converged}, and stood still for {} ({} allowed; {runs} run{}).",
         bytes(number(first, "memory")? as u64),
-        if number(first, "vcpus")? == 1.0 { "a vCPU was" } else { "vCPUs were" },
+        if number(first, "vcpus")? == 1.0 { "vCPU was" } else { "vCPUs were" },
         Rate(asked),
         rate(written),
         times(total),
@@ -133,11 +133,11 @@ fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
     let bearable = bearable.filter(|writes| *writes < forecast::MOST_WRITES * fastest.copied);
     let never = bearable.map_or_else(String::new, |writes| {
         let from = (writes / MIB).floor() as i64 + 1;
-        format!("; from {} MiB/s on no guest of this size does", thousands(from))
+        format!("; from {} MiB/s on it would not", thousands(from))
     });
     Some(format!(
-        "By calculation from the rates copied at here, a guest of {} that goes on to write {} \
-         would migrate in {}, stand still for {}, and {converges}{never}.",
+        "By calculation from the copy rates reached here, a guest of {} that writes {} all the \
+         time would migrate in {}, stand still for {}, and {converges}{never}.",
         bytes(USUAL as u64),
         Rate(writes),
         times((best.total, worst.total)),
@@ -227,7 +227,8 @@ mod tests {
     fn the_requested_rates_are_shown_next_to_the_rates_reached() {
         let says = verdict(&migrations()).says;
         assert_eq!(says.len(), 2, "{says:?}");
-        for words in ["asked to write 500 MiB/s wrote 276 to 316 MiB/s", "copied at 1,000 to 1,030"]
+        for words in
+            ["asked to write 500 MiB/s and wrote 276 to 316 MiB/s", "copied at 1,000 to 1,030"]
         {
             assert!(says[0].contains(words), "{says:?}");
         }
@@ -241,7 +242,7 @@ mod tests {
     fn no_guest_converges_from_the_rate_on_that_the_fastest_copy_cannot_bear() {
         // The fastest copied at 1,030 MiB/s. 30 rounds have to leave what is copied in 300 ms.
         let says = verdict(&migrations()).says;
-        assert!(says[1].ends_with("from 903 MiB/s on no guest of this size does."), "{says:?}");
+        assert!(says[1].ends_with("from 903 MiB/s on it would not."), "{says:?}");
         // Whatever the guest writes, all of its memory can be copied within the downtime.
         let bearable = migrations().into_iter().map(|mut m| {
             m.params.insert("max_downtime_ms".to_owned(), 60_000.into());
@@ -263,8 +264,8 @@ mod tests {
         };
         for (others, rate) in [(None, "500 MiB/s"), (Some("read"), "50 MiB/s")] {
             let says = tenth(others);
-            assert!(says[0].contains(&format!("asked to write {rate} wrote")), "{says:?}");
-            assert!(says[1].contains(&format!("goes on to write {rate} would")), "{says:?}");
+            assert!(says[0].contains(&format!("asked to write {rate} and wrote")), "{says:?}");
+            assert!(says[1].contains(&format!("that writes {rate} all")), "{says:?}");
         }
     }
 

@@ -86,13 +86,13 @@ fn granule() -> impl Strategy<Value = Granule> {
 prop_compose! {
     fn machine()(
         granule in granule(),
-        features in any::<[bool; 4]>(),
+        features in any::<[bool; 5]>(),
         most_by_address in prop::sample::select(&[8, 512, 1 << 12][..]),
     ) -> Tlbi {
-        let [range_instructions, ttl, lpa2, local] = features;
+        let [range_instructions, ttl, lpa2, local, repeat] = features;
         let scope = if local { Scope::Local } else { Scope::InnerShareable };
         let address_bits = if lpa2 || granule == Granule::K64 { 52 } else { 48 };
-        Tlbi { granule, range_instructions, ttl, lpa2, address_bits, most_by_address, scope, repeat: false }
+        Tlbi { granule, range_instructions, ttl, lpa2, address_bits, most_by_address, scope, repeat }
     }
 }
 
@@ -135,17 +135,21 @@ proptest! {
         let publish = std::format!("{wait}st");
         let is = if tlbi.scope == Scope::Local { "" } else { "is" };
         let names: Vec<_> = all.iter().map(|i| i.to_string()).collect();
+        let times = if tlbi.repeat && tlbi.scope == Scope::InnerShareable { 2 } else { 1 };
         prop_assert_eq!(&names[0], &publish);
         if whole {
             let all_of_it = std::format!("tlbi vmalls12e1{is}");
-            prop_assert_eq!(&names[1..], [&all_of_it, wait, "isb"]);
+            let once = [&all_of_it, wait];
+            prop_assert_eq!(&names[1..], [once.repeat(times).as_slice(), &["isb"]].concat());
             let stride = if tables { page_shift } else { unit_shift };
             prop_assert!((end - start) >> stride > tlbi.most_by_address);
             return Ok(());
         }
         let combined = std::format!("tlbi vmalle1{is}");
-        prop_assert_eq!(&names[names.len() - 4..], [wait, &combined, wait, "isb"]);
-        let by_address = &all[1..all.len() - 4];
+        let tail = [&[wait], [&combined, wait].repeat(times).as_slice(), &["isb"]].concat();
+        let end_of_addresses = names.len() - tail.len();
+        prop_assert_eq!(&names[end_of_addresses..], tail);
+        let by_address = &all[1..end_of_addresses];
         for &i in by_address {
             let (range, last_level, local, operand) = decode(i);
             prop_assert!(operand.is_some() && (!range || tlbi.range_instructions));
