@@ -169,11 +169,11 @@ pub(super) mod tests {
     #[test]
     fn what_a_written_page_costs_is_not_divided_by_pages_that_are_not_written() {
         let skipped = verdict(&a_tenth(None)).says.concat();
-        assert!(skipped.contains("writes it 3.00 µs ("), "{skipped}");
+        assert!(skipped.contains("a vCPU 3.00 µs ("), "{skipped}");
         assert!(skipped.contains("without a log takes 100 ns"), "{skipped}");
         // The stall is known for each access: ten of them are one write.
         let read = verdict(&a_tenth(Some("read"))).says.concat();
-        assert!(read.contains("writes it 30.0 µs ("), "{read}");
+        assert!(read.contains("a vCPU 30.0 µs ("), "{read}");
         assert!(read.contains("without a log takes 10.0 ns"), "{read}");
         for others in [None, Some("read")] {
             let touch = &guests(&a_tenth(others)).unwrap()[0].touch;
