@@ -87,6 +87,9 @@ pub struct Pair {
     pub most: Option<f64>,
     /// The verdict.
     pub verdict: Verdict,
+    /// Calls to the kernel that one sample covers, if both runs have as many ([`CALLS`]).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calls: Option<u64>,
     /// Counts that differ: both values, or `None` for a run that does not have the count.
     pub counts: BTreeMap<String, [Option<u64>; 2]>,
     /// Whether both runs have a count in common.
@@ -95,6 +98,9 @@ pub struct Pair {
     #[serde(skip)]
     contrast: Option<Contrast>,
 }
+
+/// The count of a result that says how many calls to the kernel one of its samples covers.
+pub const CALLS: &str = "ioctls_typical";
 
 /// A comparison of two runs.
 #[derive(Clone, Debug, Serialize)]
@@ -252,6 +258,7 @@ fn pair(
         p: is_exact.then(|| boots::p(&groups[0], &groups[1])),
         most: is_exact.then(|| boots::most(&groups[0], &groups[1])),
         verdict: Verdict::NotComparable,
+        calls: a.counts.get(CALLS).copied().filter(|calls| b.counts.get(CALLS) == Some(calls)),
         counts: counts.collect(),
         counted: a.counts.keys().any(|name| b.counts.contains_key(name)),
         contrast: contrast(&groups[0], &groups[1]).filter(|_| !is_exact),

@@ -55,12 +55,16 @@ pub fn answer(comparison: &Comparison) -> String {
         let [a, b] = pair.middles;
         let (low, high) = pair.interval.unwrap_or((pair.ratio, pair.ratio));
         let (percent, more) = ((pair.ratio - 1.0).abs() * 100.0, words(pair));
-        let reach = (high - low) / 2.0 * a;
+        let calls = pair.calls.filter(|calls| *calls > 0);
+        let a_call = |instructions: f64| {
+            thousands((instructions / calls.unwrap_or(1) as f64).round() as i64)
+        };
         parts.push(format!(
-            "{}: {percent:.1} % {more} instructions ({} ± {})",
+            "{}: {percent:.1} % {more} instructions ({} ± {}{})",
             short(pair),
-            thousands((b - a).abs().round() as i64),
-            thousands(reach.round() as i64),
+            a_call((b - a).abs()),
+            a_call((high - low) / 2.0 * a),
+            if calls.is_some() { " a call" } else { "" },
         ));
     }
     let calls = comparison.pairs.iter().flat_map(|pair| {
@@ -339,16 +343,23 @@ fn counts(comparison: &Comparison, rows: Rows) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::{Run, compare};
+    use crate::compare::{CALLS, Run, compare};
     use serde_json::json;
 
-    fn boots(clear: f64, enable: &[f64], calls: u64) -> Run {
+    fn boots(clear: f64, enable: &[f64], walks: u64) -> Run {
+        called(clear, enable, (walks, None))
+    }
+
+    fn called(clear: f64, enable: &[f64], (walks, calls): (u64, Option<u64>)) -> Run {
         let result = |variant: &str, samples: Vec<f64>| {
             json!({
                 "scenario": "dirty-log", "target": "kvm", "variant": variant, "params": {},
                 "unit": "instructions", "samples": samples,
                 "groups": vec![1; enable.len()],
-                "counts": { "calls_walker": calls },
+                "counts": match calls {
+                    Some(calls) => json!({ "calls_walker": walks, CALLS: calls }),
+                    None => json!({ "calls_walker": walks }),
+                },
             })
         };
         let clear = (0..enable.len()).map(|boot| clear + boot as f64).collect();
@@ -372,6 +383,9 @@ mod tests {
         assert!(text.ends_with("nothing else differs by more than 2,927 instructions"), "{text}");
         let same = answer(&compare(&before, &before, 0.02));
         assert!(same.starts_with("no difference shown: "), "{same}");
+        let of_calls = |clear| called(clear, &[1.0; 5], (7, Some(100)));
+        let text = answer(&compare(&of_calls(1e6), &of_calls(1_059_000.0), 0.02));
+        assert!(text.starts_with("clear: 5.9 % more instructions (590 ± 0 a call); "), "{text}");
         let few = boots(1.0, &[1.0; 4], 0);
         assert!(answer(&compare(&few, &before, 0.02)).contains("of fewer than 5 boots"));
     }
