@@ -10,6 +10,8 @@
 
 #[path = "loom/async_fault.rs"]
 mod async_fault;
+#[path = "loom/buffers.rs"]
+mod buffers;
 #[path = "loom/convert.rs"]
 mod convert;
 #[path = "loom/fixture.rs"]
@@ -26,5 +28,7 @@ mod log;
 mod moved;
 #[path = "loom/paused.rs"]
 mod paused;
+#[path = "loom/pinned.rs"]
+mod pinned;
 #[path = "loom/replacing.rs"]
 mod replacing;

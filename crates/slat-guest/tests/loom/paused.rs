@@ -36,9 +36,13 @@ pub struct Fixture {
 
 impl Fixture {
     pub fn new(logging: Logging, spec: MemslotSpec) -> (Self, TheWorker) {
+        Self::of(Config { logging, ..config() }, spec)
+    }
+
+    pub fn of(config: Config, spec: MemslotSpec) -> (Self, TheWorker) {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let page = PageSize::from_bytes(PAGE).unwrap();
-        let guest = wide(world, ram, Config { logging, largest: page, ..config() });
+        let guest = wide(world, ram, Config { largest: page, ..config });
         let mut worker = worker(guest);
         worker.set_memslot(spec).unwrap();
         // Pages around the memslot keep the tables of its pages linked: the engine's models cover
@@ -73,7 +77,7 @@ impl Fixture {
 /// The vCPU writes, and its faults are handled, until an outcome says that there is no memory.
 pub fn store(world: &World, ram: &Ram, vcpu: &mut TheVcpu, gpa: u64, value: u64) {
     for _ in 0..4 {
-        if hardware(world, ram, vcpu, gpa, value) {
+        if hardware((world, ram), vcpu, (gpa, value), || {}) {
             return;
         }
         if let Outcome::Mmio | Outcome::Retry(Retry::MemslotDeleting) =
@@ -84,8 +88,14 @@ pub fn store(world: &World, ram: &Ram, vcpu: &mut TheVcpu, gpa: u64, value: u64)
     }
 }
 
-/// A CPU with FEAT_HAFDBS: marks the leaf, and stores while the leaf exists.
-fn hardware(world: &World, ram: &Ram, vcpu: &TheVcpu, gpa: u64, value: u64) -> bool {
+/// A CPU with FEAT_HAFDBS: marks the leaf, and stores while the leaf exists. `marked` is called if
+/// the leaf was not marked dirty before.
+pub fn hardware(
+    (world, ram): (&World, &Ram),
+    vcpu: &TheVcpu,
+    (gpa, value): (u64, u64),
+    marked: impl FnOnce(),
+) -> bool {
     let mut content = ram.content.lock().unwrap();
     loop {
         let (mut table, mut level) = (vcpu.root(), 2);
@@ -106,6 +116,9 @@ fn hardware(world: &World, ram: &Ram, vcpu: &TheVcpu, gpa: u64, value: u64) -> b
         if memslot.exchange(raw, raw | 1 << 7 | 1 << 10).is_ok() {
             assert_eq!(level, 0, "the memslot fits no block");
             content[((raw & 0xffff_f000) - OLD) as usize / PAGE as usize] = value;
+            if raw & 1 << 7 == 0 {
+                marked();
+            }
             return true;
         }
     }
