@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use slat_kernel::vm::qemu::Qemu;
+use std::fs::File;
 use std::process::{Command, Stdio};
 
 /// Components of the toolchain, with the cargo command that each adds.
@@ -24,6 +25,7 @@ pub fn component_for(component: &str) -> anyhow::Result<()> {
         return Ok(());
     }
     println!("installing {component}");
+    let _turn = turn();
     if answers(Command::new("rustup").args(["component", "add", component])) {
         return Ok(());
     }
@@ -47,6 +49,7 @@ pub fn toolchain(name: &str) -> anyhow::Result<()> {
         bail!("there is no rustup, which could install Rust {name}");
     }
     println!("installing Rust {name}");
+    let _turn = turn();
     let install = ["toolchain", "install", name, "--profile", "minimal"];
     if answers(Command::new("rustup").args(install)) {
         return Ok(());
@@ -66,6 +69,7 @@ pub fn target(name: &str) -> anyhow::Result<()> {
         bail!("there is no rustup, which could install the target {name}");
     }
     println!("installing the target {name}");
+    let _turn = turn();
     if answers(Command::new("rustup").args(["target", "add", name])) {
         return Ok(());
     }
@@ -98,6 +102,7 @@ pub fn miri() -> anyhow::Result<()> {
         bail!("there is no rustup, which could install Miri");
     }
     println!("installing Miri");
+    let _turn = turn();
     let install = ["toolchain", "install", "nightly", "--profile", "minimal", "--component", MIRI];
     // An existing nightly that lacks the components is kept.
     let add = ["component", "add", "--toolchain", "nightly", "miri", "rust-src"];
@@ -139,8 +144,18 @@ pub fn update() -> anyhow::Result<()> {
     bail!("`apt-get update` failed")
 }
 
+/// Waits until no other stage, in a process of its own, installs anything: neither apt-get nor
+/// rustup waits for another of its kind. If the lock cannot be had, the installer may fail, and says
+/// so.
+fn turn() -> Option<File> {
+    let lock = File::create(crate::target().join("setup.lock")).ok()?;
+    lock.lock().ok()?;
+    Some(lock)
+}
+
 /// Runs a command as root: directly, or with sudo if that asks no question.
 fn as_root(command: &str, arguments: &[&str]) -> bool {
+    let _turn = turn();
     let quiet = |command: &mut Command| {
         let command = command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
         command.stdout(Stdio::null()).status().is_ok_and(|status| status.success())

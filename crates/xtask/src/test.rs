@@ -40,7 +40,8 @@ impl Beside {
     /// stages to run at the same time.
     fn first(stages: &[Stage], long: bool) -> Self {
         let chosen = |stage: &Stage| stages.contains(stage);
-        let mut beside = vec![Stage::Static, Stage::Loom];
+        // Kernels last: most of the time one CPU emulates, and it runs a copy of `slat`.
+        let mut beside = vec![Stage::Static, Stage::Loom, Stage::Kernels];
         beside.retain(|stage| chosen(stage) && [Stage::Tests, Stage::Formats].iter().any(chosen));
         Self::start(beside, long)
     }
