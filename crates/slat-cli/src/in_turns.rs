@@ -6,6 +6,7 @@ use crate::cli::{EmulateArgs, InTurnsArgs, KernelChoice, PatchesArgs};
 use crate::emulate::{Emulated, Ready};
 use anyhow::Context;
 use serde_json::json;
+use slat_kernel::vm::Debian;
 use slat_lab::cli::Format;
 use slat_lab::compare::{Comparison, EXACT, Run, compare};
 use slat_lab::failure::bad_input;
@@ -144,8 +145,11 @@ fn kernels(args: &InTurnsArgs) -> anyhow::Result<[EmulateArgs; 2]> {
     let is_patched = !args.patches.is_empty();
     let after = args.after.clone().unwrap_or_else(|| args.before.clone());
     if is_patched && !matches!(after, KernelChoice::Tree(_)) {
+        // The source of a kernel that Debian built has the kernel's name, where `slat` fetches it.
+        let has_source = after == KernelChoice::Debian(Debian::Linux6_12);
+        let tree = if has_source { "debian-6.12" } else { "TREE" };
         return Err(bad_input(format!(
-            "--patch and --range need a tree, and {after} is built already; write tree:TREE"
+            "--patch and --range need a tree, and {after} is built already; write tree:{tree}"
         )));
     }
     if !is_patched && after == args.before {
@@ -237,6 +241,7 @@ mod tests {
         let refused = |words: &str| kernels(&parsed(words)).unwrap_err().to_string();
         assert!(refused("tree:a").contains("both kernels are the same"));
         assert!(refused("a/Image b/Image --patch p").contains("need a tree"));
+        assert!(refused("debian-6.12 --patch p").ends_with("write tree:debian-6.12"));
         let [before, after] = kernels(&parsed("tree:linux --range v1..topic")).unwrap();
         assert_eq!(
             [before, after].map(|kernel| kernel.named()),
