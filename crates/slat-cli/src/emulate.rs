@@ -318,7 +318,7 @@ fn check_guest(words: &[String], arch: Architecture) -> anyhow::Result<&[String]
         Some(first) if first == GUEST => Ok(words),
         _ => Err(bad_input(format!(
             "slat itself does not run on {arch}, because the crate kvm-ioctls has no calls of KVM \
-             for it; give `-- guest [-p PAGES] [-r ROUNDS] [-s]`, which runs a guest and ages it"
+             for it; give `-- guest [-b] [-p PAGES] [-r ROUNDS] [-s]`, which runs a guest and ages it"
         ))),
     }
 }
@@ -380,6 +380,16 @@ mod tests {
         let error = check_command(&words).unwrap_err();
         assert!(matches!(error.downcast_ref(), Some(Failure::BadInput(_))), "{error}");
         error.to_string()
+    }
+
+    #[test]
+    fn a_machine_without_slat_runs_its_guest_only() {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let guest = words("guest -p 64");
+        assert_eq!(check_guest(&guest, Architecture::Ppc64le).unwrap(), guest);
+        let error = check_guest(&words("bench age"), Architecture::Ppc64le).unwrap_err();
+        assert!(slat_lab::failure::is_bad_input(&error), "{error}");
+        assert!(error.to_string().contains("`-- guest "), "{error}");
     }
 
     #[test]

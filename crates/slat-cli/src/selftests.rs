@@ -226,7 +226,9 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         return Err(bad_input("arguments after `--` are for one test: name it by --test"));
     }
     if !args.probe.is_empty() && !arch.runs_slat() {
-        return Err(bad_input(format!("--probe: slat, which counts calls, does not run on {arch}")));
+        return Err(bad_input(format!(
+            "--probe: slat, which counts calls, does not run on {arch}"
+        )));
     }
     slat_kernel::check_for_selftests(arch)?;
     session.start(&format!("selftests for {arch}"), 3);

@@ -65,7 +65,9 @@ fn check(path: &Path, arch: Architecture) -> anyhow::Result<()> {
         false if x86 || arm || riscv => {
             Err(failed(&format!("it is a kernel, and not for {arch}; see --arch")))
         }
-        false => Err(failed(&format!("it is no kernel for {arch}; give a bzImage, an Image or a vmlinux"))),
+        false => Err(failed(&format!(
+            "it is no kernel for {arch}; give a bzImage, an Image or a vmlinux"
+        ))),
     }
 }
 
