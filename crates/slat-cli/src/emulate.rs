@@ -120,10 +120,12 @@ impl<'a> Ready<'a> {
     /// # Errors
     /// As [`run`].
     pub fn new(args: &'a EmulateArgs, session: &Session) -> anyhow::Result<Self> {
+        let arch = architecture(args)?;
         let (name, words) = match args.run {
             // The other program parses its arguments itself.
             Some(_) => ("slat", &args.command[..]),
-            None => check_command(&args.command)?,
+            None if arch.runs_slat() => check_command(&args.command)?,
+            None => ("slat", check_guest(&args.command, arch)?),
         };
         let (nodes, cpus) = (args.numa_nodes, args.cpus());
         if args.count_instructions && cpus > 1 {
@@ -137,7 +139,6 @@ impl<'a> Ready<'a> {
                 args.memory
             )));
         }
-        let arch = architecture(args)?;
         let program = binary::choose(args.parts.binary.as_deref(), name, arch)?;
         let other =
             args.run.as_deref().map(|path| binary::choose(Some(path), name, arch)).transpose()?;
@@ -243,10 +244,15 @@ impl<'a> Ready<'a> {
             let arguments = std::mem::take(&mut job.command);
             job.tests.push(job::Test { path: OTHER.to_owned(), arguments, seconds });
         }
+        if !job.command.is_empty() && !self.arch.runs_slat() {
+            let seconds = self.args.time_limit.as_secs().try_into().unwrap_or(u32::MAX);
+            let arguments = std::mem::take(&mut job.command).split_off(1);
+            job.tests.push(job::Test { path: PROGRAM.to_owned(), arguments, seconds });
+        }
         if number > 0 {
             archive.file("/boot", &vec![0; padding(number)])?;
         }
-        add_job(&mut archive, &job)?;
+        add_job(&mut archive, &job, self.arch)?;
         archive.finish()
     }
 }
@@ -275,7 +281,10 @@ pub fn add_program(archive: &mut Initramfs, program: &Program) -> anyhow::Result
 }
 
 /// Adds the job that the first process reads.
-pub fn add_job(archive: &mut Initramfs, job: &Job) -> anyhow::Result<()> {
+pub fn add_job(archive: &mut Initramfs, job: &Job, arch: Architecture) -> anyhow::Result<()> {
+    if !arch.runs_slat() {
+        return archive.file("/job.lines", job.lines().as_bytes());
+    }
     archive.file(job::PATH, &serde_json::to_vec(job)?)
 }
 
@@ -298,6 +307,20 @@ fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
         .transpose();
     let report = report.context("the report that came from the machine is none")?;
     Ok(Ended { exit_code, stderr, report, checked })
+}
+
+/// Name of the command that runs where slat does not.
+pub const GUEST: &str = "guest";
+
+/// Checks the command for a machine in which slat does not run.
+fn check_guest(words: &[String], arch: Architecture) -> anyhow::Result<&[String]> {
+    match words.first() {
+        Some(first) if first == GUEST => Ok(words),
+        _ => Err(bad_input(format!(
+            "slat itself does not run on {arch}, because the crate kvm-ioctls has no calls of KVM \
+             for it; give `-- guest [-b] [-p PAGES] [-r ROUNDS] [-s]`, which runs a guest and ages it"
+        ))),
+    }
 }
 
 /// Name of the program that measures Slat's own tables, which may also run in a machine.
@@ -357,6 +380,16 @@ mod tests {
         let error = check_command(&words).unwrap_err();
         assert!(matches!(error.downcast_ref(), Some(Failure::BadInput(_))), "{error}");
         error.to_string()
+    }
+
+    #[test]
+    fn a_machine_without_slat_runs_its_guest_only() {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let guest = words("guest -p 64");
+        assert_eq!(check_guest(&guest, Architecture::Ppc64le).unwrap(), guest);
+        let error = check_guest(&words("bench age"), Architecture::Ppc64le).unwrap_err();
+        assert!(slat_lab::failure::is_bad_input(&error), "{error}");
+        assert!(error.to_string().contains("`-- guest "), "{error}");
     }
 
     #[test]

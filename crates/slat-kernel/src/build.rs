@@ -216,6 +216,7 @@ impl Build<'_> {
             Architecture::X86_64 => "arch/x86/",
             Architecture::Aarch64 => "arch/arm64/",
             Architecture::Riscv64 => "arch/riscv/",
+            Architecture::Ppc64le => "arch/powerpc/",
         }
     }
 
@@ -283,6 +284,7 @@ impl Build<'_> {
         match self.arch {
             Architecture::X86_64 => "bzImage",
             Architecture::Aarch64 | Architecture::Riscv64 => "Image",
+            Architecture::Ppc64le => "vmlinux",
         }
     }
 
@@ -291,6 +293,7 @@ impl Build<'_> {
             Architecture::X86_64 => "arch/x86/boot/bzImage",
             Architecture::Aarch64 => "arch/arm64/boot/Image",
             Architecture::Riscv64 => "arch/riscv/boot/Image",
+            Architecture::Ppc64le => "vmlinux",
         }
     }
 

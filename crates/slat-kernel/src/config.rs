@@ -30,6 +30,7 @@ pub fn options(arch: Architecture, more: &str) -> String {
         Architecture::X86_64 => include_str!("../config/x86_64.config"),
         Architecture::Aarch64 => include_str!("../config/aarch64.config"),
         Architecture::Riscv64 => include_str!("../config/riscv64.config"),
+        Architecture::Ppc64le => include_str!("../config/ppc64le.config"),
     };
     format!("{COMMON}{own}{more}")
 }

@@ -24,6 +24,7 @@ pub fn cross_compile(arch: Architecture) -> &'static str {
         Architecture::Aarch64 => "aarch64-linux-gnu-",
         Architecture::X86_64 => "x86_64-linux-gnu-",
         Architecture::Riscv64 => "riscv64-linux-gnu-",
+        Architecture::Ppc64le => "powerpc64le-linux-gnu-",
     }
 }
 
@@ -33,6 +34,7 @@ pub const fn linux_arch(arch: Architecture) -> &'static str {
         Architecture::X86_64 => "x86_64",
         Architecture::Aarch64 => "arm64",
         Architecture::Riscv64 => "riscv",
+        Architecture::Ppc64le => "powerpc",
     }
 }
 
@@ -57,12 +59,15 @@ pub fn check(arch: Architecture) -> anyhow::Result<()> {
         "riscv64-linux-gnu-" => {
             Some(("riscv64-linux-gnu-gcc", "--version", "gcc-riscv64-linux-gnu"))
         }
+        "powerpc64le-linux-gnu-" => {
+            Some(("powerpc64le-linux-gnu-gcc", "--version", "gcc-powerpc64le-linux-gnu"))
+        }
         _ => Some(("x86_64-linux-gnu-gcc", "--version", "gcc-x86-64-linux-gnu")),
     });
     // Headers for checking x86's objects.
     let files: &[(&str, &str)] = match arch {
         Architecture::X86_64 => &[("/usr/include/libelf.h", "libelf-dev")],
-        Architecture::Aarch64 | Architecture::Riscv64 => &[],
+        Architecture::Aarch64 | Architecture::Riscv64 | Architecture::Ppc64le => &[],
     };
     installed(&format!("a kernel for {arch}"), &tools, files)
 }
@@ -76,6 +81,9 @@ pub fn check_for_selftests(arch: Architecture) -> anyhow::Result<()> {
         "" => &[],
         "aarch64-linux-gnu-" => &[("/usr/aarch64-linux-gnu/lib/libc.a", "libc6-dev-arm64-cross")],
         "riscv64-linux-gnu-" => &[("/usr/riscv64-linux-gnu/lib/libc.a", "libc6-dev-riscv64-cross")],
+        "powerpc64le-linux-gnu-" => {
+            &[("/usr/powerpc64le-linux-gnu/lib/libc.a", "libc6-dev-ppc64el-cross")]
+        }
         _ => &[("/usr/x86_64-linux-gnu/lib/libc.a", "libc6-dev-amd64-cross")],
     };
     installed(&format!("selftests for {arch}"), &[("rsync", "--version", "rsync")], files)

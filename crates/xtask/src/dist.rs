@@ -10,12 +10,14 @@ use std::process::Command;
 /// Builds static `slat` and `slat-bench` for x86-64 and aarch64, and puts them into target/dist
 /// with SHA256SUMS and a manual page for each.
 pub fn run() -> anyhow::Result<()> {
-    static_build::build(&Architecture::ALL, &Program::ALL, Effort::Release)?;
+    let arches = Architecture::ALL.map(|arch| arch.runs_slat().then_some(arch));
+    let arches: Vec<Architecture> = arches.into_iter().flatten().collect();
+    static_build::build(&arches, &Program::ALL, Effort::Release)?;
     let folder = target().join("dist");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let mut names = Vec::new();
     for program in Program::ALL {
-        for arch in Architecture::ALL {
+        for &arch in &arches {
             let from = program.path(arch);
             let name = from.file_name().context("a program has a name")?.to_owned();
             fs::copy(&from, folder.join(&name)).context("cannot copy a program")?;

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Debian packages, each with a command that it has.
-const PACKAGES: [(&str, &str); 10] = [
+const PACKAGES: [(&str, &str); 11] = [
     ("make", "make"),
     ("gcc", "gcc"),
     ("flex", "flex"),
@@ -26,13 +26,15 @@ const PACKAGES: [(&str, &str); 10] = [
     ("coccinelle", "spatch"),
     ("gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc"),
     ("gcc-riscv64-linux-gnu", "riscv64-linux-gnu-gcc"),
+    ("gcc-powerpc64le-linux-gnu", "powerpc64le-linux-gnu-gcc"),
 ];
 
 /// Debian packages of headers and libraries, each with a file that it has.
-const LIBRARIES: [(&str, &str); 3] = [
+const LIBRARIES: [(&str, &str); 4] = [
     ("libelf-dev", "/usr/include/libelf.h"),
     ("libc6-dev-arm64-cross", "/usr/aarch64-linux-gnu/lib/libc.a"),
     ("libc6-dev-riscv64-cross", "/usr/riscv64-linux-gnu/lib/libc.a"),
+    ("libc6-dev-ppc64el-cross", "/usr/powerpc64le-linux-gnu/lib/libc.a"),
 ];
 
 /// Number of a guest's pages of 4 KiB.
@@ -58,7 +60,8 @@ pub fn test() -> anyhow::Result<Outcome> {
         let missing = LIBRARIES.iter().filter(|(_, file)| !Path::new(file).exists());
         missing.map(|(name, _)| *name).try_for_each(setup::install)?;
         let arches = [Architecture::Aarch64, Architecture::Riscv64];
-        arches.iter().try_for_each(|arch| setup::emulator(arch.qemu()))?;
+        let emulated = arches.into_iter().chain([Architecture::Ppc64le]);
+        emulated.into_iter().try_for_each(|arch| setup::emulator(arch.qemu()))?;
         setup::target(SOFT_FLOAT)?;
         static_build::build(&arches, &[Program::Slat], Effort::Quick)?;
         peers::whole_tree()
@@ -90,6 +93,7 @@ pub fn test() -> anyhow::Result<Outcome> {
     slat_engine(&tree).context("slat-engine")?;
     patches_in_turns(&tree).context("a patch, in turns")?;
     riscv(&tree).context("RISC-V")?;
+    power(&tree).context("Power")?;
     Ok(Outcome::Ran(Vec::new()))
 }
 
@@ -126,6 +130,16 @@ fn riscv(tree: &str) -> anyhow::Result<()> {
     ensure!(written == 1024 && logged == written, "4 MiB have 1,024 pages");
     let tests = "kvm_page_table_test,set_memory_region_test";
     slat(&["kernel", "test", "--tree", tree, "--arch", "riscv64", "--test", tests])
+}
+
+/// Checks that a guest of Power's KVM HV has its values, and that ageing finds the pages that it
+/// used, with mmu_lock and without.
+fn power(tree: &str) -> anyhow::Result<()> {
+    let edits = ["--edit", "lockless-ageing,lockless-ageing-power"];
+    let words = ["kernel", "test", "--tree", tree, "--arch", "ppc64le", "--cpus", "2"];
+    let words = [&words[..], &edits].concat();
+    slat(&words)?;
+    slat(&[&words[..], &["--append", "kvm.lockless_aging=0"]].concat())
 }
 
 /// Checks that a split visits no page, and that the call takes fewer instructions.

@@ -20,6 +20,7 @@ const RISCV_FLAGS: &str = "-C linker=riscv64-linux-gnu-gcc -C target-feature=+cr
 
 /// Returns Rust's target of an architecture, and the compiler's flags for it.
 fn linked(arch: Architecture) -> anyhow::Result<(String, &'static str)> {
+    ensure!(arch.runs_slat(), "slat does not run on {arch}: kvm-ioctls has no calls of KVM for it");
     if arch == Architecture::Riscv64 {
         setup::package("gcc-riscv64-linux-gnu", "riscv64-linux-gnu-gcc")?;
         if !Path::new("/usr/riscv64-linux-gnu/lib/libc.a").exists() {

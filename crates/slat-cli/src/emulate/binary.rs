@@ -2,7 +2,7 @@
 //! or one for this host's architecture together with its shared libraries.
 
 use anyhow::{Context, ensure};
-use object::elf::{EM_AARCH64, EM_RISCV, EM_X86_64, FileHeader64, PT_INTERP};
+use object::elf::{EM_AARCH64, EM_PPC64, EM_RISCV, EM_X86_64, FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, elf};
 use slat_kernel::vm::Architecture;
@@ -54,6 +54,9 @@ pub fn choose(asked: Option<&Path>, name: &str, arch: Architecture) -> anyhow::R
         let interpreter = fits(&bytes, arch).map_err(|why| refused(path, name, &why, arch))?;
         return Program::new(path, bytes, interpreter.as_deref());
     }
+    if !arch.runs_slat() {
+        return power(arch);
+    }
     let own = std::env::current_exe().context("cannot find out where this program is")?;
     let here = if name == "slat" { own.clone() } else { own.with_file_name(name) };
     let candidates = [here.clone(), own.with_file_name(format!("{name}-{arch}"))];
@@ -72,6 +75,30 @@ pub fn choose(asked: Option<&Path>, name: &str, arch: Architecture) -> anyhow::R
         Err(_) => "is not there".to_owned(),
     };
     Err(refused(&here, name, &why, arch))
+}
+
+/// The program that runs in place of slat on Power, in C: the first process, and guests.
+const POWER: [(&str, &str); 2] = [
+    ("first.c", include_str!("../../power/first.c")),
+    ("guest.c", include_str!("../../power/guest.c")),
+];
+
+/// Compiles the program for Power.
+fn power(arch: Architecture) -> anyhow::Result<Program> {
+    slat_kernel::check_for_selftests(arch)?;
+    let folder = tempfile::tempdir().context("cannot make a temporary directory")?;
+    let path = folder.path().join("power");
+    let mut gcc = Command::new(format!("{}gcc", slat_kernel::cross_compile(arch)));
+    gcc.args(["-D_GNU_SOURCE", "-O2", "-Wall", "-static", "-pthread", "-o"]).arg(&path);
+    for (name, text) in POWER {
+        let source = folder.path().join(name);
+        std::fs::write(&source, text).context("cannot write a temporary file")?;
+        gcc.arg(source);
+    }
+    let output = gcc.stdin(Stdio::null()).output().context("cannot start the compiler")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the program for {arch} cannot be compiled: {said}");
+    Program::new(&path, std::fs::read(&path)?, None)
 }
 
 /// Returns the path of a static program from the sources. Builds it if it does not exist, or if
@@ -148,6 +175,7 @@ fn fits(bytes: &[u8], arch: Architecture) -> Result<Option<PathBuf>, String> {
         Architecture::X86_64 => EM_X86_64,
         Architecture::Aarch64 => EM_AARCH64,
         Architecture::Riscv64 => EM_RISCV,
+        Architecture::Ppc64le => EM_PPC64,
     };
     match kind {
         Kind { machine: other, .. } if other != machine => Err(format!("is not for {arch}")),

@@ -58,13 +58,16 @@ fn check(path: &Path, arch: Architecture) -> anyhow::Result<()> {
         Architecture::X86_64 => x86 || has(0, b"\x7fELF"),
         Architecture::Aarch64 => arm || has(0, &[0x1f, 0x8b]) || (has(0, b"MZ") && !x86 && !riscv),
         Architecture::Riscv64 => riscv || has(0, &[0x1f, 0x8b]),
+        Architecture::Ppc64le => has(0, b"\x7fELF"),
     };
     match is_it {
         true => Ok(()),
         false if x86 || arm || riscv => {
             Err(failed(&format!("it is a kernel, and not for {arch}; see --arch")))
         }
-        false => Err(failed(&format!("it is no kernel for {arch}; give a bzImage or an Image"))),
+        false => Err(failed(&format!(
+            "it is no kernel for {arch}; give a bzImage, an Image or a vmlinux"
+        ))),
     }
 }
 
@@ -86,9 +89,9 @@ pub fn kvm_modules(kernel: &Kernel, arch: Architecture) -> anyhow::Result<Vec<Mo
 
 /// Returns one of Debian's kernels from the cache, or fetches it into the cache.
 fn debian(kernel: Debian, arch: Architecture, session: &Session) -> anyhow::Result<Kernel> {
-    if arch == Architecture::Riscv64 {
+    if matches!(arch, Architecture::Riscv64 | Architecture::Ppc64le) {
         return Err(bad_input(format!(
-            "--kernel {kernel}: Debian 12 has no kernel for {arch}; `--kernel tree:debian-6.12` \
+            "--kernel {kernel}: slat fetches no kernel of Debian for {arch}; `--kernel tree:debian-6.12` \
              builds one"
         )));
     }

@@ -41,7 +41,7 @@ impl Architecture {
     const fn accelerator(self) -> &'static str {
         match self {
             Self::X86_64 => "tcg,thread=single",
-            Self::Aarch64 | Self::Riscv64 => "tcg",
+            Self::Aarch64 | Self::Riscv64 | Self::Ppc64le => "tcg",
         }
     }
 
@@ -49,7 +49,7 @@ impl Architecture {
     /// one serial line of its own.
     const fn second_line(self) -> [&'static str; 2] {
         match self {
-            Self::X86_64 => ["-serial", "chardev:second"],
+            Self::X86_64 | Self::Ppc64le => ["-serial", "chardev:second"],
             Self::Aarch64 | Self::Riscv64 => ["-device", "pci-serial,chardev=second"],
         }
     }
@@ -59,6 +59,7 @@ impl Architecture {
         match self {
             Self::X86_64 | Self::Riscv64 => "/dev/ttyS1",
             Self::Aarch64 => "/dev/ttyS0",
+            Self::Ppc64le => "/dev/hvc1",
         }
     }
 
@@ -69,6 +70,7 @@ impl Architecture {
             Self::X86_64 => "earlycon=uart8250,io,0x3f8 console=ttyS0 no_timer_check",
             Self::Aarch64 => "earlycon console=ttyAMA0",
             Self::Riscv64 => "earlycon console=ttyS0",
+            Self::Ppc64le => "console=hvc0",
         }
     }
 }

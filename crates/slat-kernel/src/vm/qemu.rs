@@ -37,6 +37,8 @@ pub const X86_64: Qemu = Qemu { program: "qemu-system-x86_64", package: "qemu-sy
 pub const AARCH64: Qemu = Qemu { program: "qemu-system-aarch64", package: "qemu-system-arm" };
 /// The emulator of 64-bit RISC-V.
 pub const RISCV64: Qemu = Qemu { program: "qemu-system-riscv64", package: "qemu-system-misc" };
+/// The emulator of Power.
+pub const PPC64: Qemu = Qemu { program: "qemu-system-ppc64", package: "qemu-system-ppc" };
 
 impl Qemu {
     /// Returns the first line that `--version` prints.

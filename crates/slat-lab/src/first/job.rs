@@ -26,6 +26,20 @@ pub struct Job {
     pub port: String,
 }
 
+impl Job {
+    /// Returns the tests for a first process that reads no JSON: the serial line, and each test in
+    /// a line of its own, its words with tabs between them.
+    pub fn lines(&self) -> String {
+        let mut lines = self.port.clone() + "\n";
+        for Test { path, arguments, seconds } in &self.tests {
+            let words = [seconds.to_string(), path.clone()];
+            let words: Vec<String> = words.into_iter().chain(arguments.iter().cloned()).collect();
+            lines += &(words.join("\t") + "\n");
+        }
+        lines
+    }
+}
+
 /// A test program, of which the output and the exit code are returned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Test {
@@ -153,6 +167,23 @@ mod tests {
         line.extend(encode(&answer()).unwrap());
         line.extend(b"more");
         assert_eq!(decode(&line), Arrived::All(Box::new(answer())));
+    }
+
+    #[test]
+    fn a_job_without_json_has_a_test_in_each_line() {
+        let test = |path: &str, words: &[&str]| Test {
+            path: path.to_owned(),
+            arguments: words.iter().map(|&word| word.to_owned()).collect(),
+            seconds: 9,
+        };
+        let job = Job {
+            modules: Vec::new(),
+            command: Vec::new(),
+            tests: vec![test("/slat", &["guest", "-p", "4"]), test("/other", &[])],
+            read: Vec::new(),
+            port: "/dev/hvc1".to_owned(),
+        };
+        assert_eq!(job.lines(), "/dev/hvc1\n9\t/slat\tguest\t-p\t4\n9\t/other\n");
     }
 
     #[test]
