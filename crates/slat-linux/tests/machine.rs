@@ -3,6 +3,9 @@
 #[path = "../../../tests/seed.rs"]
 mod seed;
 
+#[path = "machine/broken.rs"]
+mod broken;
+
 use slat::format::arm64::{Arm64K4, Shareability};
 use slat::{Frame, Gpa, GpaRange, Hpa, Invalidation, Platform, Pte, Vmid};
 use slat_linux::{DEVICE, EXECUTE, Errno, NORMAL_NC, READ, Stage2, WRITE};

@@ -287,6 +287,7 @@ fn slat_engine(tree: &str) -> anyhow::Result<()> {
     println!("on the engine: {counters}");
     ensure!(counters["slat_refused"] == "0", "VMs stayed in C: {counters}");
     ensure!(counters["slat_vms"] != "0" && !counters["slat_vms"].is_null(), "no VM: {counters}");
+    engine_faults(tree)?;
     // In a smaller guest the calls' own cost would hide what blocks cost.
     let command = ["bench", "dirty-log", "-v", "1", "-b", "64M", "--eager-split", "2m", "-r", "2"];
     for (phase, backing, set, most) in [("clear", "4k", "on", 0.3), ("enable", "2m", "off", 0.05)] {
@@ -300,6 +301,29 @@ fn slat_engine(tree: &str) -> anyhow::Result<()> {
         let ratio = engine? / c?;
         println!("{phase}, {backing}: {ratio:.3} of C's instructions");
         ensure!(ratio < most, "{phase}: {ratio} of C's instructions");
+    }
+    Ok(())
+}
+
+/// Checks that selftests find faults made on purpose in the functions between KVM and the engine,
+/// and pass without them.
+fn engine_faults(tree: &str) -> anyhow::Result<()> {
+    let edits = "slat-engine,bugs/check-kvm,bugs/check-engine";
+    let two = ["--cpus", "2", "--append"];
+    let logged = "was written and is not in the log";
+    for (fault, test, found) in [
+        (0, "dirty_log_race_test", ""),
+        (26, "vmid_rollover_test", "*word == word_of(id, round)"),
+        (27, "dirty_log_race_test", logged),
+        (28, "dirty_log_race_test", logged),
+    ] {
+        let param = format!("kvm.slat_fault={fault}");
+        let test = tested(tree, edits, test, &[&two[..], &[&param]].concat())?;
+        let said = test["output"].as_str().unwrap_or_default();
+        let (code, is_found) = (&test["exit_code"], said.contains(found));
+        let expected = if fault == 0 { 0 } else { 254 };
+        ensure!(*code == expected && is_found, "{param}: exit code {code}: {said}");
+        println!("{param}: {} ended with {code}", test["name"]);
     }
     Ok(())
 }
