@@ -1,5 +1,5 @@
 //! Tables of a format under another project's walker: small programs for machines without an
-//! operating system, in QEMU and Bochs; and a test whose tables an emulated IOMMU walks. The
+//! operating system, in QEMU and Bochs; and a test whose tables emulated IOMMUs walk. The
 //! hypervisor tests Arm's.
 
 mod bochs;
@@ -7,7 +7,7 @@ mod bochs;
 use crate::stages::{Outcome, cargo, ran};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
-use slat_kernel::vm::qemu::{CONSOLE, Ended, Machine, Qemu, RISCV64, X86_64};
+use slat_kernel::vm::qemu::{AARCH64, CONSOLE, Ended, Machine, Qemu, RISCV64, X86_64};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -87,15 +87,43 @@ pub fn test() -> anyhow::Result<Outcome> {
         }
     }
     match setup::emulator(X86_64) {
-        Ok(()) => drop(ran(cargo(&["test", "--package", "slat-programs"]).args(IOMMU))?),
+        Ok(()) => left_out.extend(iommus()?),
         Err(error) if in_ci() => return Err(error),
-        Err(error) => left_out.push(format!("iommu: {error:#}")),
+        Err(error) => left_out.push(format!("IOMMUs: {error:#}")),
     }
     Ok(Outcome::Ran(left_out))
 }
 
-/// Tables in the memory of a machine, whose device accesses memory through a VT-d unit.
+/// Tables in the memory of a machine, whose device accesses memory through an IOMMU.
 const IOMMU: [&str; 5] = ["--no-default-features", "--features", "iommu", "--test", "iommu"];
+
+/// Runs the tests of IOMMUs; returns what was left out.
+fn iommus() -> anyhow::Result<Option<String>> {
+    let mut test = cargo(&["test", "--package", "slat-programs"]);
+    test.args(IOMMU);
+    let left_out = match newer() {
+        Ok(folder) => {
+            test.env("SLAT_QEMU", folder);
+            None
+        }
+        Err(error) if in_ci() => return Err(error),
+        Err(error) => {
+            test.args(["--", "--skip", "arm_", "--skip", "riscv_"]);
+            Some(format!("IOMMUs of Arm and RISC-V: {error:#}"))
+        }
+    };
+    ran(&mut test)?;
+    Ok(left_out)
+}
+
+/// Returns the folder of a QEMU that has the IOMMUs of Arm (second stages) and RISC-V, which Debian
+/// 12's own lacks: 20 MB.
+fn newer() -> anyhow::Result<PathBuf> {
+    // Its libraries are those of the installed one.
+    setup::emulator(AARCH64)?;
+    let packages = ["qemu-system-arm", "qemu-system-riscv", "qemu-system-data"];
+    setup::unpacked("qemu-iommu", "bookworm-backports", &packages)
+}
 
 impl Walker {
     /// Installs what it needs.
