@@ -16,6 +16,8 @@ use std::time::Duration;
 /// A program, and its machine.
 struct Walker {
     program: &'static str,
+    /// What distinguishes it from another of the same program.
+    on: &'static str,
     format: &'static str,
     target: &'static str,
     machine: Emulated,
@@ -29,29 +31,50 @@ enum Emulated {
     /// QEMU's `powernv9`. It starts a plain image, and has no device that ends it: the program's
     /// last line counts what was wrong.
     Power,
-    /// Bochs, in which the program takes the place of a BIOS.
-    Bochs,
+    /// Bochs with a CPU of this model, in which the program takes the place of a BIOS.
+    Bochs(&'static str),
 }
 
-const WALKERS: [Walker; 4] = [
+const WALKERS: [Walker; 6] = [
     Walker {
         program: "slat-walker-npt",
+        on: "four levels",
         format: "npt",
         target: "x86_64-unknown-none",
         machine: Emulated::Kernel {
             qemu: X86_64,
-            options: &["-cpu", "max", "-m", "64", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"],
+            options: &["-cpu", "max,la57=off", "-m", "64", "-device", NPT_END],
             status: 33,
         },
     },
     Walker {
+        program: "slat-walker-npt",
+        on: "five levels, 52 bits",
+        format: "npt",
+        target: "x86_64-unknown-none",
+        machine: Emulated::Kernel {
+            qemu: X86_64,
+            options: &["-cpu", "max,phys-bits=52", "-m", "64", "-device", NPT_END],
+            status: 33,
+        },
+    },
+    Walker {
+        program: "slat-walker-npt",
+        on: "Bochs",
+        format: "npt",
+        target: "x86_64-unknown-none",
+        machine: Emulated::Bochs("ryzen"),
+    },
+    Walker {
         program: "slat-walker-ept",
+        on: "Bochs",
         format: "ept",
         target: "x86_64-unknown-none",
-        machine: Emulated::Bochs,
+        machine: Emulated::Bochs("corei7_skylake_x"),
     },
     Walker {
         program: "slat-walker-riscv",
+        on: "QEMU",
         format: "riscv",
         target: "riscv64gc-unknown-none-elf",
         machine: Emulated::Kernel {
@@ -62,12 +85,14 @@ const WALKERS: [Walker; 4] = [
     },
     Walker {
         program: "slat-walker-power",
+        on: "QEMU",
         format: "power",
         target: "powerpc64-unknown-linux-gnu",
         machine: Emulated::Power,
     },
 ];
 
+const NPT_END: &str = "isa-debug-exit,iobase=0xf4,iosize=4";
 const POWER64: Qemu = Qemu { program: "qemu-system-ppc64", package: "qemu-system-ppc" };
 const POWER_OBJCOPY: &str = "powerpc64-linux-gnu-objcopy";
 const POWER_FLAGS: &str =
@@ -134,7 +159,7 @@ impl Walker {
                 setup::emulator(POWER64)?;
                 setup::package("binutils-powerpc64-linux-gnu", POWER_OBJCOPY)?;
             }
-            Emulated::Bochs => bochs::set_up()?,
+            Emulated::Bochs(_) => bochs::set_up()?,
         }
         setup::target(self.target)
     }
@@ -163,14 +188,14 @@ impl Walker {
                     .run(LIMIT, |_| Ok(fs::read_to_string(&written).is_ok_and(|t| at_end(&t))))?;
                 (console.ends_with("\n0 wrong\n"), console + &complaints)
             }
-            Emulated::Bochs => {
-                let console = bochs::run(&program, &folder, LIMIT)?;
+            Emulated::Bochs(model) => {
+                let console = bochs::run(&program, model, &folder, LIMIT)?;
                 (console.lines().any(|line| line == "all right"), console)
             }
         };
         let count = |word| console.lines().filter(|line| line.starts_with(word)).count();
         let (right, wrong) = (count("right"), count("wrong"));
-        println!("{}: {right} right, {wrong} wrong", self.program);
+        println!("{}, {}: {right} right, {wrong} wrong", self.program, self.on);
         ensure!(
             well && right > 0 && wrong == 0,
             "it did not end well within {LIMIT:?}:\n{console}"

@@ -26,7 +26,7 @@ pub fn set_up() -> anyhow::Result<()> {
 }
 
 /// Runs a program as the machine's ROM, and returns its output.
-pub fn run(program: &Path, folder: &Path, limit: Duration) -> anyhow::Result<String> {
+pub fn run(program: &Path, model: &str, folder: &Path, limit: Duration) -> anyhow::Result<String> {
     let file = |name: &str| folder.join(name);
     let stub = ["-j", ".rom", "--set-section-flags", ".rom=alloc,contents"];
     super::objcopy(OBJCOPY, program, &file("program"), &[])?;
@@ -44,7 +44,7 @@ pub fn run(program: &Path, folder: &Path, limit: Duration) -> anyhow::Result<Str
         "plugin_ctrl: unmapped=true, biosdev=true, speaker=false, extfpuirq=true, parallel=false\n\
          config_interface: textconfig\n\
          display_library: term\n\
-         cpu: model=corei7_skylake_x, count=1, ips=50000000, reset_on_triple_fault=0\n\
+         cpu: model={model}, count=1, ips=50000000, reset_on_triple_fault=0\n\
          megs: 64\n\
          romimage: file={at}/rom, address=0xfff80000\n\
          vgaromimage: file={at}/screen\n\
