@@ -5,7 +5,7 @@
 mod bochs;
 
 use crate::stages::{Outcome, cargo, ran};
-use crate::{in_ci, setup, target};
+use crate::{in_ci, setup, stick, target};
 use anyhow::{Context, ensure};
 use slat_kernel::vm::qemu::{AARCH64, CONSOLE, Ended, Machine, Qemu, RISCV64, X86_64};
 use std::fs;
@@ -31,11 +31,15 @@ enum Emulated {
     /// QEMU's `powernv9`. It starts a plain image, and has no device that ends it: the program's
     /// last line counts what was wrong.
     Power,
+    /// QEMU with two CPUs and firmware, which starts the program from a stick.
+    Firmware,
+    /// Bochs in the same way, with CPUs of this model.
+    BochsFirmware(&'static str),
     /// Bochs with a CPU of this model, in which the program takes the place of a BIOS.
     Bochs(&'static str),
 }
 
-const WALKERS: [Walker; 6] = [
+const WALKERS: [Walker; 7] = [
     Walker {
         program: "slat-walker-npt",
         on: "four levels",
@@ -90,7 +94,30 @@ const WALKERS: [Walker; 6] = [
         target: "powerpc64-unknown-linux-gnu",
         machine: Emulated::Power,
     },
+    STICK,
 ];
+
+/// The stick for real machines, with its cases of two CPUs.
+const STICK: Walker = Walker {
+    program: "slat-stick",
+    on: "QEMU with firmware",
+    format: "stick",
+    target: "x86_64-unknown-uefi",
+    machine: Emulated::Firmware,
+};
+
+/// EPT on two CPUs. Bochs takes 23 s of a CPU to boot.
+const LONG: [Walker; 1] = [Walker {
+    on: "Bochs with firmware",
+    machine: Emulated::BochsFirmware("corei7_skylake_x"),
+    ..STICK
+}];
+
+/// Builds the stick's program, and returns its file.
+pub fn stick() -> anyhow::Result<PathBuf> {
+    setup::target(STICK.target)?;
+    STICK.build()
+}
 
 const NPT_END: &str = "isa-debug-exit,iobase=0xf4,iosize=4";
 const POWER64: Qemu = Qemu { program: "qemu-system-ppc64", package: "qemu-system-ppc" };
@@ -98,13 +125,25 @@ const POWER_OBJCOPY: &str = "powerpc64-linux-gnu-objcopy";
 const POWER_FLAGS: &str =
     "-Crelocation-model=static -Clinker=powerpc64-linux-gnu-ld -Clinker-flavor=ld";
 
+/// Debian's firmware for x86-64.
+const FIRMWARE: &str = "/usr/share/ovmf/OVMF.fd";
+/// What the second CPU of an emulator, which stays in a guest, does not see of changes whose invalidation is
+/// left out, or reaches the first CPU alone.
+const STALE: [&str; 5] = [
+    "Unmap: no invalidation: STALE; on this CPU alone: STALE",
+    "Move: no invalidation: STALE; on this CPU alone: STALE",
+    "Protect: no invalidation: STALE; on this CPU alone: STALE",
+    "Clean: no invalidation: STALE; on this CPU alone: STALE",
+    "Age: no invalidation: STALE; on this CPU alone: STALE",
+];
+
 /// Time limit of a machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs all walkers.
-pub fn test() -> anyhow::Result<Outcome> {
+/// Runs all walkers; those that take half a minute only if `long`.
+pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let mut left_out = Vec::new();
-    for walker in &WALKERS {
+    for walker in WALKERS.iter().chain(LONG.iter().filter(|_| long)) {
         match walker.set_up() {
             Ok(()) => walker.run().context(walker.program)?,
             Err(error) if in_ci() => return Err(error),
@@ -159,9 +198,18 @@ impl Walker {
                 setup::emulator(POWER64)?;
                 setup::package("binutils-powerpc64-linux-gnu", POWER_OBJCOPY)?;
             }
-            Emulated::Bochs(_) => bochs::set_up()?,
+            Emulated::Firmware => setup::emulator(X86_64)?,
+            Emulated::Bochs(_) | Emulated::BochsFirmware(_) => bochs::set_up()?,
+        }
+        if self.is_stick() && !Path::new(FIRMWARE).exists() {
+            setup::install("ovmf")?;
         }
         setup::target(self.target)
+    }
+
+    /// Returns whether firmware starts the program.
+    const fn is_stick(&self) -> bool {
+        matches!(self.machine, Emulated::Firmware | Emulated::BochsFirmware(_))
     }
 
     fn run(&self) -> anyhow::Result<()> {
@@ -187,6 +235,25 @@ impl Walker {
                 let Ended { console, complaints, .. } = machine
                     .run(LIMIT, |_| Ok(fs::read_to_string(&written).is_ok_and(|t| at_end(&t))))?;
                 (console.ends_with("\n0 wrong\n"), console + &complaints)
+            }
+            Emulated::Firmware => {
+                let image = folder.join("image");
+                stick::write(&program, &image)?;
+                let drive = format!("id=stick,if=none,format=raw,file={}", image.display());
+                let mut machine = Machine::new(X86_64, &folder)?;
+                machine.args(["-M", "q35", "-cpu", "max", "-smp", "2", "-m", "256"]);
+                machine.args(["-bios", FIRMWARE, "-drive", &drive, "-device", "qemu-xhci"]);
+                machine.args(["-device", "usb-storage,drive=stick"]);
+                let Ended { status, complaints, .. } = machine.run(10 * LIMIT, |_| Ok(false))?;
+                let text = stick::report(&image)?;
+                (status.is_some() && is_well(&text), text + &complaints)
+            }
+            Emulated::BochsFirmware(model) => {
+                let image = folder.join("image");
+                stick::write(&program, &image)?;
+                let console = bochs::boot(&image, FIRMWARE, model, &folder, 10 * LIMIT)?;
+                let text = stick::report(&image).unwrap_or(console);
+                (is_well(&text), text)
             }
             Emulated::Bochs(model) => {
                 let console = bochs::run(&program, model, &folder, LIMIT)?;
@@ -216,8 +283,17 @@ impl Walker {
         let built =
             build.args(["--target", self.target]).status().context("cargo does not start")?;
         ensure!(built.success(), "it was not built: {built}");
-        Ok(target().join(self.target).join("release").join(self.program))
+        let end = if self.is_stick() { ".efi" } else { "" };
+        let name = format!("{}{end}", self.program);
+        Ok(target().join(self.target).join("release").join(name))
     }
+}
+
+/// Returns whether a stick's report says that all was right, and shows each change whose
+/// invalidation was left out.
+fn is_well(report: &str) -> bool {
+    let all = report.lines().any(|line| line == "all right");
+    all && STALE.iter().all(|line| report.contains(line))
 }
 
 /// Writes what of a program lies in memory to a file.

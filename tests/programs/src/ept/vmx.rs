@@ -250,11 +250,15 @@ impl Vcpu {
         let mut registers = [rdi, rsi, 0];
         let launched = self.launched.swap(true, Ordering::Relaxed);
         let interrupts: u64;
-        // SAFETY: the VMCS is filled in, and `enter` keeps what the ABI asks for. The guest's memory
+        let mut tables = [[0; 10]; 2];
+        // SAFETY: the VMCS is filled in, and `enter` keeps what the ABI asks for; the limits of GDT
+        // and IDT, which an exit widens, are put back. The guest's memory
         // is what its tables map; it writes none of this program's. Interrupts wait.
         let failed = unsafe {
             asm!("pushfq", "pop {}", "cli", out(reg) interrupts);
+            asm!("sgdt [{}]", "sidt [{}]", in(reg) &mut tables[0], in(reg) &mut tables[1]);
             let failed = enter(&mut registers, launched.into());
+            asm!("lgdt [{}]", "lidt [{}]", in(reg) &tables[0], in(reg) &tables[1]);
             if interrupts >> 9 & 1 == 1 {
                 asm!("sti");
             }
@@ -298,8 +302,8 @@ fn host() {
     [(0x6c00, cr0), (0x6c02, cr3), (0x6c04, cr4)]
         .into_iter()
         .for_each(|(field, value)| vmwrite(field, value));
-    // An exit wants a task, and reads no descriptor of it.
-    for (n, selector) in (0..).step_by(2).zip([ss, cs, ss, ss, 0, 0, 0x18]) {
+    // An exit wants a task, and reads no descriptor of it. Firmware would load one within its GDT.
+    for (n, selector) in (0..).step_by(2).zip([ss, cs, ss, ss, 0, 0, 0xfff8]) {
         vmwrite(0xc00 + n, selector);
     }
     [0x6c06, 0x6c08, 0x6c0a, 0x6c10, 0x6c12, 0x4c00]

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers};
 
 const PAGE: usize = 4096;
-const FRAMES: usize = 96;
+const FRAMES: usize = 160;
 pub static TABLES: Memory<{ FRAMES * PAGE }> = Memory::new();
 
 /// The platform: takes table pages from a piece of memory that is large enough, and uses none
