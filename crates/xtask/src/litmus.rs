@@ -3,14 +3,12 @@
 //! those of KVM on the engine.
 
 use crate::stages::{Outcome, TESTED, cargo, ran};
-use crate::{in_ci, root, target};
+use crate::{in_ci, root, setup, target};
 use anyhow::{Context, bail, ensure};
-use slat_kernel::vm::{Architecture, Archive, Request, kept};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Packages of herd7 and of its libraries, all of its Debian suite, which may be newer than this
@@ -24,14 +22,12 @@ const WRITTEN: &str = "crates/slat-linux/litmus";
 /// Time limit of all tests together.
 const LIMIT: Duration = Duration::from_secs(120);
 
-static NEVER: AtomicBool = AtomicBool::new(false);
-
 /// Observations of herd7, by the test's name.
 type Observations = BTreeMap<String, String>;
 
 /// Runs all litmus tests.
 pub fn test() -> anyhow::Result<Outcome> {
-    let folder = match packages() {
+    let folder = match setup::unpacked("herdtools7", SUITE, &PACKAGES) {
         Ok(folder) => folder,
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("herd7: {error:#}"))),
@@ -48,19 +44,6 @@ pub fn test() -> anyhow::Result<Outcome> {
     let never = expected.values().filter(|expected| *expected == "Never").count();
     println!("{} litmus tests as expected: {never} Never, the others Sometimes", expected.len());
     Ok(Outcome::Ran(Vec::new()))
-}
-
-/// Returns the folder of the unpacked packages; fetches them if necessary.
-fn packages() -> anyhow::Result<PathBuf> {
-    let architecture = Architecture::of_this_machine();
-    let architecture = architecture.context("Debian's name of this architecture is not known")?;
-    let architecture = architecture.debian();
-    kept(&format!("packages/herdtools7-{architecture}"), |folder, tree| {
-        eprintln!("fetching herdtools7 from Debian's {SUITE}, about 40 MB");
-        let request = Request { suite: SUITE, architecture, folder, stop: &NEVER };
-        let archive = Archive::open(request)?;
-        PACKAGES.into_iter().try_for_each(|package| archive.unpack(package, tree))
-    })
 }
 
 /// Writes the tests; returns their files, and the observation that each states, by its name.

@@ -21,6 +21,7 @@ mod setup;
 mod size;
 mod stages;
 mod static_build;
+mod stick;
 mod test;
 mod walkers;
 
@@ -45,6 +46,7 @@ Examples:
   cargo xtask size --stack           its stack
   cargo xtask static --arch x86_64 --arch aarch64    programs for `slat emulate`
   cargo xtask dist                   programs to copy to other machines
+  cargo xtask stick                  a USB stick that proves the tables on the machine that boots it
   cargo xtask hypervisor run         Linux on the hypervisor, in QEMU
   cargo xtask setup                  install what the tests need, and stop";
 
@@ -120,6 +122,16 @@ enum Task {
     },
     /// Build static programs for x86-64 and aarch64 into target/dist, with checksums and manuals
     Dist,
+    /// Write an image for a USB stick that proves the tables on the x86-64 machine that boots it
+    ///
+    /// The machine needs UEFI firmware, with Secure Boot off and VT-x or SVM on. The stick checks
+    /// EPT or NPT on every CPU, and writes slat.txt to itself. Installs Rust's target
+    /// x86_64-unknown-uefi if it is missing.
+    #[command(after_help = "Examples:\n  cargo xtask stick\n  cargo xtask stick /tmp/stick.img")]
+    Stick {
+        /// The file to write [default: target/slat-stick.img]
+        image: Option<PathBuf>,
+    },
     /// Run Linux on the hypervisor, in QEMU
     #[command(subcommand)]
     Hypervisor(Hypervisor),
@@ -160,6 +172,7 @@ fn main() -> ExitCode {
         Task::Size { stack } => size::run(stack),
         Task::Static { arch, program } => static_build::run(&arch, &program),
         Task::Dist => dist::run(),
+        Task::Stick { image } => stick::run(image),
         Task::Hypervisor(Hypervisor::Run(args)) => hypervisor::run(&args),
         Task::Hypervisor(Hypervisor::Guest { dir, kernel, kexec }) => {
             hypervisor::image_to(&dir, kernel, kexec)

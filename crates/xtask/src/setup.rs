@@ -3,7 +3,10 @@
 use anyhow::{Context, bail};
 use slat_kernel::vm::qemu::Qemu;
 use std::fs::File;
+use slat_kernel::vm::{Architecture, Archive, Request, kept};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 
 /// Components of the toolchain, with the cargo command that each adds.
 const COMPONENTS: [(&str, &str); 2] = [("rustfmt", "fmt"), ("clippy", "clippy")];
@@ -134,6 +137,21 @@ pub fn install(name: &str) -> anyhow::Result<()> {
         return Ok(());
     }
     bail!("{name} is missing and `apt-get install {name}` did not install it")
+}
+
+/// Returns a folder with the files of packages of another suite of Debian, which are not installed;
+/// fetches them into the user's cache if necessary.
+pub fn unpacked(name: &str, suite: &str, packages: &[&str]) -> anyhow::Result<PathBuf> {
+    static NEVER: AtomicBool = AtomicBool::new(false);
+    let architecture = Architecture::of_this_machine();
+    let architecture = architecture.context("Debian's name of this architecture is not known")?;
+    let architecture = architecture.debian();
+    kept(&format!("packages/{name}-{architecture}"), |folder, tree| {
+        eprintln!("fetching {} from Debian's {suite}", packages.join(", "));
+        let request = Request { suite, architecture, folder, stop: &NEVER };
+        let archive = Archive::open(request)?;
+        packages.iter().try_for_each(|package| archive.unpack(package, tree))
+    })
 }
 
 /// Updates apt's package lists.

@@ -215,7 +215,7 @@ impl Stage {
             Self::Miri => miri::test(),
             Self::Peers => peers::test(long),
             Self::Emulators => emulators::test(long),
-            Self::Walkers => walkers::test(),
+            Self::Walkers => walkers::test(long),
             Self::Kernels => kernels::test(),
             Self::Formats => formats(),
             Self::Hypervisor => hypervisor::test(long),

@@ -12,6 +12,7 @@
 
 pub mod fault;
 pub mod id;
+pub mod smmu;
 pub mod tlbi;
 
 use super::{

@@ -25,6 +25,7 @@
 
 pub mod fault;
 pub mod hfence;
+pub mod iommu;
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, GuestRoot, Kind,

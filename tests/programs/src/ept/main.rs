@@ -3,7 +3,7 @@
 //! Intel SDM, volume 3C, "The Extended Page Table Mechanism".
 //!
 //! Each line on the serial port says whether a case was `right` or `wrong`. `cargo xtask test
-//! walkers` makes the program a ROM, which takes the place of a BIOS (`rom.s`). Bochs drops all
+//! walkers` makes the program a ROM, which takes the place of a BIOS (`npt/rom.s`). Bochs drops all
 //! translations at each VM entry: a missing INVEPT is not noticed.
 
 #![cfg_attr(all(target_os = "none", target_arch = "x86_64"), no_std, no_main)]
@@ -19,6 +19,9 @@ mod cpu;
 mod machine;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 mod maps;
+#[cfg(all(target_os = "none", target_arch = "x86_64"))]
+#[path = "../npt/platform.rs"]
+mod platform;
 
 #[cfg(not(all(target_os = "none", target_arch = "x86_64")))]
 fn main() {}

@@ -1,8 +1,8 @@
 //! One vCPU: VMXON, a VMCS, and the guest's code. SDM 3C, appendix B, has the fields.
 
-use crate::cases::Why;
-use crate::machine::{Memory, Serial};
-pub use crate::maps::cases;
+use super::cases::Why;
+use super::machine::{Memory, Serial};
+pub use super::maps::cases;
 use core::arch::x86_64::__cpuid;
 use core::arch::{asm, global_asm};
 use core::fmt::Write;
@@ -11,7 +11,7 @@ use slat::format::ept::fault::Exit as Decoded;
 use slat::format::ept::{Ept, Ept1G};
 use slat::{Access, Gpa, GuestRoot};
 
-global_asm!(include_str!("rom.s"));
+global_asm!(include_str!("enter.s"));
 
 /// Address of the guest's own tables and code in its memory.
 pub const GUEST_TABLES: u64 = 0x1000;
@@ -58,16 +58,22 @@ pub struct Exit {
     pub rax: u64,
 }
 
-static VMXON: Memory<4096> = Memory::new();
-static VMCS: Memory<4096> = Memory::new();
-static LAUNCHED: AtomicBool = AtomicBool::new(false);
-
-unsafe extern "C" {
-    fn enter(registers: *mut [u64; 3], launched: u64) -> u64;
-    static descriptors: u8;
+/// A virtual CPU, of one CPU at a time.
+pub struct Vcpu {
+    vmxon: Memory<4096>,
+    vmcs: Memory<4096>,
+    launched: AtomicBool,
 }
 
-fn rdmsr(number: u32) -> u64 {
+pub static VCPUS: [Vcpu; 2] = [const {
+    Vcpu { vmxon: Memory::new(), vmcs: Memory::new(), launched: AtomicBool::new(false) }
+}; 2];
+
+unsafe extern "sysv64" {
+    fn enter(registers: *mut [u64; 3], launched: u64) -> u64;
+}
+
+pub fn rdmsr(number: u32) -> u64 {
     let (low, high): (u32, u32);
     // SAFETY: the MSRs read here are those of any CPU with VMX.
     unsafe { asm!("rdmsr", in("ecx") number, out("eax") low, out("edx") high) };
@@ -102,15 +108,21 @@ fn invept() {
     assert!(failed == 0, "INVEPT refuses {descriptor:x?}");
 }
 
-/// Returns the format that the CPU walks, and turns VMX on.
-pub fn format() -> Tree {
-    on();
+/// Returns the format that the CPU walks, or says why there is none.
+pub fn format() -> Option<Tree> {
+    if rdmsr(0x3a) & 5 == 1 {
+        let _ = writeln!(Serial, "the firmware has disabled VMX (IA32_FEATURE_CONTROL)");
+        return None;
+    }
     match Ept::from_capabilities(rdmsr(0x48c), __cpuid(0x8000_0008).eax & 0xff) {
         Ok(format) => {
             let _ = writeln!(Serial, "{format:?}");
-            format
+            Some(format)
         }
-        Err(missing) => panic!("{missing}"),
+        Err(missing) => {
+            let _ = writeln!(Serial, "{missing}");
+            None
+        }
     }
 }
 
@@ -163,44 +175,99 @@ fn control(msr: u32, wanted: u64) -> u64 {
     possible
 }
 
-/// Turns VMX on.
-fn on() {
-    let revision = rdmsr(0x480) & 0x7fff_ffff;
-    VMXON.write(0, revision);
-    VMCS.write(0, revision);
-    let (at, failed) = (VMXON.hpa(), &mut 0u8);
-    // SAFETY: CR4.VMXE and CR0.NE, which VMXON demands; IA32_FEATURE_CONTROL, if it is not locked;
-    // the region has the CPU's revision, and nothing else uses it.
+/// Turns VMX off.
+pub fn off() {
+    // SAFETY: no guest runs.
     unsafe {
-        asm!("mov {0}, cr4", "or {0}, 0x2000", "mov cr4, {0}", out(reg) _);
-        asm!("mov {0}, cr0", "or {0}, 0x20", "mov cr0, {0}", out(reg) _);
-        if rdmsr(0x3a) & 1 == 0 {
-            asm!("wrmsr", in("ecx") 0x3a, in("eax") 5, in("edx") 0);
-        }
-        asm!("vmxon [{}]", "setbe {}", in(reg) &at, out(reg_byte) *failed);
+        asm!("vmxoff");
+        asm!("mov {0}, cr4", "and {0}, {1}", "mov cr4, {0}", out(reg) _, const !0x2000i32);
     }
-    assert!(*failed == 0, "no VMXON");
 }
 
-/// Makes the VMCS of a guest in long mode, with these tables.
-pub fn create(root: &GuestRoot<Tree>) {
-    let at = VMCS.hpa();
-    // SAFETY: the region has the CPU's revision, and nothing else uses it.
-    unsafe { asm!("vmclear [{0}]", "vmptrld [{0}]", in(reg) &at) };
-    LAUNCHED.store(false, Ordering::Relaxed);
-    let controls = if rdmsr(0x480) >> 55 & 1 == 1 { 0x48d } else { 0x481 };
-    vmwrite(0x4000, control(controls, 0));
-    vmwrite(0x4002, control(controls + 1, 1 << 7 | 1 << 31)); // HLT; secondary controls
-    vmwrite(0x401e, control(0x48b, 1 << 1)); // EPT
-    vmwrite(0x400c, control(controls + 2, 1 << 9)); // a host of 64 bits
-    vmwrite(0x4012, control(controls + 3, 1 << 9)); // a guest of 64 bits
-    for field in [0x4004, 0x4006, 0x4008, 0x400a, 0x400e, 0x4010, 0x4014, 0x4016, 0x401c] {
-        vmwrite(field, 0);
+impl Vcpu {
+    /// Turns VMX on.
+    fn on(&self) {
+        let revision = rdmsr(0x480) & 0x7fff_ffff;
+        self.vmxon.write(0, revision);
+        self.vmcs.write(0, revision);
+        let (at, failed) = (self.vmxon.hpa(), &mut 0u8);
+        // SAFETY: CR4.VMXE and CR0.NE, which VMXON demands; IA32_FEATURE_CONTROL, if it is not
+        // locked; the region has the CPU's revision, and nothing else uses it.
+        unsafe {
+            asm!("mov {0}, cr4", "or {0}, 0x2000", "mov cr4, {0}", out(reg) _);
+            asm!("mov {0}, cr0", "or {0}, 0x20", "mov cr0, {0}", out(reg) _);
+            if rdmsr(0x3a) & 1 == 0 {
+                asm!("wrmsr", in("ecx") 0x3a, in("eax") 5, in("edx") 0);
+            }
+            asm!("vmxon [{}]", "setbe {}", in(reg) &at, out(reg_byte) *failed);
+        }
+        assert!(*failed == 0, "no VMXON");
     }
-    vmwrite(0x2800, !0); // no VMCS to link
-    vmwrite(0x201a, root.eptp());
-    guest();
-    host();
+
+    /// Turns VMX on, and makes the VMCS of a guest in long mode with these tables.
+    pub fn create(&self, root: &GuestRoot<Tree>) {
+        self.on();
+        let at = self.vmcs.hpa();
+        // SAFETY: the region has the CPU's revision, and nothing else uses it.
+        unsafe { asm!("vmclear [{0}]", "vmptrld [{0}]", in(reg) &at) };
+        self.launched.store(false, Ordering::Relaxed);
+        let controls = if rdmsr(0x480) >> 55 & 1 == 1 { 0x48d } else { 0x481 };
+        vmwrite(0x4000, control(controls, 0));
+        vmwrite(0x4002, control(controls + 1, 1 << 7 | 1 << 31)); // HLT; secondary controls
+        // EPT, and VPID where the CPU has it: entries then stay over exits.
+        let vpid = rdmsr(0x48b) >> 32 & 1 << 5;
+        vmwrite(0x401e, control(0x48b, 1 << 1 | vpid));
+        if vpid != 0 {
+            vmwrite(0, 1);
+        }
+        vmwrite(0x400c, control(controls + 2, 1 << 9)); // a host of 64 bits
+        vmwrite(0x4012, control(controls + 3, 1 << 9)); // a guest of 64 bits
+        for field in [0x4004, 0x4006, 0x4008, 0x400a, 0x400e, 0x4010, 0x4014, 0x4016, 0x401c] {
+            vmwrite(field, 0);
+        }
+        vmwrite(0x2800, !0); // no VMCS to link
+        vmwrite(0x201a, root.eptp());
+        guest();
+        host();
+    }
+
+    /// Runs the guest until it stops.
+    pub fn run(&self, does: Does, flush: bool) -> Exit {
+        let (program, at, value) = match does {
+            Does::Read(at) => (PROGRAMS[0].0, at, 0),
+            Does::Write(at, value) => (PROGRAMS[1].0, at, value),
+            Does::Execute(at) => (PROGRAMS[2].0, at, 0),
+        };
+        self.enter(program, at, value, flush)
+    }
+
+    /// Runs the guest at `program`, with these values of RDI and RSI.
+    pub fn enter(&self, program: u64, rdi: u64, rsi: u64, flush: bool) -> Exit {
+        if flush {
+            invept();
+        }
+        vmwrite(0x681e, program);
+        let mut registers = [rdi, rsi, 0];
+        let launched = self.launched.swap(true, Ordering::Relaxed);
+        let interrupts: u64;
+        let mut tables = [[0; 10]; 2];
+        // SAFETY: the VMCS is filled in, and `enter` keeps what the ABI asks for; the limits of GDT
+        // and IDT, which an exit widens, are put back. The guest's memory
+        // is what its tables map; it writes none of this program's. Interrupts wait.
+        let failed = unsafe {
+            asm!("pushfq", "pop {}", "cli", out(reg) interrupts);
+            asm!("sgdt [{}]", "sidt [{}]", in(reg) &mut tables[0], in(reg) &mut tables[1]);
+            let failed = enter(&mut registers, launched.into());
+            asm!("lgdt [{}]", "lidt [{}]", in(reg) &tables[0], in(reg) &tables[1]);
+            if interrupts >> 9 & 1 == 1 {
+                asm!("sti");
+            }
+            failed
+        };
+        assert!(failed == 0, "no VM entry: error {}", vmread(0x4400));
+        let [code, qualification, gpa] = [0x4402, 0x6400, 0x2400].map(vmread);
+        Exit { code, qualification, gpa, rax: registers[2] }
+    }
 }
 
 fn guest() {
@@ -224,40 +291,26 @@ fn guest() {
 }
 
 fn host() {
-    for (n, selector) in (0..).step_by(2).zip([0x10, 8, 0x10, 0x10, 0, 0, 0x18]) {
-        vmwrite(0xc00 + n, selector);
-    }
-    let (cr0, cr3, cr4): (u64, u64, u64);
+    let (cr0, cr3, cr4, cs, ss): (u64, u64, u64, u64, u64);
+    let (mut descriptors, mut interrupts) = ([0; 10], [0; 10]);
     // SAFETY: reads registers.
     unsafe {
+        asm!("mov {:r}, cs", "mov {:r}, ss", out(reg) cs, out(reg) ss);
+        asm!("sgdt [{}]", "sidt [{}]", in(reg) &mut descriptors, in(reg) &mut interrupts);
         asm!("mov {}, cr0", "mov {}, cr3", "mov {}, cr4", out(reg) cr0, out(reg) cr3, out(reg) cr4);
     }
     [(0x6c00, cr0), (0x6c02, cr3), (0x6c04, cr4)]
         .into_iter()
         .for_each(|(field, value)| vmwrite(field, value));
-    [0x6c06, 0x6c08, 0x6c0a, 0x6c0e, 0x6c10, 0x6c12, 0x4c00]
+    // An exit wants a task, and reads no descriptor of it. Firmware would load one within its GDT.
+    for (n, selector) in (0..).step_by(2).zip([ss, cs, ss, ss, 0, 0, 0xfff8]) {
+        vmwrite(0xc00 + n, selector);
+    }
+    [0x6c06, 0x6c08, 0x6c0a, 0x6c10, 0x6c12, 0x4c00]
         .into_iter()
         .for_each(|field| vmwrite(field, 0));
-    vmwrite(0x6c0c, (&raw const descriptors).addr() as u64); // GDTR
-}
-
-/// Runs the guest until it stops.
-pub fn run(does: Does, flush: bool) -> Exit {
-    if flush {
-        invept();
-    }
-    let (program, at, value) = match does {
-        Does::Read(at) => (PROGRAMS[0].0, at, 0),
-        Does::Write(at, value) => (PROGRAMS[1].0, at, value),
-        Does::Execute(at) => (PROGRAMS[2].0, at, 0),
-    };
-    vmwrite(0x681e, program);
-    let mut registers = [at, value, 0];
-    let launched = LAUNCHED.swap(true, Ordering::Relaxed);
-    // SAFETY: the VMCS is filled in, and `enter` keeps what the ABI asks for. The guest's memory is
-    // what its tables map; it writes none of this program's.
-    let failed = unsafe { enter(&mut registers, launched.into()) };
-    assert!(failed == 0, "no VM entry: error {}", vmread(0x4400));
-    let [code, qualification, gpa] = [0x4402, 0x6400, 0x2400].map(vmread);
-    Exit { code, qualification, gpa, rax: registers[2] }
+    let base =
+        |table: [u8; 10]| table[2..].iter().rev().fold(0, |at, &byte| at << 8 | u64::from(byte));
+    vmwrite(0x6c0c, base(descriptors));
+    vmwrite(0x6c0e, base(interrupts));
 }

@@ -23,6 +23,8 @@ mod cases;
 mod cpu;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 mod machine;
+#[cfg(all(target_os = "none", target_arch = "x86_64"))]
+mod platform;
 
 #[cfg(not(all(target_os = "none", target_arch = "x86_64")))]
 fn main() {}

@@ -32,8 +32,24 @@ start:
     mov [root], eax
     mov eax, offset root
     mov cr3, eax
-    mov eax, 0x20               # CR4.PAE; LA57 clear
+    mov eax, 0x20               # CR4.PAE
     mov cr4, eax
+    xor eax, eax                # CR4.LA57, where the CPU has it
+    cpuid
+    cmp eax, 7
+    jb 4f
+    mov eax, 7
+    xor ecx, ecx
+    cpuid
+    test ecx, 0x10000
+    jz 4f
+    mov eax, offset root + 3
+    mov [wide], eax
+    mov eax, offset wide
+    mov cr3, eax
+    mov eax, 0x1020
+    mov cr4, eax
+4:
     mov ecx, 0xc0000080         # EFER: NXE, LME
     mov eax, 0x900
     xor edx, edx
@@ -67,6 +83,7 @@ descriptors_end:
 .section .bss, "aw", @nobits
 .balign 4096
 root: .skip 4096
+wide: .skip 4096
 pointers: .skip 4096
 directory: .skip 4096
 .skip 65536

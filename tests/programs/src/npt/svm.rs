@@ -1,13 +1,14 @@
 //! One vCPU: a VMCB (15.5.1, appendix B "VMCB Layout"), and the guest's code.
 
-use crate::cases::{Fixture, GuardOf, Why};
-use crate::machine::{Machine, Memory, Serial};
+use super::cases::{Fixture, GuardOf, MEMORY, Why, range};
+use super::machine::{Memory, Serial};
+use super::platform::Machine;
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
 use core::fmt::Write;
 use slat::format::npt::fault::NestedPageFault;
 use slat::format::npt::{Npt, Npt1G};
-use slat::{Access, Gpa, GuestRoot, TableCache};
+use slat::{Access, Attributes, Gpa, GuestRoot, Hpa, PageSize, TableCache};
 
 pub type Tree = Npt1G;
 /// 5.4: accessed and dirty in a leaf, accessed in a table.
@@ -49,8 +50,17 @@ pub struct Exit {
     pub rax: u64,
 }
 
-static VMCB: Memory<4096> = Memory::new();
-static HOST_STATE: Memory<4096> = Memory::new();
+/// A virtual CPU, of one CPU at a time.
+pub struct Vcpu {
+    vmcb: Memory<4096>,
+    host: Memory<4096>,
+}
+
+pub static VCPUS: [Vcpu; 2] = [const { Vcpu { vmcb: Memory::new(), host: Memory::new() } }; 2];
+
+/// The guest's linear address [`WIDE`] is its physical address 2^50, in tables of five levels.
+const WIDE: u64 = 5 << 30;
+const WIDE_AT: u64 = 1 << 50;
 
 /// Writes the guest's code and its tables, an identity map of 1 GiB by pages of 2 MiB, to its
 /// memory.
@@ -58,19 +68,36 @@ pub fn prepare<const BYTES: usize>(memory: &Memory<BYTES>) {
     memory.write(GUEST_TABLES, (GUEST_TABLES + 0x1000) | 3);
     memory.write(GUEST_TABLES + 0x1000, (GUEST_TABLES + 0x2000) | 3);
     (0..512).for_each(|n| memory.write(GUEST_TABLES + 0x2000 + 8 * n, n << 21 | 0x83));
+    memory.write(GUEST_TABLES + 0x1000 + 8 * (WIDE >> 30), WIDE_AT | 0x83);
     PROGRAMS.into_iter().for_each(|(at, bytes)| memory.write(at, bytes));
 }
 
-/// Returns the format that the CPU walks.
-pub fn format() -> Tree {
+/// Returns the format that the CPU walks, or says why there is none.
+pub fn format() -> Option<Tree> {
     let (features, sizes, svm) =
         (__cpuid(0x8000_0001), __cpuid(0x8000_0008).eax, __cpuid(0x8000_000a).edx);
-    let format = match Npt::from_cpuid(features.edx, sizes, svm) {
-        Ok(format) => format,
-        Err(missing) => panic!("{missing}"),
-    };
-    let _ = writeln!(Serial, "physical addresses of {} bits", format.output_bits);
-    format
+    let (disabled, cr4): (u32, u64);
+    // SAFETY: VM_CR, which a CPU with SVM has, and a register.
+    unsafe {
+        asm!("rdmsr", in("ecx") 0xc001_0114u32, out("eax") disabled, out("edx") _);
+        asm!("mov {}, cr4", out(reg) cr4);
+    }
+    if disabled >> 4 & 1 == 1 {
+        let _ = writeln!(Serial, "the firmware has disabled SVM (VM_CR.SVMDIS)");
+        return None;
+    }
+    match Npt::from_cpuid(features.edx, sizes, svm) {
+        Ok(format) => {
+            // The tables have as many levels as the host's own.
+            let format = Npt { five_levels: cr4 >> 12 & 1 == 1, ..format };
+            let _ = writeln!(Serial, "{format:?}");
+            Some(format)
+        }
+        Err(missing) => {
+            let _ = writeln!(Serial, "{missing}");
+            None
+        }
+    }
 }
 
 /// Returns whether a nested page fault at `gpa` stopped the guest.
@@ -93,67 +120,104 @@ pub fn refused(exit: &Exit, does: Does, why: Why, gpa: u64) -> bool {
     exit.info == [error, gpa] && fault == Some((Gpa(gpa), access))
 }
 
-/// The format has no cases of its own.
+/// An address beyond four levels.
 pub fn cases<'p>(
-    _: &mut Fixture<'p>,
-    _: &mut GuardOf<'_, 'p>,
-    _: &mut TableCache<'p, Tree, Machine>,
+    fixture: &mut Fixture<'p>,
+    guest: &mut GuardOf<'_, 'p>,
+    cache: &mut TableCache<'p, Tree, Machine>,
 ) {
+    if fixture.levels < 5 || fixture.address_bits <= 50 {
+        return;
+    }
+    cache.fill(8).expect("frames");
+    let page = range(WIDE_AT, 4096);
+    let at = Hpa(MEMORY.hpa() + CODE);
+    guest.map(page, at, Attributes::RAM, PageSize::SIZE_4K, cache).expect("frames");
+    let exit = fixture.run(Does::Read(WIDE));
+    let right = exit.code == EXIT_CALL && exit.rax == MEMORY.read(CODE);
+    fixture.says("an address of 51 bits is read", right);
+    let exit = fixture.run(Does::Read(WIDE + 4096));
+    let right = exit.code != EXIT_CALL && exit.info[1] == WIDE_AT + 4096;
+    fixture.says("the page behind it faults", right);
 }
 
-/// Makes the VMCB of a guest in long mode with these tables.
-pub fn create(root: &GuestRoot<Tree>) {
-    // SAFETY: EFER.SVME, which the CPU has.
+/// Turns SVM off.
+pub fn off() {
+    // SAFETY: no guest runs.
     unsafe {
-        asm!("rdmsr", "or eax, 0x1000", "wrmsr", in("ecx") 0xc000_0080u32, out("eax") _,
+        asm!("rdmsr", "and eax, 0xffffefff", "wrmsr", in("ecx") 0xc000_0080u32, out("eax") _,
             out("edx") _);
     }
-    // MSR VM_HSAVE_PA.
-    let (low, high) = (HOST_STATE.hpa() as u32, (HOST_STATE.hpa() >> 32) as u32);
-    // SAFETY: EFER.SVME is set, and nothing else uses the page.
-    unsafe { asm!("wrmsr", in("ecx") 0xc001_0117u32, in("eax") low, in("edx") high) }
-    // All exceptions; HLT and shutdown; VMRUN and VMMCALL.
-    VMCB.write(0x008, 0xffff_ffff | (1 << 24 | 1 << 31) << 32);
-    VMCB.write(0x010, 0b11);
-    VMCB.write(0x090, 1); // NP_ENABLE
-    VMCB.write(0x0b0, root.ncr3());
-    // ES, CS, SS, DS: attributes and limit; CS is of 64 bits.
-    for (at, attributes) in [(0x400, 0xc93), (0x410, 0xa9b), (0x420, 0xc93), (0x430, 0xc93)] {
-        VMCB.write(at, 0xffff_ffff << 32 | attributes << 16 | 8);
-    }
-    VMCB.write(0x4d0, 0x1d00); // EFER: SVME, NXE, LMA, LME
-    VMCB.write(0x548, 0x20); // CR4.PAE
-    VMCB.write(0x550, GUEST_TABLES); // CR3
-    VMCB.write(0x558, 0x8001_0011); // CR0: PG, WP, ET, PE
-    VMCB.write(0x560, 0x400); // DR7
-    VMCB.write(0x568, 0xffff_0ff0); // DR6
-    VMCB.write(0x570, 2); // RFLAGS
-    VMCB.write(0x668, 0x0007_0406_0007_0406); // G_PAT
 }
 
-/// Runs the guest until it stops.
-pub fn run(does: Does, flush: bool) -> Exit {
-    let (program, at, value) = match does {
-        Does::Read(at) => (PROGRAMS[0].0, at, 0),
-        Does::Write(at, value) => (PROGRAMS[1].0, at, value),
-        Does::Execute(at) => (PROGRAMS[2].0, at, 0),
-    };
-    // ASID 1; TLB control: nothing, or all.
-    VMCB.write(0x058, 1 | u64::from(flush) << 32);
-    VMCB.write(0x578, program);
-    VMCB.write(0x5f8, 0);
-    // SAFETY: SVM is on, the VMCB and the page of the host's state are filled in. The guest changes
-    // RAX alone, which the exit restores; its memory is what the nested tables map, none of it this
-    // program's.
-    unsafe {
-        asm!(
-            ".byte 0x0f, 0x01, 0xd8", // vmrun
-            inout("rax") VMCB.hpa() => _, in("rdi") at, in("rsi") value
-        );
+impl Vcpu {
+    /// Turns SVM on, and makes the VMCB of a guest in long mode with these tables.
+    pub fn create(&self, root: &GuestRoot<Tree>) {
+        let (vmcb, host) = (&self.vmcb, self.host.hpa());
+        // SAFETY: EFER.SVME, which the CPU has, and NXE. MSR VM_HSAVE_PA: nothing else uses the
+        // page.
+        unsafe {
+            asm!("rdmsr", "or eax, 0x1800", "wrmsr", in("ecx") 0xc000_0080u32, out("eax") _,
+                out("edx") _);
+            asm!("wrmsr", in("ecx") 0xc001_0117u32, in("eax") host as u32,
+                in("edx") (host >> 32) as u32);
+        }
+        vmcb.clear();
+        // All exceptions; HLT and shutdown; VMRUN and VMMCALL.
+        vmcb.write(0x008, 0xffff_ffff | (1 << 24 | 1 << 31) << 32);
+        vmcb.write(0x010, 0b11);
+        vmcb.write(0x090, 1); // NP_ENABLE
+        vmcb.write(0x0b0, root.ncr3());
+        // ES, CS, SS, DS: attributes and limit; CS is of 64 bits.
+        for (at, attributes) in [(0x400, 0xc93), (0x410, 0xa9b), (0x420, 0xc93), (0x430, 0xc93)] {
+            vmcb.write(at, 0xffff_ffff << 32 | attributes << 16 | 8);
+        }
+        vmcb.write(0x4d0, 0x1d00); // EFER: SVME, NXE, LMA, LME
+        vmcb.write(0x548, 0x20); // CR4.PAE
+        vmcb.write(0x550, GUEST_TABLES); // CR3
+        vmcb.write(0x558, 0x8001_0011); // CR0: PG, WP, ET, PE
+        vmcb.write(0x560, 0x400); // DR7
+        vmcb.write(0x568, 0xffff_0ff0); // DR6
+        vmcb.write(0x570, 2); // RFLAGS
+        vmcb.write(0x668, 0x0007_0406_0007_0406); // G_PAT
     }
-    Exit {
-        code: VMCB.read(0x070),
-        info: [VMCB.read(0x078), VMCB.read(0x080)],
-        rax: VMCB.read(0x5f8),
+
+    /// Runs the guest until it stops.
+    pub fn run(&self, does: Does, flush: bool) -> Exit {
+        let (program, at, value) = match does {
+            Does::Read(at) => (PROGRAMS[0].0, at, 0),
+            Does::Write(at, value) => (PROGRAMS[1].0, at, value),
+            Does::Execute(at) => (PROGRAMS[2].0, at, 0),
+        };
+        self.enter(program, at, value, flush)
+    }
+
+    /// Runs the guest at `program`, with these values of RDI and RSI.
+    pub fn enter(&self, program: u64, rdi: u64, rsi: u64, flush: bool) -> Exit {
+        let vmcb = &self.vmcb;
+        // ASID 1; TLB control: nothing, or all.
+        vmcb.write(0x058, 1 | u64::from(flush) << 32);
+        vmcb.write(0x578, program);
+        vmcb.write(0x5f8, 0);
+        let interrupts: u64;
+        // SAFETY: SVM is on, the VMCB and the page of the host's state are filled in. The guest
+        // changes RAX alone, which the exit restores; its memory is what the nested tables map,
+        // none of it this program's. Interrupts wait; the stack pointer is back where it was.
+        unsafe {
+            asm!("pushfq", "pop {}", "cli", out(reg) interrupts);
+            asm!(
+                ".byte 0x0f, 0x01, 0xd8", // vmrun
+                ".byte 0x0f, 0x01, 0xdc", // stgi
+                inout("rax") vmcb.hpa() => _, in("rdi") rdi, in("rsi") rsi
+            );
+            if interrupts >> 9 & 1 == 1 {
+                asm!("sti");
+            }
+        }
+        Exit {
+            code: vmcb.read(0x070),
+            info: [vmcb.read(0x078), vmcb.read(0x080)],
+            rax: vmcb.read(0x5f8),
+        }
     }
 }

@@ -1,65 +1,102 @@
 //! The platform: tables in the machine's memory, invalidations by the unit's queue.
 
-use crate::intel::Intel;
 use crate::qemu::Qemu;
-use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers};
+use crate::unit::{GUEST, Unit};
+use slat::{
+    BreakBeforeMake, Frame, GpaRange, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers,
+};
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
+use std::rc::Rc;
 
-/// Memory for tables.
+/// Memory for tables, from the begin of the machine's on.
 const FIRST: u64 = 0x20_0000;
 const END: u64 = 0x100_0000;
 
+/// What is wrong with invalidations, on purpose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// None is executed.
+    NoInvalidation,
+    /// They name another guest.
+    OtherGuest,
+    /// They name the first page of the range alone.
+    FirstPage,
+}
+
 /// The machine, its tables, and its unit.
-pub struct Machine<'q> {
-    qemu: &'q Qemu,
-    pub unit: Intel<'q>,
+pub struct Machine<U> {
+    qemu: Rc<Qemu>,
+    pub unit: U,
+    pub fault: Cell<Fault>,
     next: Cell<u64>,
+    end: u64,
     free: RefCell<Vec<Hpa>>,
     readers: Readers<[ReaderSlot; 1]>,
 }
 
-impl<'q> Machine<'q> {
+impl<U: Unit> Machine<U> {
     /// The machine, whose unit is off.
-    pub fn new(qemu: &'q Qemu) -> Self {
-        let readers = Readers::new([const { ReaderSlot::new() }; 1]);
-        let unit = Intel::new(qemu);
-        Self { qemu, unit, next: Cell::new(FIRST), free: RefCell::default(), readers }
+    pub fn new(qemu: Rc<Qemu>) -> Self {
+        let begin = U::board().memory;
+        Self {
+            unit: U::new(Rc::clone(&qemu)),
+            qemu,
+            fault: Cell::new(Fault::None),
+            next: Cell::new(begin + FIRST),
+            end: begin + END,
+            free: RefCell::default(),
+            readers: Readers::new([const { ReaderSlot::new() }; 1]),
+        }
     }
 }
 
-// SAFETY: a frame is a page of the shared mapping, which `qemu` keeps for as long as `self` lives;
+// SAFETY: a frame is memory of the shared mapping, which `qemu` keeps for as long as `self` lives;
 // it is handed out once until it is given back. `invalidate` returns when the unit has written that
 // all is invalidated; what a test leaves out on purpose concerns the emulated device alone, which
 // accesses no memory of this process but that mapping. `readers` is a field.
-unsafe impl Platform for Machine<'_> {
+unsafe impl<U: Unit> Platform for Machine<U> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
-        assert_eq!(bytes, 4096, "EPT's tables are pages");
-        let frame = self.free.borrow_mut().pop().or_else(|| {
-            let at = self.next.get();
-            self.next.set(at + 4096);
-            (at < END).then_some(Hpa(at))
+        let page = (bytes == 4096).then(|| self.free.borrow_mut().pop()).flatten();
+        let frame = page.or_else(|| {
+            let at = self.next.get().next_multiple_of(bytes as u64);
+            self.next.set(at + bytes as u64);
+            (self.next.get() <= self.end).then_some(Hpa(at))
         })?;
-        for word in 0..512 {
+        for word in 0..bytes as u64 / 8 {
             self.qemu.put(frame.0 + word * 8, 0);
         }
-        // SAFETY: a page of the machine, aligned, that nobody else has.
+        // SAFETY: memory of the machine, aligned to its size, that nobody else has.
         unsafe { Frame::from_hpa(frame) }
     }
 
-    unsafe fn free(&self, frame: Frame, _bytes: usize) {
-        self.free.borrow_mut().push(frame.hpa());
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
+        // A root is not asked for again.
+        if bytes == 4096 {
+            self.free.borrow_mut().push(frame.hpa());
+        }
     }
 
     fn entries(&self, table: Hpa) -> NonNull<Pte> {
         NonNull::new(self.qemu.word(table).cast()).expect("a mapping is not at address 0")
     }
 
-    /// The unit walks the same memory, and keeps no entry that is not present (no caching mode).
+    /// The unit walks the same memory, and keeps no entry that is not present.
     fn publish(&self) {}
 
     fn invalidate(&self, what: &Invalidation) {
-        self.unit.invalidate(what);
+        let first = |range: GpaRange| GpaRange::new(range.start(), 4096).ok();
+        match self.fault.get() {
+            Fault::None => self.unit.invalidate(what, GUEST),
+            Fault::NoInvalidation => {}
+            Fault::OtherGuest => self.unit.invalidate(what, GUEST + 1),
+            Fault::FirstPage => {
+                let range = what.range.and_then(first);
+                self.unit.invalidate(&Invalidation { range, ..*what }, GUEST);
+            }
+        }
     }
 
     /// A device that uses memory meanwhile would be refused, so blocks would have to be split in

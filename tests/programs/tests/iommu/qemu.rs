@@ -5,37 +5,62 @@ use slat::Hpa;
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::thread;
 use std::time::Duration;
 
 /// Bytes of the machine's memory.
 pub const MEMORY: usize = 64 << 20;
 
+/// An architecture's machine: QEMU's program, and what its CPU starts with.
+pub struct Board {
+    pub program: &'static str,
+    /// Where memory begins.
+    pub memory: u64,
+    /// Instructions that halt, and how far they are from the begin of the file of `bytes` bytes
+    /// that QEMU takes for firmware.
+    pub code: &'static [u8],
+    pub at: usize,
+    pub bytes: usize,
+    pub options: &'static [&'static str],
+}
+
 /// A machine whose CPU halts at once.
 pub struct Qemu {
+    board: &'static Board,
     child: Child,
     lines: RefCell<(BufReader<UnixStream>, UnixStream)>,
     memory: *mut c_void,
 }
 
 impl Qemu {
-    /// Starts the machine with these options.
-    pub fn start(program: &str, options: &[&str]) -> Self {
+    /// Starts the machine.
+    ///
+    /// `SLAT_QEMU` names a folder with the files of a package of a newer QEMU than is installed.
+    pub fn start(board: &'static Board) -> Self {
+        let newer = std::env::var_os("SLAT_QEMU").map(|folder| Path::new(&folder).join("usr"));
+        let unpacked = newer.as_ref().map(|usr| usr.join("bin").join(board.program));
+        let unpacked = unpacked.filter(|program| program.exists());
+        let program = unpacked.clone().unwrap_or_else(|| board.program.into());
         let folder = tempfile::tempdir().unwrap();
         let [memory, socket, rom] =
             ["memory", "socket", "rom"].map(|name| folder.path().join(name));
         let file = File::options().read(true).write(true).create_new(true).open(&memory).unwrap();
         file.set_len(MEMORY as u64).unwrap();
-        // At the reset vector: cli; hlt; jmp to hlt.
-        let mut code = vec![0xf4; 65536];
-        code[65520..65524].copy_from_slice(&[0xfa, 0xf4, 0xeb, 0xfd]);
-        fs::write(&rom, code).unwrap();
+        let mut firmware = vec![0; board.bytes];
+        firmware[board.at..board.at + board.code.len()].copy_from_slice(board.code);
+        fs::write(&rom, firmware).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
-        let mut command = Command::new(program);
-        command.args(options).args(["-nodefaults", "-no-user-config", "-display", "none"]);
+        let mut command = Command::new(&program);
+        if let (Some(usr), true) = (newer, unpacked.is_some()) {
+            command.arg("-L").arg(usr.join("share/qemu"));
+        }
+        command.args(board.options).args(["-nodefaults", "-no-user-config", "-display", "none"]);
         command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off"]);
         command.arg("-bios").arg(&rom).args(["-m", "64M"]);
         let path = memory.display();
@@ -51,8 +76,20 @@ impl Qemu {
                 Ok(rustix::process::set_parent_process_death_signal(kill)?)
             });
         }
-        let child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}"));
-        let (stream, _) = listener.accept().unwrap();
+        let name = program.display();
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
+        listener.set_nonblocking(true).unwrap();
+        let stream = loop {
+            match listener.accept() {
+                Ok((stream, _)) => break stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => panic!("{error}"),
+            }
+            let ended = child.try_wait().unwrap();
+            assert!(ended.is_none(), "{name} does not start; is it new enough for this unit?");
+            thread::sleep(Duration::from_millis(2));
+        };
+        stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address that the kernel chooses.
@@ -60,7 +97,7 @@ impl Qemu {
             mmap(std::ptr::null_mut(), MEMORY, rights, MapFlags::SHARED, &file, 0).unwrap()
         };
         let lines = RefCell::new((BufReader::new(stream.try_clone().unwrap()), stream));
-        let qemu = Self { child, lines, memory };
+        let qemu = Self { board, child, lines, memory };
         // QEMU has opened its files once it answers; the folder may go.
         qemu.read32(0);
         qemu
@@ -109,8 +146,9 @@ impl Qemu {
 
     /// Returns the place of memory in this process.
     pub fn word(&self, at: Hpa) -> *mut u64 {
-        assert!(at.0.is_multiple_of(8) && at.0 < MEMORY as u64, "{at:?}");
-        self.memory.cast::<u8>().wrapping_add(at.0 as usize).cast()
+        let offset = at.0.wrapping_sub(self.board.memory);
+        assert!(at.0.is_multiple_of(8) && offset < MEMORY as u64, "{at:?}");
+        self.memory.cast::<u8>().wrapping_add(offset as usize).cast()
     }
 
     /// Reads memory.
@@ -137,14 +175,14 @@ impl Drop for Qemu {
 }
 
 /// QEMU's device `edu`, which copies between memory and its buffer of 4 KiB.
-pub struct Edu<'q> {
-    qemu: &'q Qemu,
+pub struct Edu {
+    qemu: Rc<Qemu>,
     registers: u64,
 }
 
-impl<'q> Edu<'q> {
+impl Edu {
     /// The device, with its registers at `registers`.
-    pub const fn new(qemu: &'q Qemu, registers: u64) -> Self {
+    pub const fn new(qemu: Rc<Qemu>, registers: u64) -> Self {
         Self { qemu, registers }
     }
 
