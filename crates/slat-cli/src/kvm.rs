@@ -9,6 +9,7 @@ pub mod age;
 pub mod boot_caches;
 pub mod dirty_log;
 pub mod execute;
+pub mod fork;
 mod guest;
 mod kept;
 pub mod live;
@@ -19,9 +20,11 @@ pub mod memory_stress;
 pub mod memslot;
 pub mod migrate;
 mod migrate_tables;
+mod one_way;
 pub mod options;
 mod phases;
 pub mod populate;
+pub mod postcopy;
 mod ranking;
 pub mod repeat;
 pub mod restore;
@@ -32,6 +35,7 @@ mod stalls;
 mod tables;
 pub mod tune;
 pub mod values;
+mod visits_tables;
 pub mod way;
 
 use slat_lab::scenario::{Entry, Scenarios};
@@ -51,6 +55,8 @@ impl Scenarios for Guests {
         Entry::of::<migrate::Migrate>(),
         Entry::of::<restore::Restore>(),
         Entry::of::<snapshot::Snapshot>(),
+        Entry::of::<postcopy::Postcopy>(),
+        Entry::of::<fork::Fork>(),
     ];
 }
 

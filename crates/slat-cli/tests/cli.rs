@@ -21,6 +21,8 @@ fn help_has_examples_and_exit_codes() {
         "migrate",
         "restore",
         "snapshot",
+        "postcopy",
+        "fork",
         "boot-caches",
     ] {
         slat(&["bench", scenario, "--help"]).assert().success().stdout(contains("Examples:"));

@@ -34,6 +34,7 @@ pub mod hugetlb;
 pub mod idle;
 pub mod image;
 pub mod ioctl;
+mod ksm;
 mod machine;
 mod mailbox;
 pub mod meminfo;

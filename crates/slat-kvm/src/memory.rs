@@ -257,6 +257,21 @@ impl HostMemory {
             .map_err(Error::os("madvise of MADV_POPULATE_READ"))
     }
 
+    /// Lets the kernel merge pages with others of the same contents.
+    ///
+    /// # Errors
+    /// [`Error::NoMerging`] if it cannot.
+    pub(crate) fn allow_merging(&self) -> Result<(), Error> {
+        // SAFETY: the range is this mapping, and the advice does not change its contents.
+        unsafe { madvise(self.start.as_ptr(), self.len, Advice::LinuxMergeable) }
+            .map_err(|answer| Error::NoMerging { why: format!("MADV_MERGEABLE: {answer}") })
+    }
+
+    /// Returns the addresses of the mapping in this process.
+    pub(crate) fn addresses(&self) -> Range<u64> {
+        self.host_address()..self.host_address() + self.len()
+    }
+
     /// Returns the size, in bytes.
     pub fn len(&self) -> u64 {
         self.len as u64

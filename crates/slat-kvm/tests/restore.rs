@@ -7,6 +7,7 @@ use slat_kvm::guest::Shape;
 use slat_kvm::image::{Cache, Image};
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::restore::{Config, Report, Slow, Way, run};
+use slat_kvm::scenario::visits::Visits;
 use slat_kvm::{Error, Mode, Setting};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -21,9 +22,7 @@ fn config(way: Way) -> Config {
         cache: Cache::Warm,
         prefetch: None,
         handlers: 2,
-        accesses: 25,
-        writes: 20,
-        seed: 1,
+        visits: Visits { accesses: 25, writes: 20, seed: 1 },
         slow: None,
     }
 }
@@ -105,7 +104,8 @@ fn a_slow_handler_is_found_by_the_guests_clock() {
     let slow = Some(Slow { percent: 1.0, delay });
     let mut shape = config(Way::Copy).shape;
     shape.vcpus = 1;
-    let config = Config { shape, handlers: 1, accesses: 100, slow, ..config(Way::Copy) };
+    let visits = Visits { accesses: 100, ..config(Way::Copy).visits };
+    let config = Config { shape, handlers: 1, visits, slow, ..config(Way::Copy) };
     let mut found = Vec::new();
     for _ in 0..5 {
         let Some(report) = restored_or_skip(&config, &image) else { return };

@@ -15,7 +15,7 @@ use slat_lab::session::Session;
 use slat_lab::size::Size;
 
 /// Seed of all random orders. It is fixed, so that all runs touch the same pages.
-const SEED: u64 = 0x51a7;
+pub const SEED: u64 = 0x51a7;
 
 /// The options that describe a guest.
 pub struct Asked<'a> {

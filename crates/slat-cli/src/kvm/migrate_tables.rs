@@ -209,7 +209,7 @@ fn plots(results: &[Measurement]) -> Vec<Chart> {
     let swept = ways.iter().any(|(_, points)| points.len() > 1);
     let converge = swept.then(|| {
         let axes = ["MiB/s that the guest wrote", "time of the migration"];
-        sweep::chart("Will it converge? Hollow: it did not", axes, &ways)
+        sweep::chart("Will it converge? Hollow: it did not", axes, seconds, &ways)
     });
     converge.flatten().into_iter().chain(rows.iter().filter_map(course)).collect()
 }

@@ -2,9 +2,12 @@
 //!
 //! They have the names that Linux's KVM selftests use for the same options.
 
+use super::guest::SEED;
 use super::repeat::{Repeat, Times};
 use super::values::{ClearChunk, HotSet, KvmBacking, Others};
 use clap::Args;
+use serde_json::{Map, Value};
+use slat_kvm::scenario::visits::Visits;
 use slat_lab::cli::{Cpus, count};
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
@@ -120,6 +123,32 @@ impl RunArgs {
     /// Returns how often guests are run.
     pub fn repeat(&self) -> Repeat {
         Repeat::new(self.runs, self.until)
+    }
+}
+
+/// Options of the pages that a guest visits in random order. Each scenario has its own defaults.
+#[derive(Clone, Debug, Args)]
+pub struct VisitArgs {
+    /// Accesses of the guest, in per cent of its pages, in random order
+    #[arg(long, value_name = "1..100", default_value = "25", value_parser = count::of_hundred())]
+    pub accesses: u8,
+
+    /// How many of a hundred accesses write
+    #[arg(long, short = 'w', value_name = "1..100", default_value = "20")]
+    #[arg(value_parser = count::of_hundred())]
+    pub write_percent: u8,
+}
+
+impl VisitArgs {
+    /// Returns the accesses, with the seed that all ways have in common.
+    pub fn visits(&self) -> Visits {
+        Visits { accesses: self.accesses, writes: self.write_percent, seed: SEED }
+    }
+
+    /// Adds the parameters of results.
+    pub fn add_to(&self, params: &mut Map<String, Value>) {
+        params.insert("accesses".to_owned(), self.accesses.into());
+        params.insert("write_percent".to_owned(), self.write_percent.into());
     }
 }
 
