@@ -26,6 +26,7 @@ mod phases;
 pub mod populate;
 pub mod postcopy;
 mod ranking;
+pub mod reclaim;
 pub mod repeat;
 pub mod restore;
 mod restore_tables;
@@ -57,6 +58,7 @@ impl Scenarios for Guests {
         Entry::of::<snapshot::Snapshot>(),
         Entry::of::<postcopy::Postcopy>(),
         Entry::of::<fork::Fork>(),
+        Entry::of::<reclaim::Reclaim>(),
     ];
 }
 

@@ -23,6 +23,7 @@ fn help_has_examples_and_exit_codes() {
         "snapshot",
         "postcopy",
         "fork",
+        "reclaim",
         "boot-caches",
     ] {
         slat(&["bench", scenario, "--help"]).assert().success().stdout(contains("Examples:"));

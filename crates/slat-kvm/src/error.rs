@@ -148,6 +148,12 @@ pub enum Error {
         /// What is missing, or what the kernel answered.
         why: String,
     },
+    /// The kernel does not reclaim memory by itself.
+    #[error("DAMON_RECLAIM: {why}; it takes root, and a kernel with CONFIG_DAMON_RECLAIM")]
+    NoDamon {
+        /// What is missing, or what the kernel answered.
+        why: String,
+    },
     /// A file stays in the page cache.
     #[error(
         "{cached} of the file stay in the page cache, which a file of a tmpfs is part of: name a \
@@ -341,6 +347,7 @@ impl Error {
                     | Error::NoColdCache { .. }
                     | Error::NoSoftDirty
                     | Error::NoMerging { .. }
+                    | Error::NoDamon { .. }
             )
     }
 

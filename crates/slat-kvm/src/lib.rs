@@ -34,6 +34,7 @@ pub mod hugetlb;
 pub mod idle;
 pub mod image;
 pub mod ioctl;
+mod knobs;
 mod ksm;
 mod machine;
 mod mailbox;

@@ -13,7 +13,7 @@ use slat_kvm::image::Image;
 use slat_kvm::scenario::postcopy::{self, Config, Link, Report, Way};
 use slat_kvm::{Backing, Mode, Setting};
 use slat_lab::cli::{count, time};
-use slat_lab::numbers::seconds;
+use slat_lab::numbers::{bytes, seconds};
 use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
@@ -207,10 +207,11 @@ fn verdict(results: &[Measurement]) -> Verdict {
         let delay = row.params.get("delay_us")?.as_f64()? / 1e6;
         Some(format!(
             "A remote fault stalls a vCPU for {} (median) and {} (p99) over a link with {} of \
-             delay, until all is there after {}{beside}.",
+             delay, behind up to {} that are queued, until all is there after {}{beside}.",
             p50?,
             p99?,
             seconds(delay),
+            bytes(row.params.get("queue")?.as_u64()?),
             all?,
         ))
     }));

@@ -7,7 +7,7 @@
 //! copied if it is written. A third visit gives the usual time.
 
 use super::times::Times;
-use super::visits::{Visits, recorded, visit};
+use super::visits::{Visit, Visits, recorded};
 use crate::figure::{Figure, Results, Said, Value};
 use crate::guest::{Guest, Shape};
 use crate::image::Image;
@@ -213,7 +213,8 @@ impl Fleet<'_> {
                 let second = stage.last_phase().map_or(0.0, |run| run.seconds);
                 Ok((report, second))
             };
-            let visited = visit(stage, work, self.image, rest, |_| None)?;
+            let visit = Visit { work, image: self.image, may_be_empty: false };
+            let visited = visit.run(stage, |_, _| Ok(false), rest, |_| None)?;
             let (mut report, second) = visited.between;
             report.guests.push(One { prepare, times: visited.times, second });
             Ok(report)

@@ -19,6 +19,7 @@ pub mod migrate;
 pub mod pace;
 pub mod populate;
 pub mod postcopy;
+pub mod reclaim;
 pub mod restore;
 pub mod snapshot;
 mod times;

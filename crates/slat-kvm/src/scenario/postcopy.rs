@@ -12,7 +12,7 @@ use super::handler::Handler;
 use super::link::Wire;
 use super::migrate;
 use super::times::Times;
-use super::visits::{Visits, recorded, visit};
+use super::visits::{Visit, Visits, recorded};
 use crate::error::size_name;
 use crate::figure::{Figure, Results, Said, Value};
 use crate::guest::{Guest, Shape};
@@ -240,7 +240,8 @@ fn postcopy(config: &Config, image: &Image, setting: Setting<'_>) -> Result<Repo
                     Ok((all_there, handler.so_far().order))
                 };
                 let waited = |(_, asked): &(Duration, Vec<u64>)| Some(asked.len() as u64);
-                let visited = visit(stage, work, image, all, waited)?;
+                let visit = Visit { work, image, may_be_empty: false };
+                let visited = visit.run(stage, |_, _| Ok(false), all, waited)?;
                 let (all_there, asked) = visited.between;
                 let done = visited.times.share(1.0).unwrap_or(0.0);
                 Ok(Report {

@@ -12,7 +12,7 @@ pub use super::times::Times;
 use super::visits::Visits;
 
 use super::handler::{Handler, Served};
-use super::visits::{recorded, visit};
+use super::visits::{Visit, recorded};
 use crate::error::size_name;
 use crate::figure::Figure::{self, Time};
 use crate::figure::{Results, Said, Value};
@@ -277,7 +277,8 @@ fn touch(
     told: impl FnOnce() -> (Option<Served>, Option<u64>),
 ) -> Result<Report, Error> {
     let between = |stage: &mut Stage<'_>| Ok((told(), pagemap::present(stage.guest.memory())));
-    let visited = visit(stage, work, image, between, |_| None)?;
+    let visit = Visit { work, image, may_be_empty: false };
+    let visited = visit.run(stage, |_, _| Ok(false), between, |_| None)?;
     let ((served, read), resident) = visited.between;
     // A fault that a handler resolves is none of the thread's count.
     let resolved = served.as_ref().map_or(0, |served| served.order.len() as u64);
@@ -285,7 +286,7 @@ fn touch(
         phases: Vec::new(),
         prepare: 0.0,
         times: visited.times,
-        faults: visited.faults.map(|faults| faults + resolved),
+        faults: visited.faults.map(|[major, minor]| major + minor + resolved),
         resident: resident.map(|pages| pages * Backing::Small.page_size()),
         read,
         handler: served.as_ref().map(|served| served.cpu.as_secs_f64()),

@@ -6,10 +6,10 @@
 use super::live::check_reads;
 use super::times::Times;
 use super::writes::{last_writes, positions};
-use crate::guest::Shape;
+use crate::guest::{Guest, Shape};
 use crate::image::Image;
 use crate::phase::Phase;
-use crate::stage::Stage;
+use crate::stage::{Calls, Stage};
 use crate::work::{Order, Touch, Work};
 use crate::{Backing, Error};
 
@@ -49,37 +49,52 @@ pub(super) fn recorded(shape: &Shape, work: Work) -> (Shape, Work) {
 /// What a guest's visits showed.
 pub(super) struct Visited<T> {
     pub times: Times,
-    /// Faults of the host's memory that vCPUs took, where procfs tells.
-    pub faults: Option<u64>,
+    /// Faults of the host's memory that vCPUs took in the first visit, where procfs tells: those
+    /// that read from a disk or swap, and the others.
+    pub faults: Option<[u64; 2]>,
     pub between: T,
 }
 
-/// Lets the guest do a work that is recorded, calls `between`, lets it do the same once more, and
-/// compares all of its memory with the image it came from. `waited` tells from what `between`
-/// returned how many of the accesses had to wait, where something counted them.
-pub(super) fn visit<'a, T>(
-    stage: &mut Stage<'a>,
-    work: Work,
-    image: &Image,
-    between: impl FnOnce(&mut Stage<'a>) -> Result<T, Error>,
-    waited: impl FnOnce(&T) -> Option<u64>,
-) -> Result<Visited<T>, Error> {
-    let guest = stage.guest;
-    let records = || (0..guest.parts().len()).map(|vcpu| guest.record(vcpu)).collect::<Vec<_>>();
-    stage.vcpus(Phase::Restore, None, work)?;
-    let faults = stage.last_phase().and_then(|run| {
-        let of = |name| run.vcpus.iter().map(|vcpu| vcpu.counters.get(name).copied()).sum();
-        let both: [Option<i64>; 2] = ["host_minor_faults", "host_major_faults"].map(of);
-        Some((both[0]? + both[1]?).unsigned_abs())
-    });
-    let first = records();
-    let between = between(stage)?;
-    let given = positions(guest);
-    stage.vcpus(Phase::Warm, None, work)?;
-    let times = Times::new(&first, &records(), waited(&between), guest.ticks_per_second());
-    stage.checking()?;
-    let last = last_writes(guest, &work, &given, stage.stop())?;
-    image.compare(guest, &last, stage.stop())?;
-    check_reads(guest)?;
-    Ok(Visited { times, faults, between })
+/// A guest that visits its pages twice: while its memory comes or goes, and undisturbed, which
+/// gives the usual time. After that all of its memory is compared with the image it came from.
+pub(super) struct Visit<'i> {
+    pub work: Work,
+    pub image: &'i Image,
+    /// Whether pages may have lost their contents.
+    pub may_be_empty: bool,
+}
+
+impl Visit<'_> {
+    /// Runs both visits, the first with calls of the host [`beside`](Stage::vcpus_beside) it, and
+    /// calls `between` between them. `waited` tells from what that returned how many of the
+    /// accesses had to wait, where something counted them.
+    pub fn run<'a, T>(
+        self,
+        stage: &mut Stage<'a>,
+        beside: impl FnMut(&Guest, &mut Calls) -> Result<bool, Error>,
+        between: impl FnOnce(&mut Stage<'a>) -> Result<T, Error>,
+        waited: impl FnOnce(&T) -> Option<u64>,
+    ) -> Result<Visited<T>, Error> {
+        let (guest, work) = (stage.guest, self.work);
+        let records = || (0..guest.parts().len()).map(|vcpu| guest.record(vcpu)).collect();
+        stage.vcpus_beside(Phase::Restore, None, work, beside)?;
+        let faults = stage.last_phase().and_then(|run| {
+            let of = |name| {
+                let all = run.vcpus.iter().map(|vcpu| vcpu.counters.get(name).copied());
+                Some(all.sum::<Option<i64>>()?.unsigned_abs())
+            };
+            Some([of("host_major_faults")?, of("host_minor_faults")?])
+        });
+        let first: Vec<_> = records();
+        let between = between(stage)?;
+        let given = positions(guest);
+        stage.vcpus(Phase::Warm, None, work)?;
+        let again: Vec<_> = records();
+        let times = Times::new(&first, &again, waited(&between), guest.ticks_per_second());
+        stage.checking()?;
+        let last = last_writes(guest, &work, &given, stage.stop())?;
+        self.image.compare(guest, &last, self.may_be_empty, stage.stop())?;
+        check_reads(guest)?;
+        Ok(Visited { times, faults, between })
+    }
 }
