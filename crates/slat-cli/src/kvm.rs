@@ -22,6 +22,7 @@ pub mod migrate;
 mod migrate_tables;
 mod one_way;
 pub mod options;
+mod patterns;
 mod phases;
 pub mod populate;
 pub mod postcopy;
@@ -35,6 +36,7 @@ pub mod snapshot;
 mod stalls;
 mod tables;
 pub mod tune;
+pub mod tune_restore;
 pub mod values;
 mod visits_tables;
 pub mod way;
@@ -66,5 +68,6 @@ impl Scenarios for Guests {
 pub struct Tunes;
 
 impl Scenarios for Tunes {
-    const ALL: &'static [Entry] = &[Entry::of::<tune::TuneDirtyLog>()];
+    const ALL: &'static [Entry] =
+        &[Entry::of::<tune::TuneDirtyLog>(), Entry::of::<tune_restore::TuneRestore>()];
 }

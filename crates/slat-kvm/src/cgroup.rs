@@ -22,6 +22,13 @@ pub struct MemoryLimit {
     version: Version,
 }
 
+/// Returns whether the kernel may kill this process at a limit below what it uses, because it has
+/// control groups of version 1 only.
+pub fn may_kill() -> bool {
+    let groups = Files::here().control_groups("memory", "memory.limit_in_bytes");
+    groups.is_some_and(|groups| groups.version == Version::One)
+}
+
 /// Name of the cgroup that this process makes.
 pub(crate) fn name() -> String {
     format!("slat-{}", std::process::id())
@@ -60,8 +67,24 @@ impl MemoryLimit {
     ///
     /// # Errors
     /// [`Error::Os`]: `EBUSY` if it cannot take away enough.
-    pub fn set(&self, bytes: u64) -> Result<(), Error> {
-        std::fs::write(self.own.join(self.file()), bytes.to_string())
+    fn set(&self, bytes: u64) -> Result<(), Error> {
+        self.write(self.file(), bytes)
+    }
+
+    /// Sets the size from which on the kernel takes memory away: with version 2 `memory.high`,
+    /// which kills nobody; with version 1 the limit.
+    ///
+    /// # Errors
+    /// [`Error::Os`]: `EBUSY` if it cannot take away enough.
+    pub fn press(&self, bytes: u64) -> Result<(), Error> {
+        match self.version {
+            Version::One => self.set(bytes),
+            Version::Two => self.write("memory.high", bytes),
+        }
+    }
+
+    fn write(&self, file: &str, bytes: u64) -> Result<(), Error> {
+        std::fs::write(self.own.join(file), bytes.to_string())
             .map_err(Error::os("write of a cgroup's memory limit"))
     }
 

@@ -18,7 +18,7 @@ fn forked(way: Way, guests: u32, stop: bool) -> Result<Report, Error> {
         shape: Shape { memory: 8 << 20, ..Shape::default() },
         way,
         guests,
-        visits: Visits { accesses: 50, writes: 20, seed: 1 },
+        visits: Visits { accesses: 50, writes: 20, seed: 1, pattern: None },
     };
     let on_event = &mut |_: slat_kvm::Event<'_>| ();
     run(&config, &image, Setting { stop: &AtomicBool::new(stop), pin: &[], on_event })

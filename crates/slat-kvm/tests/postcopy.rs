@@ -15,7 +15,7 @@ fn config(way: Way) -> Config {
     Config {
         shape: Shape { memory: 16 << 20, vcpus: 2, ..Shape::default() },
         way,
-        visits: Visits { accesses: 25, writes: 50, seed: 1 },
+        visits: Visits { accesses: 25, writes: 50, seed: 1, pattern: None },
         per_second: 20_000.0,
         link: Link { rate: 100e6, delay: Duration::from_millis(2), queue: 64 << 10 },
         max_downtime: Duration::from_millis(100),

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 fn config(way: Way, store: Store) -> Config {
     Config {
-        shape: Shape { memory: 16 << 20, ..Shape::default() },
+        shape: Shape { memory: 4 << 20, ..Shape::default() },
         way,
         store,
         allowed: 50,
@@ -34,6 +34,9 @@ fn each_page_that_was_taken_away_comes_back_as_it_was() {
     }
     for store in [Store::File, Store::Swap] {
         for way in [Way::PageOut, Way::Limit, Way::Reclaim, Way::Balloon, Way::Damon] {
+            if way == Way::Limit && slat_kvm::cgroup::may_kill() {
+                continue;
+            }
             let report = match reclaimed(&config(way, store), false) {
                 Ok(report) => report,
                 Err(error) if error.is_missing_feature() => {
@@ -46,9 +49,9 @@ fn each_page_that_was_taken_away_comes_back_as_it_was() {
                 Err(error) => panic!("{way:?} to {store:?}: {error}"),
             };
             let faults = report.faults.unwrap();
-            assert_eq!(report.times.at.len(), 2 * 4096, "{way:?} to {store:?}");
+            assert_eq!(report.times.at.len(), 2 * 1024, "{way:?} to {store:?}");
             if way != Way::Damon {
-                assert!(faults[0] + faults[1] > 500, "{way:?} to {store:?}: {faults:?}");
+                assert!(faults[0] + faults[1] > 100, "{way:?} to {store:?}: {faults:?}");
             }
         }
     }
@@ -58,9 +61,9 @@ fn each_page_that_was_taken_away_comes_back_as_it_was() {
 fn the_trace_is_what_the_guest_does() {
     let config = config(Way::PageOut, Store::File);
     let trace: Vec<_> = config.trace().collect();
-    assert_eq!(trace.len(), 2 * 4096);
-    assert_eq!(trace.iter().filter(|(_, written)| *written).count(), 2 * 4096 / 5);
-    assert!(trace.iter().filter(|(page, _)| *page < 819).count() > 6000);
+    assert_eq!(trace.len(), 2 * 1024);
+    assert_eq!(trace.iter().filter(|(_, written)| *written).count(), 2 * 1024 / 5);
+    assert!(trace.iter().filter(|(page, _)| *page < 204).count() > 1500);
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn config(way: Way) -> Config {
         cache: Cache::Warm,
         prefetch: None,
         handlers: 2,
-        visits: Visits { accesses: 25, writes: 20, seed: 1 },
+        visits: Visits { accesses: 25, writes: 20, seed: 1, pattern: None },
         slow: None,
     }
 }
@@ -68,6 +68,38 @@ fn each_way_brings_each_page_back_as_it_was() {
             Way::Private => assert!(report.order.is_empty()),
             _ => assert_eq!(resident, 16 << 20, "{way:?}"),
         }
+    }
+}
+
+#[test]
+fn a_recorded_order_is_the_order_of_the_faults() {
+    if kvm_or_skip().is_none() {
+        return;
+    }
+    let image = image(16 << 20);
+    let pages: &[u64] = &[1000, 3, 4, 2000, 3, 5, 4095, 6000];
+    let mut shape = config(Way::Copy).shape;
+    shape.vcpus = 1;
+    let visits = Visits { pattern: Some(pages), ..config(Way::Copy).visits };
+    let config = Config { shape, visits, handlers: 1, ..config(Way::Copy) };
+    let Some(report) = restored_or_skip(&config, &image) else { return };
+    // A page beyond the memory counts from its start again.
+    assert_eq!(report.order, [1000, 3, 4, 2000, 5, 4095, 6000 - 4096]);
+    assert_eq!(report.times.at.len(), pages.len());
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_guest_whose_faults_are_asynchronous_has_its_memory_back() {
+    if kvm_or_skip().is_none() {
+        return;
+    }
+    let image = image(16 << 20);
+    for way in [Way::Private, Way::Copy] {
+        let mut config = config(way);
+        config.shape.async_faults = true;
+        let Some(report) = restored_or_skip(&config, &image) else { continue };
+        assert_eq!(report.times.at.len(), 2 * 512, "{way:?}");
     }
 }
 

@@ -13,7 +13,7 @@ const ALL: [Way; 6] = [Way::Log, Way::Ring, Way::Protect, Way::Scan, Way::SoftDi
 
 fn taken(way: Way, backing: Backing, stop: bool) -> Result<Report, Error> {
     let shape = Shape { memory: 16 << 20, backing, vcpus: 2, mode: way.mode(), ..Shape::default() };
-    let visits = Visits { accesses: 50, writes: 50, seed: 1 };
+    let visits = Visits { accesses: 50, writes: 50, seed: 1, pattern: None };
     let config = Config { shape, way, epochs: 3, visits };
     let on_event = &mut |_: slat_kvm::Event<'_>| ();
     run(&config, Setting { stop: &AtomicBool::new(stop), pin: &[], on_event })

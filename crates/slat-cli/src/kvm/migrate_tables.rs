@@ -115,6 +115,8 @@ fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
             writes,
             // The guest that was measured goes through all of its memory.
             hot: USUAL,
+            random: first.param("order") == Some("random"),
+            stop: 0.0,
             copied: copied * MIB,
             copied_at_rest: link.max(copied * MIB),
             max_downtime: number(first, "max_downtime_ms")? / 1e3,

@@ -3,6 +3,7 @@
 //! They have the names that Linux's KVM selftests use for the same options.
 
 use super::guest::SEED;
+use super::patterns::Recorded;
 use super::repeat::{Repeat, Times};
 use super::values::{ClearChunk, HotSet, KvmBacking, Others};
 use clap::Args;
@@ -137,17 +138,29 @@ pub struct VisitArgs {
     #[arg(long, short = 'w', value_name = "1..100", default_value = "20")]
     #[arg(value_parser = count::of_hundred())]
     pub write_percent: u8,
+
+    /// Visit the pages of a recorded guest, not random ones: idle, requests, script, or a file
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "accesses")]
+    pub pattern: Option<Recorded>,
 }
 
 impl VisitArgs {
     /// Returns the accesses, with the seed that all ways have in common.
     pub fn visits(&self) -> Visits {
-        Visits { accesses: self.accesses, writes: self.write_percent, seed: SEED }
+        Visits {
+            accesses: self.accesses,
+            writes: self.write_percent,
+            seed: SEED,
+            pattern: self.pattern.as_ref().map(|recorded| recorded.pages),
+        }
     }
 
     /// Adds the parameters of results.
     pub fn add_to(&self, params: &mut Map<String, Value>) {
-        params.insert("accesses".to_owned(), self.accesses.into());
+        match &self.pattern {
+            Some(pattern) => params.insert("pattern".to_owned(), pattern.to_string().into()),
+            None => params.insert("accesses".to_owned(), self.accesses.into()),
+        };
         params.insert("write_percent".to_owned(), self.write_percent.into());
     }
 }

@@ -115,6 +115,8 @@ Examples:
   slat bench restore --way uffd-4k,minor --handlers 1,2,4 -v 4
       how many threads a handler wants
   slat bench restore --way eager,uffd-2m --thp off,on --memory 1g
+  slat bench restore --pattern requests --memory 128m
+      a guest that touches its pages as a recorded one did
   slat bench restore --way uffd-4k --slow 1:500us
       a handler that is slow for some pages, and what of it the guest sees";
 
@@ -145,6 +147,10 @@ pub struct RestoreArgs {
     /// Transparent huge pages, where the memory is anonymous (eager, uffd-4k, uffd-2m)
     #[arg(long, value_name = "off|on,...", value_delimiter = ',', default_value = "off")]
     pub thp: Vec<Switch>,
+
+    /// KVM's asynchronous page faults: another thread brings a page while the vCPU is halted (x86)
+    #[arg(long, value_name = "off|on,...", value_delimiter = ',', default_value = "off")]
+    pub async_faults: Vec<Switch>,
 
     /// Whether the file is in the page cache at the start
     #[arg(long, value_name = "warm|cold,...", value_delimiter = ',', default_value = "warm")]
@@ -254,6 +260,7 @@ struct Choice {
     way: RestoreWay,
     thp: Switch,
     prefetch: Switch,
+    async_faults: Switch,
     cache: PageCache,
     handlers: u32,
 }
@@ -274,7 +281,14 @@ fn choices(args: &RestoreArgs) -> Vec<Choice> {
             for (&cache, &handlers) in
                 args.cache.iter().flat_map(|cache| handlers.iter().map(move |n| (cache, n)))
             {
-                all.push(Choice { way, thp, prefetch, cache, handlers });
+                all.extend(args.async_faults.iter().map(|&async_faults| Choice {
+                    way,
+                    thp,
+                    prefetch,
+                    async_faults,
+                    cache,
+                    handlers,
+                }));
             }
         }
     }
@@ -324,12 +338,13 @@ fn prepare(
     choice: &Choice,
     order: Option<&Arc<[u64]>>,
 ) -> anyhow::Result<Option<Config>> {
-    let Choice { way, thp, prefetch, cache, handlers } = *choice;
+    let Choice { way, thp, prefetch, async_faults, cache, handlers } = *choice;
     let prefetched = (prefetch == Switch::On).then_some(order);
     if prefetched == Some(None) {
         return Ok(None);
     }
-    let config = config(args, way.way(), thp, cache, handlers)?;
+    let mut config = config(args, way.way(), thp, cache, handlers)?;
+    config.shape.async_faults = async_faults == Switch::On;
     Ok(Some(Config { prefetch: prefetched.flatten().cloned(), ..config }))
 }
 
@@ -344,6 +359,9 @@ fn params(args: &RestoreArgs, choice: &Choice) -> Map<String, Value> {
     add("cache", choice.cache.to_string().into());
     if args.thp != [Switch::Off] {
         add("thp", choice.thp.to_string().into());
+    }
+    if args.async_faults != [Switch::Off] {
+        add("async_faults", choice.async_faults.to_string().into());
     }
     if args.handlers != [1] {
         add("handlers", choice.handlers.into());

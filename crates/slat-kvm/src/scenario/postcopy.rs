@@ -12,7 +12,7 @@ use super::handler::Handler;
 use super::link::Wire;
 use super::migrate;
 use super::times::Times;
-use super::visits::{Visit, Visits, recorded};
+use super::visits::{Visit, Visits, listed, recorded};
 use crate::error::size_name;
 use crate::figure::{Figure, Results, Said, Value};
 use crate::guest::{Guest, Shape};
@@ -125,7 +125,7 @@ impl Config {
 
     fn migration(&self) -> migrate::Config {
         migrate::Config {
-            shape: self.shape.clone(),
+            shape: Shape { records: listed(&self.work()), ..self.shape.clone() },
             work: Work { steps: None, ..self.work() },
             link: self.link.rate,
             max_downtime: self.max_downtime,

@@ -5,7 +5,7 @@
 //! need are counted. A way of KVM's log or of userfaultfd that misses a page is an error. After the
 //! last epoch the snapshot is compared with the memory word by word, unless pages were missed.
 
-use super::visits::Visits;
+use super::visits::{Visits, listed};
 
 use super::handler::Handler;
 use super::live::check_reads;
@@ -169,7 +169,9 @@ pub fn round(report: &Report) -> f64 {
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
     let snapshot = HostMemory::new(config.shape.memory, Backing::Small)?;
-    let (report, phases) = perform(&config.shape, setting, |stage| {
+    let records = listed(&config.visits.work(&config.shape, 0));
+    let shape = Shape { records, ..config.shape.clone() };
+    let (report, phases) = perform(&shape, setting, |stage| {
         stage.populate(config.visits.work(&config.shape, 0))?;
         let guest = stage.guest;
         (0..guest.pages())

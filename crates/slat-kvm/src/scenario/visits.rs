@@ -1,4 +1,5 @@
-//! A guest that visits a part of its pages in random order while its memory comes back.
+//! A guest that visits a part of its pages while its memory comes back, in random order or in a
+//! recorded one.
 //!
 //! It records its clock after each access, and then does the same once more, which gives the usual
 //! time of an access.
@@ -22,19 +23,24 @@ pub struct Visits {
     pub writes: u8,
     /// Seed of the order.
     pub seed: u64,
+    /// The pages of a recorded guest, which are visited in place of random ones: all of them.
+    pub pattern: Option<&'static [u64]>,
 }
 
 impl Visits {
-    /// Returns the work of a round, which differs from that of other rounds in its order.
+    /// Returns the work of a round. Of random accesses it differs from that of other rounds in its
+    /// order, of recorded ones in what is written.
     pub(super) fn work(&self, shape: &Shape, round: u32) -> Work {
         let pages = shape.memory / Backing::Small.page_size();
         let each = pages / shape.vcpus.max(1) as u64;
+        let random = Order::Random { seed: self.seed };
+        let steps = (each * u64::from(self.accesses) / 100).max(1);
         Work {
-            order: Order::Random { seed: self.seed },
+            order: self.pattern.map_or(random, |pages| Order::Listed { pages }),
             miss: Touch::Read,
             share: self.writes,
             round,
-            steps: Some((each * u64::from(self.accesses) / 100).max(1)),
+            steps: Some(self.pattern.map_or(steps, |pages| pages.len() as u64)),
             ..Work::each_page(Touch::Write)
         }
     }
@@ -42,8 +48,16 @@ impl Visits {
 
 /// Returns `shape` with the room that a guest takes to record `work`, and the work recorded.
 pub(super) fn recorded(shape: &Shape, work: Work) -> (Shape, Work) {
-    let records = work.steps.map_or(0, |steps| steps + 1);
+    let records = work.steps.map_or(0, |steps| steps + 1) + listed(&work);
     (Shape { records, ..shape.clone() }, Work { record: true, ..work })
+}
+
+/// Returns the room that the list of a work takes.
+pub(super) fn listed(work: &Work) -> u64 {
+    match work.order {
+        Order::Listed { pages } => pages.len() as u64,
+        _ => 0,
+    }
 }
 
 /// What a guest's visits showed.

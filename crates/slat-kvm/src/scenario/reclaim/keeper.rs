@@ -16,7 +16,8 @@ pub const INTERVAL: Duration = Duration::from_millis(5);
 pub enum Way {
     /// `MADV_PAGEOUT` of the pages in their order, by a VMM that does not know which are used.
     PageOut,
-    /// The limit of a control group; the kernel chooses.
+    /// The limit of a control group; the kernel chooses. With version 1, it kills a process of which
+    /// it finds no page that is not in use.
     Limit,
     /// `memory.reclaim` of a control group, again and again; the kernel chooses.
     Reclaim,
@@ -100,7 +101,7 @@ impl Keeper {
                 let group = self.group.as_ref().expect("it was made with the keeper");
                 // What the process itself holds stays.
                 let own = group.held()?.saturating_sub(self.memory);
-                group.set(own + self.allowed)
+                group.press(own + self.allowed)
             }
             Way::Damon => {
                 let knobs = Knobs::set(DAMON, EAGER).map_err(|why| Error::NoDamon { why })?;
@@ -147,7 +148,7 @@ impl Keeper {
     pub fn end(&mut self) -> Result<(), Error> {
         self.damon = None;
         match &self.group {
-            Some(group) => group.set(self.memory + ROOM),
+            Some(group) => group.press(self.memory + ROOM),
             None => Ok(()),
         }
     }
