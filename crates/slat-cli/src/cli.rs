@@ -19,7 +19,7 @@ pub use kernel::{
     BootArgs, BuildArgs, CallsArgs, ConfigArgs, EditsArgs, KernelAction, KernelArgs, ListArgs,
     MachineArgs, PatchArgs, PatchesArgs, TestArgs, TreeArgs, TreeChoice,
 };
-pub use predict::{PredictArgs, Window, Zero};
+pub use predict::{PredictArgs, Window, WriteOrder, Zero};
 pub use show::ShowArgs;
 pub use watch::WatchArgs;
 

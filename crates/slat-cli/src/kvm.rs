@@ -9,6 +9,7 @@ pub mod age;
 pub mod boot_caches;
 pub mod dirty_log;
 pub mod execute;
+pub mod fork;
 mod guest;
 mod kept;
 pub mod live;
@@ -19,10 +20,14 @@ pub mod memory_stress;
 pub mod memslot;
 pub mod migrate;
 mod migrate_tables;
+mod one_way;
 pub mod options;
+mod patterns;
 mod phases;
 pub mod populate;
+pub mod postcopy;
 mod ranking;
+pub mod reclaim;
 pub mod repeat;
 pub mod restore;
 mod restore_tables;
@@ -31,7 +36,9 @@ pub mod snapshot;
 mod stalls;
 mod tables;
 pub mod tune;
+pub mod tune_restore;
 pub mod values;
+mod visits_tables;
 pub mod way;
 
 use slat_lab::scenario::{Entry, Scenarios};
@@ -51,6 +58,9 @@ impl Scenarios for Guests {
         Entry::of::<migrate::Migrate>(),
         Entry::of::<restore::Restore>(),
         Entry::of::<snapshot::Snapshot>(),
+        Entry::of::<postcopy::Postcopy>(),
+        Entry::of::<fork::Fork>(),
+        Entry::of::<reclaim::Reclaim>(),
     ];
 }
 
@@ -58,5 +68,6 @@ impl Scenarios for Guests {
 pub struct Tunes;
 
 impl Scenarios for Tunes {
-    const ALL: &'static [Entry] = &[Entry::of::<tune::TuneDirtyLog>()];
+    const ALL: &'static [Entry] =
+        &[Entry::of::<tune::TuneDirtyLog>(), Entry::of::<tune_restore::TuneRestore>()];
 }

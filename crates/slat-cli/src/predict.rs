@@ -1,11 +1,12 @@
 //! `slat predict`: forecasts of a migration from figures, for each way to migrate.
 //!
-//! Pre-copy is the model of `forecast`. Auto-converge is QEMU's: from the second
+//! Pre-copy is the model of `forecast`. With multifd, several threads copy, each at its own rate, up
+//! to the link. Auto-converge is QEMU's: from the second
 //! round on, a round that dirties more than half of what it copied slows the vCPUs down, by 20 % at
 //! first and by 10 % more each further time, to 99 % at most. Post-copy copies all memory once
 //! while the guest runs, then moves the vCPUs, which wait for each page that is not there yet.
 
-use crate::cli::PredictArgs;
+use crate::cli::{PredictArgs, WriteOrder};
 use crate::forecast::{self, Guest, Writes};
 use serde::Serialize;
 use slat_lab::failure::bad_input;
@@ -18,6 +19,9 @@ const TRIGGER: f64 = 0.5;
 /// First slowing (`cpu-throttle-initial`), each further one, and the most.
 const THROTTLE: [f64; 3] = [0.2, 0.1, 0.99];
 
+/// The way that slows the guest down.
+const AUTO_CONVERGE: &str = "auto-converge";
+
 /// The forecast of one way to migrate a guest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
@@ -29,7 +33,7 @@ pub struct Prediction {
     pub dirty_rate: f64,
     /// Bytes that it writes again and again.
     pub hot: f64,
-    /// `pre-copy`, `auto-converge` or `post-copy`.
+    /// `pre-copy`, `multifd`, `auto-converge` or `post-copy`.
     pub way: &'static str,
     /// Seconds of the migration, with the downtime.
     pub total: f64,
@@ -53,8 +57,9 @@ pub struct Prediction {
 pub fn all(args: &PredictArgs) -> anyhow::Result<Vec<Prediction>> {
     let memory = args.memory.bytes() as f64;
     let hot = args.hot_set.map_or(memory, |hot| (hot.bytes() as f64).min(memory));
-    let writes = match args.dirty[..] {
-        [] => args.dirty_rate.iter().map(|rate| Known::Even { rate: rate.0, hot }).collect(),
+    let random = args.order == WriteOrder::Random;
+    let writes: Vec<(Writes, bool)> = match args.dirty[..] {
+        [] => args.dirty_rate.iter().map(|rate| (Writes { rate: rate.0, hot }, random)).collect(),
         [one, other] => {
             let mut windows = [one, other].map(|window| (window.seconds, window.dirty.0 as f64));
             windows.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -64,67 +69,48 @@ pub fn all(args: &PredictArgs) -> anyhow::Result<Vec<Prediction>> {
                      second; no guest dirties memory so",
                 )
             })?;
-            vec![Known::Random(writes)]
+            vec![(writes, true)]
         }
         _ => return Err(bad_input("--dirty is given twice, for a short and a long window")),
     };
     let mut all = Vec::new();
-    for writes in writes {
+    for (Writes { rate, hot }, random) in writes {
         for link in &args.link {
             for downtime in &args.max_downtime {
-                let guest = Guest {
+                let copied = |channels: u32| {
+                    let threads = args.channel_rate.map(|rate| rate.0 * f64::from(channels));
+                    threads.map_or(link.0, |threads| threads.min(link.0))
+                };
+                let guest = |channels| Guest {
                     memory,
-                    writes: writes.rate(),
-                    hot: writes.hot(),
-                    copied: link.0,
-                    copied_at_rest: link.0,
+                    writes: rate,
+                    hot,
+                    random,
+                    copied: copied(channels),
+                    copied_at_rest: copied(channels),
+                    stop: args.stop_time.as_secs_f64(),
                     max_downtime: downtime.as_secs_f64(),
                     max_rounds: args.max_rounds,
                 };
-                all.extend([false, true].map(|slows| precopy(args, &guest, writes, slows)));
-                all.push(postcopy(args, &guest, writes));
+                let one = guest(1);
+                let mut ways = vec![precopy(args, &one, "pre-copy")];
+                if args.channels > 1 {
+                    ways.push(precopy(args, &guest(args.channels), "multifd"));
+                }
+                ways.push(precopy(args, &one, AUTO_CONVERGE));
+                ways.push(postcopy(args, &one));
+                all.extend(ways.into_iter().map(|way| Prediction { link: link.0, ..way }));
             }
         }
     }
     Ok(all)
 }
 
-/// What is known of a guest's writes.
-#[derive(Clone, Copy)]
-enum Known {
-    /// A rate, until all of the hot set is dirty.
-    Even { rate: f64, hot: f64 },
-    /// A curve that two windows fixed.
-    Random(Writes),
-}
-
-impl Known {
-    fn rate(self) -> f64 {
-        match self {
-            Self::Even { rate, .. } => rate,
-            Self::Random(writes) => writes.rate,
-        }
-    }
-
-    fn hot(self) -> f64 {
-        match self {
-            Self::Even { hot, .. } => hot,
-            Self::Random(writes) => writes.hot,
-        }
-    }
-
-    /// Returns the bytes dirtied in a time by a guest at a part of its pace.
-    fn within(self, seconds: f64, pace: f64) -> f64 {
-        match self {
-            Self::Even { rate, hot } => (rate * pace * seconds).min(hot),
-            Self::Random(writes) => writes.within(seconds * pace),
-        }
-    }
-}
-
-/// Returns the bytes that the first round copies.
+/// Returns the bytes that the first round copies: all, and in place of pages that are zero what the
+/// link would carry while the VMM finds that out.
 fn first(args: &PredictArgs, guest: &Guest) -> f64 {
-    guest.memory * (1.0 - args.zero_pages.0 / 100.0)
+    let zero = guest.memory * args.zero_pages.0 / 100.0;
+    guest.memory - zero + zero / args.zero_rate.0 * guest.copied
 }
 
 /// Returns the part of the vCPUs' time that logging takes, if so many bytes become dirty in a time.
@@ -134,10 +120,11 @@ fn logged(args: &PredictArgs, dirtied: f64, seconds: f64) -> f64 {
     if seconds > 0.0 { (cost / seconds).min(1.0) } else { 0.0 }
 }
 
-fn precopy(args: &PredictArgs, guest: &Guest, writes: Known, slows: bool) -> Prediction {
+fn precopy(args: &PredictArgs, guest: &Guest, way: &'static str) -> Prediction {
+    let slows = way == AUTO_CONVERGE;
     let (mut pace, mut lost, mut running) = (1.0, 0.0, 0.0);
     let forecast = forecast::course(guest, first(args, guest), |round| {
-        let dirtied = writes.within(round.seconds, pace);
+        let dirtied = guest.dirtied(round.seconds, pace);
         running += round.seconds;
         let left = pace * (1.0 - logged(args, dirtied, round.seconds));
         lost += (1.0 - left) * round.seconds;
@@ -153,7 +140,7 @@ fn precopy(args: &PredictArgs, guest: &Guest, writes: Known, slows: bool) -> Pre
         max_downtime: guest.max_downtime,
         dirty_rate: guest.writes,
         hot: guest.hot,
-        way: if slows { "auto-converge" } else { "pre-copy" },
+        way,
         total: forecast.total,
         downtime: forecast.downtime,
         rounds: forecast.rounds,
@@ -163,10 +150,10 @@ fn precopy(args: &PredictArgs, guest: &Guest, writes: Known, slows: bool) -> Pre
     }
 }
 
-fn postcopy(args: &PredictArgs, guest: &Guest, writes: Known) -> Prediction {
+fn postcopy(args: &PredictArgs, guest: &Guest) -> Prediction {
     let page = slat_kvm::Backing::Small.page_size() as f64;
     let round = first(args, guest) / guest.copied;
-    let rest = writes.within(round, 1.0).min(guest.memory);
+    let rest = guest.dirtied(round, 1.0).min(guest.memory);
     let fault = args.round_trip.as_secs_f64() + page / guest.copied;
     Prediction {
         link: guest.copied,
@@ -176,7 +163,9 @@ fn postcopy(args: &PredictArgs, guest: &Guest, writes: Known) -> Prediction {
         way: "post-copy",
         total: round + rest / guest.copied,
         // The vCPUs' state, and the list of the pages that are not there: a bit for each page.
-        downtime: args.round_trip.as_secs_f64() + guest.memory / page / 8.0 / guest.copied,
+        downtime: guest.stop
+            + args.round_trip.as_secs_f64()
+            + guest.memory / page / 8.0 / guest.copied,
         rounds: 1,
         converges: true,
         lost: 100.0 * logged(args, rest, round),
@@ -219,10 +208,12 @@ pub fn table(args: &PredictArgs, all: &[Prediction]) -> Table {
     Table {
         title: format!("Forecasts of a migration: {}", bytes(args.memory.bytes())),
         common: format!(
-            "vCPUs {}, zero pages {}, a logged write {}, round trip {}",
+            "vCPUs {}, order {}, zero pages {}, a logged write {}, stop {}, round trip {}",
             args.vcpus,
+            if args.dirty.is_empty() { args.order } else { WriteOrder::Random },
             args.zero_pages,
             seconds(args.logged_write.as_secs_f64()),
+            seconds(args.stop_time.as_secs_f64()),
             seconds(args.round_trip.as_secs_f64()),
         ),
         columns: columns.map(str::to_owned).into(),
@@ -261,6 +252,8 @@ mod tests {
             memory: slow.hot,
             writes: slow.dirty_rate,
             hot: slow.hot,
+            random: false,
+            stop: 0.003,
             copied: slow.link,
             copied_at_rest: slow.link,
             max_downtime: 0.3,
@@ -278,12 +271,26 @@ mod tests {
     }
 
     #[test]
+    fn several_channels_copy_until_the_link_is_full() {
+        let line = "--memory 10g --dirty-rate 1MiB/s --link 2GiB/s --channel-rate 500MiB/s";
+        let all = predicted(&format!("{line} --channels 2")).unwrap();
+        let ways: Vec<_> = all.iter().map(|one| one.way).collect();
+        assert_eq!(ways, ["pre-copy", "multifd", "auto-converge", "post-copy"]);
+        assert!((all[0].total / all[1].total - 2.0).abs() < 0.02, "{all:?}");
+        let full = &predicted(&format!("{line} --channels 9")).unwrap()[1];
+        assert!((full.total - 5.0).abs() < 0.1, "{full:?}");
+        assert!(predicted(&format!("{line} --order random")).is_ok());
+    }
+
+    #[test]
     fn zero_pages_take_no_part_of_the_link_and_windows_bound_the_hot_set() {
         let total = |more: &str| {
             let line = format!("--memory 10g --dirty-rate 1MiB/s --link 1GiB/s {more}");
             predicted(&line).unwrap()[0].total
         };
-        assert!((total("") / total("--zero-pages 50%") - 2.0).abs() < 0.02);
+        assert!((total("") / total("--zero-pages 50% --zero-rate 1TiB/s") - 2.0).abs() < 0.02);
+        // Half of it takes the link 5 s, and the search for the other half takes 2.5 s.
+        assert!((total("--zero-pages 50% --zero-rate 2GiB/s") - 7.5).abs() < 0.1);
         let windows = "--memory 64g --dirty 1s:600m --dirty 100ms:200m --link 1GiB/s";
         let two = &predicted(windows).unwrap()[0];
         assert!(two.hot < 1e9 && two.hot > 600.0 * 1048576.0, "{two:?}");

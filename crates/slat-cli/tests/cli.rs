@@ -21,6 +21,9 @@ fn help_has_examples_and_exit_codes() {
         "migrate",
         "restore",
         "snapshot",
+        "postcopy",
+        "fork",
+        "reclaim",
         "boot-caches",
     ] {
         slat(&["bench", scenario, "--help"]).assert().success().stdout(contains("Examples:"));

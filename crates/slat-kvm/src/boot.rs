@@ -202,8 +202,8 @@ mod tests {
         let code = arch::code();
         assert!(!code.is_empty() && CODE_GPA + code.len() as u64 <= ROOT_GPA);
         use Piece::*;
-        let mut offsets =
-            [Sequential, Random, Hot, Write, Read, Sum, Execute, Ask, Skip].map(arch::offset);
+        let mut offsets = [Sequential, Random, Hot, Listed, Write, Read, Sum, Execute, Ask, Skip]
+            .map(arch::offset);
         assert!(offsets.iter().all(|&offset| offset > 0 && offset < code.len() as u64));
         offsets.sort_unstable();
         assert!(offsets.windows(2).all(|pair| pair[0] < pair[1]), "{offsets:?}");

@@ -19,6 +19,14 @@ pub struct MemoryLimit {
     own: PathBuf,
     /// A group whose children got the controller of memory.
     enabled: Option<PathBuf>,
+    version: Version,
+}
+
+/// Returns whether the kernel may kill this process at a limit below what it uses, because it has
+/// control groups of version 1 only.
+pub fn may_kill() -> bool {
+    let groups = Files::here().control_groups("memory", "memory.limit_in_bytes");
+    groups.is_some_and(|groups| groups.version == Version::One)
 }
 
 /// Name of the cgroup that this process makes.
@@ -55,15 +63,80 @@ impl MemoryLimit {
         Self::below(files, &groups, &bounds, bytes)
     }
 
+    /// Sets another limit. The kernel takes away what is above it before the call returns.
+    ///
+    /// # Errors
+    /// [`Error::Os`]: `EBUSY` if it cannot take away enough.
+    fn set(&self, bytes: u64) -> Result<(), Error> {
+        self.write(self.file(), bytes)
+    }
+
+    /// Sets the size from which on the kernel takes memory away: with version 2 `memory.high`,
+    /// which kills nobody; with version 1 the limit.
+    ///
+    /// # Errors
+    /// [`Error::Os`]: `EBUSY` if it cannot take away enough.
+    pub fn press(&self, bytes: u64) -> Result<(), Error> {
+        match self.version {
+            Version::One => self.set(bytes),
+            Version::Two => self.write("memory.high", bytes),
+        }
+    }
+
+    fn write(&self, file: &str, bytes: u64) -> Result<(), Error> {
+        std::fs::write(self.own.join(file), bytes.to_string())
+            .map_err(Error::os("write of a cgroup's memory limit"))
+    }
+
+    /// Returns the bytes that the group holds.
+    ///
+    /// # Errors
+    /// [`Error::NoControlGroup`] if the kernel does not tell.
+    pub fn held(&self) -> Result<u64, Error> {
+        let name = match self.version {
+            Version::One => "memory.usage_in_bytes",
+            Version::Two => "memory.current",
+        };
+        let text = std::fs::read_to_string(self.own.join(name)).ok();
+        let held = text.and_then(|text| text.trim().parse().ok());
+        held.ok_or_else(|| lack(&self.own.display().to_string(), "does not tell what it holds"))
+    }
+
+    /// Asks the kernel to take so many bytes away from the group (`memory.reclaim`, of version 2
+    /// since Linux 5.19). It takes what it can.
+    ///
+    /// # Errors
+    /// [`Error::NoControlGroup`] if the group has no such file.
+    pub fn reclaim(&self, bytes: u64) -> Result<(), Error> {
+        match std::fs::write(self.own.join("memory.reclaim"), bytes.to_string()) {
+            // It could take less than that.
+            Err(error) if error.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(_) => Err(lack(
+                &self.own.display().to_string(),
+                "has no memory.reclaim: version 2 of control groups has it since Linux 5.19",
+            )),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Returns the name of the file with the limit.
+    fn file(&self) -> &'static str {
+        match self.version {
+            Version::One => "memory.limit_in_bytes",
+            Version::Two => "memory.max",
+        }
+    }
+
     fn below(files: Files<'_>, at: &Groups, bounds: &[Bound], bytes: u64) -> Result<Self, Error> {
         let folders: Vec<PathBuf> = at.folders.iter().map(|it| files.0.join(it)).collect();
         let Some(home) = folders.first() else { return Err(lack("/", "is in no control group")) };
         if at.version == Version::One {
-            return Self::make(home, home, "memory.limit_in_bytes", bytes);
+            return Self::make(home, home, Version::One, bytes);
         }
         let mut refused = None;
         for (parent, bound) in folders.iter().zip(bounds) {
-            match Self::make(home, parent, "memory.max", bytes) {
+            match Self::make(home, parent, Version::Two, bytes) {
                 // Other processes are in it: of version 2, its children have no controllers.
                 Err(busy @ Error::NoControlGroup { .. }) => refused.get_or_insert(busy),
                 result => return result,
@@ -78,17 +151,16 @@ impl MemoryLimit {
 
     /// Makes the group below `parent`. The process is moved first: in version 2, only a group
     /// without processes, or the root, can give its children controllers.
-    fn make(home: &Path, parent: &Path, file: &str, bytes: u64) -> Result<Self, Error> {
+    fn make(home: &Path, parent: &Path, version: Version, bytes: u64) -> Result<Self, Error> {
         let own = parent.join(name());
         std::fs::create_dir(&own).map_err(Error::os("mkdir of a cgroup (needs root)"))?;
         // From here on, dropping `limit` removes the cgroup.
-        let mut limit = Self { home: home.to_owned(), own, enabled: None };
+        let mut limit = Self { home: home.to_owned(), own, enabled: None, version };
         limit.join(&limit.own)?;
-        if file == "memory.max" {
+        if version == Version::Two {
             limit.enable(parent)?;
         }
-        std::fs::write(limit.own.join(file), bytes.to_string())
-            .map_err(Error::os("write of a cgroup's memory limit"))?;
+        limit.set(bytes)?;
         Ok(limit)
     }
 

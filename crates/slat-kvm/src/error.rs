@@ -142,6 +142,18 @@ pub enum Error {
     /// The kernel has no soft-dirty bits.
     #[error("this kernel has no soft-dirty bits: it needs CONFIG_MEM_SOFT_DIRTY")]
     NoSoftDirty,
+    /// The kernel does not merge pages with equal contents.
+    #[error("KSM: {why}; it takes root, and a kernel with CONFIG_KSM")]
+    NoMerging {
+        /// What is missing, or what the kernel answered.
+        why: String,
+    },
+    /// The kernel does not reclaim memory by itself.
+    #[error("DAMON_RECLAIM: {why}; it takes root, and a kernel with CONFIG_DAMON_RECLAIM")]
+    NoDamon {
+        /// What is missing, or what the kernel answered.
+        why: String,
+    },
     /// A file stays in the page cache.
     #[error(
         "{cached} of the file stay in the page cache, which a file of a tmpfs is part of: name a \
@@ -334,6 +346,8 @@ impl Error {
                     | Error::NoUserfaultfd { .. }
                     | Error::NoColdCache { .. }
                     | Error::NoSoftDirty
+                    | Error::NoMerging { .. }
+                    | Error::NoDamon { .. }
             )
     }
 

@@ -110,13 +110,13 @@ impl Image {
 
     /// Returns how many bytes of the file are in the page cache.
     fn cached(&self) -> Result<u64, Error> {
-        let mapped = HostMemory::of_file(&self.file, self.bytes, MapFlags::SHARED)?;
+        let mapped = self.map_shared()?;
         Ok(pagemap::in_core(&mapped)?.len() as u64 * self.page_size)
     }
 
     /// Compares each word of the guest's memory with the file, and with the stamps of the pages
     /// that the guest wrote since: `last` has the number of the last step that wrote each page, or
-    /// 0.
+    /// 0. With `may_be_empty`, a page may hold nothing but the guest's stamp, or nothing.
     ///
     /// # Errors
     /// [`Error::WrongStamp`], [`Error::Stopped`].
@@ -124,6 +124,7 @@ impl Image {
         &self,
         guest: &Guest,
         last: &[u64],
+        may_be_empty: bool,
         stop: &AtomicBool,
     ) -> Result<(), Error> {
         for (page, &step) in (0u64..).zip(last) {
@@ -134,15 +135,22 @@ impl Image {
                 guest.check_stamp(page, step)?;
             }
             let first = if step == 0 { 0 } else { STAMP };
+            let word = |place| guest.memory().read(page * self.page_size + place * 8).unwrap_or(0);
+            let empty = may_be_empty && word(STAMP) == 0;
             for place in first..self.page_size / 8 {
-                let found = guest.memory().read(page * self.page_size + place * 8).unwrap_or(0);
-                let expected = self.word(page, place);
+                let found = word(place);
+                let expected = if empty { 0 } else { self.word(page, place) };
                 if found != expected {
                     return Err(Error::WrongStamp { page, found, expected });
                 }
             }
         }
         Ok(())
+    }
+
+    /// Maps the file, which the guest's writes then change.
+    pub(crate) fn map_shared(&self) -> Result<HostMemory, Error> {
+        HostMemory::of_file(&self.file, self.bytes, MapFlags::SHARED)
     }
 
     /// Maps the file privately, as the memory of a guest.

@@ -34,6 +34,8 @@ pub mod hugetlb;
 pub mod idle;
 pub mod image;
 pub mod ioctl;
+mod knobs;
+mod ksm;
 mod machine;
 mod mailbox;
 pub mod meminfo;

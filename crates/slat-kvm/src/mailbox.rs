@@ -42,6 +42,9 @@ pub(crate) struct Words {
     pub hot_pages: u64,
     /// Share of the steps that touch the hot set, in per cent.
     pub hot_share: u64,
+    /// Guest address of a list of pages, and the number of its entries.
+    pub list: u64,
+    pub listed: u64,
     /// Ticks from one step to the next, or 0 for no pace.
     pub period: u64,
     /// Ticks above which the time between two accesses is a stall.

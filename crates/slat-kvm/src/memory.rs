@@ -257,6 +257,45 @@ impl HostMemory {
             .map_err(Error::os("madvise of MADV_POPULATE_READ"))
     }
 
+    /// Takes the pages of a range away: to swap, or to the file that they are of.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the kernel refuses, or knows no `MADV_PAGEOUT` (Linux 5.4).
+    pub(crate) fn page_out(&self, range: Range<u64>) -> Result<(), Error> {
+        self.take_away(range, Advice::LinuxPageOut)
+    }
+
+    /// Drops the contents of the pages of a range. Anonymous pages are empty afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the kernel refuses.
+    pub(crate) fn discard(&self, range: Range<u64>) -> Result<(), Error> {
+        self.take_away(range, Advice::LinuxDontNeed)
+    }
+
+    fn take_away(&self, range: Range<u64>, advice: Advice) -> Result<(), Error> {
+        let len = range.end.min(self.len()).saturating_sub(range.start) as usize;
+        let at = self.start.as_ptr().wrapping_byte_add(range.start as usize);
+        // SAFETY: the range lies in this mapping. Its contents may go: they are only read as
+        // atomic words, which are valid with any value.
+        unsafe { madvise(at, len, advice) }.map_err(Error::os("madvise of guest memory"))
+    }
+
+    /// Lets the kernel merge pages with others of the same contents.
+    ///
+    /// # Errors
+    /// [`Error::NoMerging`] if it cannot.
+    pub(crate) fn allow_merging(&self) -> Result<(), Error> {
+        // SAFETY: the range is this mapping, and the advice does not change its contents.
+        unsafe { madvise(self.start.as_ptr(), self.len, Advice::LinuxMergeable) }
+            .map_err(|answer| Error::NoMerging { why: format!("MADV_MERGEABLE: {answer}") })
+    }
+
+    /// Returns the addresses of the mapping in this process.
+    pub(crate) fn addresses(&self) -> Range<u64> {
+        self.host_address()..self.host_address() + self.len()
+    }
+
     /// Returns the size, in bytes.
     pub fn len(&self) -> u64 {
         self.len as u64

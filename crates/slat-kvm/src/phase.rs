@@ -85,6 +85,10 @@ phases! {
     Prepare = "prepare",
     /// vCPUs run while their memory comes back.
     Restore = "restore",
+    /// vCPUs visit their memory again, after the host has done something to it.
+    Revisit = "revisit",
+    /// The host looks for pages with equal contents, and merges them.
+    Merge = "merge",
     /// vCPUs are stopped while the last pages are copied.
     Downtime = "downtime",
 }

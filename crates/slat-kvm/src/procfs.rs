@@ -289,6 +289,22 @@ impl Files<'_> {
         Some(sum)
     }
 
+    /// Returns the bytes of memory that mappings of this process hold which start within one of
+    /// some ranges: all of their own pages, and their share of those that others map, too.
+    pub fn proportional(&self, ranges: &[Range<u64>]) -> Option<u64> {
+        let smaps = self.text("proc/self/smaps")?;
+        let (mut inside, mut sum) = (false, 0);
+        for line in smaps.lines() {
+            let first = line.split(' ').next().and_then(|range| range.split_once('-'));
+            if let Some((Ok(from), Ok(_))) = first.map(|(from, to)| (address(from), address(to))) {
+                inside = ranges.iter().any(|range| range.contains(&from));
+            } else if inside {
+                sum += bytes(line, "Pss").unwrap_or(0);
+            }
+        }
+        Some(sum)
+    }
+
     /// Returns the bytes on each NUMA node, of this process's mappings that start within a range.
     pub fn numa_maps(&self, range: Range<u64>) -> Option<BTreeMap<u32, u64>> {
         let maps = self.text("proc/self/numa_maps")?;
@@ -510,6 +526,17 @@ mod tests {
             assert_eq!(files.anon_huge_pages(0x2000..0x5000), None, "a part of a mapping");
             assert_eq!(files.anon_huge_pages(0..0x4000), None);
             assert_eq!(files.anon_huge_pages(0..0x1000), Some(0));
+        });
+    }
+
+    #[test]
+    fn shares_of_the_mappings_of_all_ranges_are_summed() {
+        let smaps = "1000-2000 rw-p 00000000 00:00 0 \nPss:    3 kB\nPss_Dirty:   1 kB\n\
+                     2000-5000 rw-p 00000000 00:00 0 \nPss:    5 kB\n\
+                     5000-6000 rw-p 00000000 00:00 0 \nPss:    9 kB\n";
+        with("proc/self/smaps", smaps, |files| {
+            assert_eq!(files.proportional(&[0x2000..0x3000, 0x5000..0x6000]), Some(14 << 10));
+            assert_eq!(files.proportional(&[]), Some(0));
         });
     }
 

@@ -113,6 +113,11 @@ impl<'a> Stage<'a> {
         if self.stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     }
 
+    /// Returns the environment of another guest, which runs while this one stands still.
+    pub fn setting<'s>(&'s mut self, pin: &'s [usize]) -> Setting<'s> {
+        Setting { stop: self.stop, pin, on_event: &mut *self.on_event }
+    }
+
     /// Runs a phase of the vCPUs.
     pub fn vcpus(&mut self, phase: Phase, round: Option<u32>, work: Work) -> Result<(), Error> {
         self.vcpus_beside(phase, round, work, |_, _| Ok(false))

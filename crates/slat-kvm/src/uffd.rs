@@ -103,8 +103,25 @@ impl Uffd {
 
     /// Fills pages of `to` that are not there with those at the same place of `from`.
     pub fn copy(&self, from: &HostMemory, to: &HostMemory, range: Range<u64>) -> Result<(), Error> {
+        let source = from.host_address() + range.start;
+        self.copy_from(source, to, range)
+    }
+
+    /// Fills pages of `to` that are not there with `bytes`, which are as many as the range has.
+    pub fn copy_bytes(
+        &self,
+        bytes: &[u8],
+        to: &HostMemory,
+        range: Range<u64>,
+    ) -> Result<(), Error> {
+        let range = range.start..range.end.min(range.start + bytes.len() as u64);
+        self.copy_from(bytes.as_ptr().expose_provenance() as u64, to, range)
+    }
+
+    fn copy_from(&self, source: u64, to: &HostMemory, range: Range<u64>) -> Result<(), Error> {
+        let first = range.start;
         self.piecewise(range, "UFFDIO_COPY", COPY, 4, |at, len| {
-            [to.host_address() + at, from.host_address() + at, len, 0, 0]
+            [to.host_address() + at, source + (at - first), len, 0, 0]
         })
     }
 

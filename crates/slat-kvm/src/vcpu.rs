@@ -77,6 +77,7 @@ impl Vcpu {
             Order::Sequential => Piece::Sequential,
             Order::Random { .. } => Piece::Random,
             Order::Hot { .. } => Piece::Hot,
+            Order::Listed { .. } => Piece::Listed,
         });
         let hot_share = match work.order {
             Order::Hot { share, .. } => u64::from(share),
@@ -86,10 +87,22 @@ impl Vcpu {
             Work { endless: true, .. } => u64::MAX,
             _ => work.steps.unwrap_or(self.part.pages),
         };
-        let room = self.machine.boot.records();
+        let list = match work.order {
+            Order::Listed { pages } => pages,
+            _ => &[],
+        };
+        let boot = &self.machine.boot;
+        let Some(room) = boot.records().checked_sub(list.len() as u64) else {
+            return Err(Error::invalid("recorded accesses", list.len(), "have no room"));
+        };
         // One more value is that of the start.
         if work.record && left >= room {
             return Err(Error::invalid("steps", left, format!("exceed a record of {room}")));
+        }
+        // The list ends where the room of the records does.
+        let list_at = boot.records_gpa(self.index) + room * 8;
+        for (place, page) in (0..).zip(list) {
+            boot.memory().write(list_at + place * 8, page % self.part.pages.max(1));
         }
         let record = if work.record { self.machine.boot.records_gpa(self.index) } else { 0 };
         let period = work.per_second.map_or(0, |pace| (self.ticks_per_second / pace) as u64);
@@ -106,6 +119,8 @@ impl Vcpu {
         word!(mailbox, miss).store(boot::touching(work.miss), Relaxed);
         word!(mailbox, hot_pages).store(work.hot_pages(self.part.pages), Relaxed);
         word!(mailbox, hot_share).store(hot_share, Relaxed);
+        word!(mailbox, list).store(list_at, Relaxed);
+        word!(mailbox, listed).store(list.len() as u64, Relaxed);
         word!(mailbox, period).store(period, Relaxed);
         word!(mailbox, returns).store(arch::RETURNS, Relaxed);
         word!(mailbox, record).store(record, Relaxed);

@@ -52,6 +52,12 @@ pub enum Order {
         /// Share of the steps that touch the hot set, in per cent.
         share: u8,
     },
+    /// As a recorded list says, from its first entry to the last, repeatedly. It lies behind the
+    /// vCPU's records of its clock.
+    Listed {
+        /// Pages of the vCPU's part; a number beyond it counts from its start again.
+        pages: &'static [u64],
+    },
 }
 
 /// The work of a vCPU.
@@ -113,6 +119,9 @@ impl Work {
                 ("caches that a guest can switch (Arm)", "toggling them");
             return Err(Error::MissingCapability { capability, needed_for });
         }
+        if let Order::Listed { pages: [] } = self.order {
+            return Err(Error::invalid("recorded accesses", 0, "must be at least 1"));
+        }
         if let Order::Hot { percent, share, .. } = self.order {
             within("size of the hot set", percent)?;
             within("share of the hot set", share)?;
@@ -135,7 +144,7 @@ impl Work {
     /// Returns the state of the random orders before a vCPU's first step.
     pub(crate) fn seed(&self, vcpu: usize) -> u64 {
         match self.order {
-            Order::Sequential => 0,
+            Order::Sequential | Order::Listed { .. } => 0,
             Order::Random { seed } | Order::Hot { seed, .. } => {
                 let turn = seed ^ (vcpu as u64 + 1) << 32 ^ u64::from(self.round) << 48;
                 advance(advance(turn))
@@ -198,6 +207,11 @@ impl Iterator for Steps {
                 self.index = (page + 1) % self.pages.max(1);
                 page
             }
+            Order::Listed { pages } => {
+                let page = pages.get(self.index as usize).copied().unwrap_or(0);
+                self.index = (self.index + 1) % pages.len().max(1) as u64;
+                page % self.pages.max(1)
+            }
             Order::Random { .. } => {
                 self.random = advance(self.random);
                 draw(self.random, self.pages)
@@ -254,6 +268,16 @@ mod tests {
         pages(0).for_each(|page| seen[page as usize] += 1);
         assert!(seen.iter().all(|&times| (2..60).contains(&times)), "{seen:?}");
         assert!(pages(0).ne(pages(1)));
+    }
+
+    #[test]
+    fn a_list_is_repeated_and_stays_within_the_part() {
+        let work =
+            Work { order: Order::Listed { pages: &[7, 3, 12] }, ..Work::each_page(Touch::Write) };
+        let pages: Vec<_> = work.steps(1, 10).take(5).map(|step| step.0).collect();
+        assert_eq!(pages, [7, 3, 2, 7, 3]);
+        let none = Work { order: Order::Listed { pages: &[] }, ..work };
+        assert!(none.check().is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use slat_kvm::guest::Shape;
 use slat_kvm::image::{Cache, Image};
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::restore::{Config, Report, Slow, Way, run};
+use slat_kvm::scenario::visits::Visits;
 use slat_kvm::{Error, Mode, Setting};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -21,9 +22,7 @@ fn config(way: Way) -> Config {
         cache: Cache::Warm,
         prefetch: None,
         handlers: 2,
-        accesses: 25,
-        writes: 20,
-        seed: 1,
+        visits: Visits { accesses: 25, writes: 20, seed: 1, pattern: None },
         slow: None,
     }
 }
@@ -73,6 +72,38 @@ fn each_way_brings_each_page_back_as_it_was() {
 }
 
 #[test]
+fn a_recorded_order_is_the_order_of_the_faults() {
+    if kvm_or_skip().is_none() {
+        return;
+    }
+    let image = image(16 << 20);
+    let pages: &[u64] = &[1000, 3, 4, 2000, 3, 5, 4095, 6000];
+    let mut shape = config(Way::Copy).shape;
+    shape.vcpus = 1;
+    let visits = Visits { pattern: Some(pages), ..config(Way::Copy).visits };
+    let config = Config { shape, visits, handlers: 1, ..config(Way::Copy) };
+    let Some(report) = restored_or_skip(&config, &image) else { return };
+    // A page beyond the memory counts from its start again.
+    assert_eq!(report.order, [1000, 3, 4, 2000, 5, 4095, 6000 - 4096]);
+    assert_eq!(report.times.at.len(), pages.len());
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_guest_whose_faults_are_asynchronous_has_its_memory_back() {
+    if kvm_or_skip().is_none() {
+        return;
+    }
+    let image = image(16 << 20);
+    for way in [Way::Private, Way::Copy] {
+        let mut config = config(way);
+        config.shape.async_faults = true;
+        let Some(report) = restored_or_skip(&config, &image) else { continue };
+        assert_eq!(report.times.at.len(), 2 * 512, "{way:?}");
+    }
+}
+
+#[test]
 fn prefetch_of_a_recorded_order_removes_the_faults() {
     if kvm_or_skip().is_none() {
         return;
@@ -105,7 +136,8 @@ fn a_slow_handler_is_found_by_the_guests_clock() {
     let slow = Some(Slow { percent: 1.0, delay });
     let mut shape = config(Way::Copy).shape;
     shape.vcpus = 1;
-    let config = Config { shape, handlers: 1, accesses: 100, slow, ..config(Way::Copy) };
+    let visits = Visits { accesses: 100, ..config(Way::Copy).visits };
+    let config = Config { shape, handlers: 1, visits, slow, ..config(Way::Copy) };
     let mut found = Vec::new();
     for _ in 0..5 {
         let Some(report) = restored_or_skip(&config, &image) else { return };

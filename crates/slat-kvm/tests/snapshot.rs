@@ -5,6 +5,7 @@ mod common;
 use common::kvm_or_skip;
 use slat_kvm::guest::Shape;
 use slat_kvm::scenario::snapshot::{Config, Report, Way, run};
+use slat_kvm::scenario::visits::Visits;
 use slat_kvm::{Backing, Error, Setting};
 use std::sync::atomic::AtomicBool;
 
@@ -12,7 +13,8 @@ const ALL: [Way; 6] = [Way::Log, Way::Ring, Way::Protect, Way::Scan, Way::SoftDi
 
 fn taken(way: Way, backing: Backing, stop: bool) -> Result<Report, Error> {
     let shape = Shape { memory: 16 << 20, backing, vcpus: 2, mode: way.mode(), ..Shape::default() };
-    let config = Config { shape, way, epochs: 3, accesses: 50, writes: 50, seed: 1 };
+    let visits = Visits { accesses: 50, writes: 50, seed: 1, pattern: None };
+    let config = Config { shape, way, epochs: 3, visits };
     let on_event = &mut |_: slat_kvm::Event<'_>| ();
     run(&config, Setting { stop: &AtomicBool::new(stop), pin: &[], on_event })
 }

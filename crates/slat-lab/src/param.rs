@@ -37,7 +37,7 @@ const fn param(name: &'static str, heading: &'static str, kind: Kind) -> Param {
 
 /// Parameters that need more than their name, in the order in which people ask about them. Others
 /// follow by name.
-const KNOWN: [Param; 38] = [
+const KNOWN: [Param; 40] = [
     param("host", "", Kind::Plain),
     param("format", "", Kind::Plain),
     param("memory", "", Kind::Bytes),
@@ -70,6 +70,8 @@ const KNOWN: [Param; 38] = [
     param("interval_ms", "interval", Kind::Of("ms")),
     param("limit", "", Kind::Bytes),
     param("link", "", Kind::Rate),
+    param("allowed", "memory allowed", Kind::Of("%")),
+    param("queue", "", Kind::Bytes),
     param("max_downtime_ms", "max downtime", Kind::Of("ms")),
     param("slot_size", "", Kind::Bytes),
     param("vcpu", "vCPU", Kind::Plain),

@@ -1,10 +1,11 @@
 //! The command line of `slat predict`.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use slat_lab::cli::{TablePrintArgs, count, time};
 use slat_lab::rate::Rate;
 use slat_lab::size::Size;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ Examples:
       what was dirty after two windows tells how much of the memory is written again and again
   slat predict --memory 16g --vcpus 4 --dirty-rate 100MiB/s,1GiB/s --max-downtime 50ms,300ms \\
       --zero-pages 40%
+  slat predict --memory 64g --dirty-rate 1GiB/s --order random --link 25Gbit/s \\
+      --channels 4 --channel-rate 900MiB/s
+      multifd: four threads, each of which copies 900 MiB/s, beside one
 
 Exit codes:
   0    computed
@@ -64,6 +68,17 @@ impl fmt::Display for Zero {
     }
 }
 
+/// The order in which a guest writes its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WriteOrder {
+    /// One page after the other: each write dirties another page
+    Sequential,
+    /// At random: some pages are written again before they are copied
+    Random,
+}
+
+slat_lab::display_as_written!(WriteOrder);
+
 /// Options of `slat predict`: the guest, and the link.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -89,6 +104,10 @@ pub struct PredictArgs {
     #[arg(long, value_name = "SIZE", conflicts_with = "dirty")]
     pub hot_set: Option<Size>,
 
+    /// In which order the guest writes, for --dirty-rate
+    #[arg(long, value_name = "ORDER", default_value = "sequential", conflicts_with = "dirty")]
+    pub order: WriteOrder,
+
     /// Links, each of which is tried
     #[arg(long, value_name = "RATE,...", value_delimiter = ',', default_value = "10Gbit/s")]
     pub link: Vec<Rate>,
@@ -106,9 +125,29 @@ pub struct PredictArgs {
     #[arg(long, value_name = "PERCENT", default_value = "0%")]
     pub zero_pages: Zero,
 
+    /// How fast the VMM finds out that pages are zero
+    #[arg(long, value_name = "RATE", default_value = "8GiB/s")]
+    pub zero_rate: Rate,
+
+    /// Threads that copy (multifd), as a way beside one thread
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count::vcpus())]
+    pub channels: u32,
+
+    /// What one thread copies, where that is less than the link [default: all that the link carries]
+    #[arg(long, value_name = "RATE")]
+    pub channel_rate: Option<Rate>,
+
+    /// How long it takes to stop the vCPUs and to fetch the log a last time
+    #[arg(long, value_name = "TIME", default_value = "3ms", value_parser = time::any)]
+    pub stop_time: Duration,
+
     /// What a logged write costs a vCPU; `slat bench dirty-log` measures it here
     #[arg(long, value_name = "TIME", default_value = "2us", value_parser = time::any)]
     pub logged_write: Duration,
+
+    /// Take what a logged write costs from a report of `slat bench dirty-log` of this host
+    #[arg(long, value_name = "REPORT", conflicts_with = "logged_write")]
+    pub report: Option<PathBuf>,
 
     /// Round trip of the link, which each remote fault of post-copy waits for
     #[arg(long, value_name = "TIME", default_value = "100us", value_parser = time::any)]

@@ -6,7 +6,7 @@ use slat_kvm::procfs::Version;
 use slat_lab::numbers::{bytes, three_digits};
 use std::path::PathBuf;
 
-const PRESSURE: For = For::Only(&["age", "memory-stress"]);
+const PRESSURE: For = For::Only(&["age", "memory-stress", "reclaim"]);
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
     vec![memory_controller(evidence), cpu_quota(evidence), swap(evidence)]

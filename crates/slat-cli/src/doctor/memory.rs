@@ -1,7 +1,7 @@
 //! Findings on memory, and on the huge pages that can back a guest.
 
 use super::Group::Memory;
-use super::evidence::{Access, PTRACE};
+use super::evidence::{Access, PTRACE, SYS_ADMIN};
 use super::{Change, Evidence, Finding, For, Subject};
 use slat_lab::host::HugePool;
 use slat_lab::numbers::bytes;
@@ -21,6 +21,8 @@ const BACKED: For = For::Only(&[
     "migrate",
     "restore",
     "snapshot",
+    "postcopy",
+    "reclaim",
 ]);
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
@@ -30,6 +32,8 @@ pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
         pools(evidence),
         nodes(evidence),
         userfaultfd(evidence),
+        ksm(evidence),
+        damon_reclaim(evidence),
     ]
 }
 
@@ -62,7 +66,7 @@ fn userfaultfd(evidence: &Evidence) -> Finding {
     let subject = Subject::new(
         Memory,
         "userfaultfd",
-        For::Only(&["restore", "snapshot"]),
+        For::Only(&["restore", "snapshot", "postcopy"]),
         "A handler brings missing pages by it, and it tells which were written; KVM's own faults \
          take more than a user's.",
     );
@@ -78,6 +82,50 @@ fn userfaultfd(evidence: &Evidence) -> Finding {
         }
         _ => subject
             .limited("there, for root", Change::command("sysctl vm.unprivileged_userfaultfd=1")),
+    }
+}
+
+fn ksm(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Memory,
+        "KSM",
+        For::Only(&["fork"]),
+        "The kernel merges pages of guests that have the same contents; one that merges already \
+         takes CPU time beside any measurement.",
+    );
+    const RUN: &str = "sys/kernel/mm/ksm/run";
+    match evidence.files().told(RUN) {
+        Ok(None) => subject.missing("none", Change::nothing("a kernel with CONFIG_KSM has it")),
+        Ok(Some(run)) if run.trim() == "1" => {
+            subject.limited("it runs already", Change::command("echo 0 > /sys/kernel/mm/ksm/run"))
+        }
+        Ok(Some(_)) if evidence.files().is_capable(SYS_ADMIN) => subject.ok("there, at rest"),
+        Ok(Some(_)) => {
+            subject.limited("there, for root", Change::command("sudo slat bench fork --way ksm"))
+        }
+        Err(_) => subject.untold(RUN),
+    }
+}
+
+fn damon_reclaim(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Memory,
+        "DAMON_RECLAIM",
+        For::Only(&["reclaim"]),
+        "The kernel takes away what was not used lately, by DAMON.",
+    );
+    const ENABLED: &str = "sys/module/damon_reclaim/parameters/enabled";
+    match evidence.files().told(ENABLED) {
+        Ok(None) => {
+            subject.missing("none", Change::nothing("a kernel with CONFIG_DAMON_RECLAIM has it"))
+        }
+        Ok(Some(enabled)) if enabled.trim() == "Y" => {
+            subject.limited("it runs already", Change::command(format!("echo N > /{ENABLED}")))
+        }
+        Ok(Some(_)) if evidence.files().is_capable(SYS_ADMIN) => subject.ok("there, at rest"),
+        Ok(Some(_)) => subject
+            .limited("there, for root", Change::command("sudo slat bench reclaim --way damon")),
+        Err(_) => subject.untold(ENABLED),
     }
 }
 

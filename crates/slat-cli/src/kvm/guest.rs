@@ -15,7 +15,7 @@ use slat_lab::session::Session;
 use slat_lab::size::Size;
 
 /// Seed of all random orders. It is fixed, so that all runs touch the same pages.
-const SEED: u64 = 0x51a7;
+pub const SEED: u64 = 0x51a7;
 
 /// The options that describe a guest.
 pub struct Asked<'a> {
@@ -55,6 +55,7 @@ impl Asked<'_> {
             nodes: self.guest.run.kvm.memory_node.clone(),
             probes: self.guest.run.kvm.probe.clone(),
             records: 0,
+            async_faults: false,
         })
     }
 

@@ -76,6 +76,12 @@ fn way(manual_protect: bool, initially_set: bool) -> &'static str {
     }
 }
 
+/// Returns what a logged write costs a vCPU in seconds, in the dearest way that was measured.
+pub fn cost(results: &[Measurement]) -> Option<f64> {
+    let known = guests(results)?.into_iter().filter(|guest| !guest.shown.is_empty());
+    known.map(|guest| guest.logging).reduce(f64::max)
+}
+
 /// Returns the sentence that compares the cost of a logged write with that of a write without a
 /// log.
 pub fn verdict(results: &[Measurement]) -> Verdict {

@@ -115,6 +115,8 @@ fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
             writes,
             // The guest that was measured goes through all of its memory.
             hot: USUAL,
+            random: first.param("order") == Some("random"),
+            stop: 0.0,
             copied: copied * MIB,
             copied_at_rest: link.max(copied * MIB),
             max_downtime: number(first, "max_downtime_ms")? / 1e3,
@@ -209,7 +211,7 @@ fn plots(results: &[Measurement]) -> Vec<Chart> {
     let swept = ways.iter().any(|(_, points)| points.len() > 1);
     let converge = swept.then(|| {
         let axes = ["MiB/s that the guest wrote", "time of the migration"];
-        sweep::chart("Will it converge? Hollow: it did not", axes, &ways)
+        sweep::chart("Will it converge? Hollow: it did not", axes, seconds, &ways)
     });
     converge.flatten().into_iter().chain(rows.iter().filter_map(course)).collect()
 }

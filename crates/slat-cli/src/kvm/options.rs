@@ -2,9 +2,13 @@
 //!
 //! They have the names that Linux's KVM selftests use for the same options.
 
+use super::guest::SEED;
+use super::patterns::Recorded;
 use super::repeat::{Repeat, Times};
 use super::values::{ClearChunk, HotSet, KvmBacking, Others};
 use clap::Args;
+use serde_json::{Map, Value};
+use slat_kvm::scenario::visits::Visits;
 use slat_lab::cli::{Cpus, count};
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
@@ -120,6 +124,44 @@ impl RunArgs {
     /// Returns how often guests are run.
     pub fn repeat(&self) -> Repeat {
         Repeat::new(self.runs, self.until)
+    }
+}
+
+/// Options of the pages that a guest visits in random order. Each scenario has its own defaults.
+#[derive(Clone, Debug, Args)]
+pub struct VisitArgs {
+    /// Accesses of the guest, in per cent of its pages, in random order
+    #[arg(long, value_name = "1..100", default_value = "25", value_parser = count::of_hundred())]
+    pub accesses: u8,
+
+    /// How many of a hundred accesses write
+    #[arg(long, short = 'w', value_name = "1..100", default_value = "20")]
+    #[arg(value_parser = count::of_hundred())]
+    pub write_percent: u8,
+
+    /// Visit the pages of a recorded guest, not random ones: idle, requests, script, or a file
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "accesses")]
+    pub pattern: Option<Recorded>,
+}
+
+impl VisitArgs {
+    /// Returns the accesses, with the seed that all ways have in common.
+    pub fn visits(&self) -> Visits {
+        Visits {
+            accesses: self.accesses,
+            writes: self.write_percent,
+            seed: SEED,
+            pattern: self.pattern.as_ref().map(|recorded| recorded.pages),
+        }
+    }
+
+    /// Adds the parameters of results.
+    pub fn add_to(&self, params: &mut Map<String, Value>) {
+        match &self.pattern {
+            Some(pattern) => params.insert("pattern".to_owned(), pattern.to_string().into()),
+            None => params.insert("accesses".to_owned(), self.accesses.into()),
+        };
+        params.insert("write_percent".to_owned(), self.write_percent.into());
     }
 }
 

@@ -1,17 +1,18 @@
 //! The scenario `restore`: a guest's memory comes back from a file, in each way of VMMs.
 
-use super::guest::{course, figures, observe};
-use super::kept::{Answer, Kept};
-use super::options::RunArgs;
-use super::repeat::{Repeatable, Times};
-use super::{phases, restore_tables};
+use super::guest::{course, observe};
+use super::kept::Answer;
+use super::one_way::{OneWay, admits, in_turns};
+use super::options::{RunArgs, VisitArgs};
+use super::repeat::Times;
+use super::restore_tables;
 use crate::needs::GUEST;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 use slat_kvm::guest::Shape;
 use slat_kvm::image::{Cache, Image};
 use slat_kvm::scenario::restore::{self, Config, Report, Slow, Way};
-use slat_kvm::{Backing, Mode};
+use slat_kvm::{Backing, Mode, Setting};
 use slat_lab::cli::{count, time};
 use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
@@ -24,8 +25,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Seed of the order of accesses. It is fixed, so that all ways bring the same pages.
-const SEED: u64 = 0x51a7;
 /// Phases of a run.
 const PHASES: u64 = 3;
 
@@ -116,6 +115,8 @@ Examples:
   slat bench restore --way uffd-4k,minor --handlers 1,2,4 -v 4
       how many threads a handler wants
   slat bench restore --way eager,uffd-2m --thp off,on --memory 1g
+  slat bench restore --pattern requests --memory 128m
+      a guest that touches its pages as a recorded one did
   slat bench restore --way uffd-4k --slow 1:500us
       a handler that is slow for some pages, and what of it the guest sees";
 
@@ -147,18 +148,17 @@ pub struct RestoreArgs {
     #[arg(long, value_name = "off|on,...", value_delimiter = ',', default_value = "off")]
     pub thp: Vec<Switch>,
 
+    /// KVM's asynchronous page faults: another thread brings a page while the vCPU is halted (x86)
+    #[arg(long, value_name = "off|on,...", value_delimiter = ',', default_value = "off")]
+    pub async_faults: Vec<Switch>,
+
     /// Whether the file is in the page cache at the start
     #[arg(long, value_name = "warm|cold,...", value_delimiter = ',', default_value = "warm")]
     pub cache: Vec<PageCache>,
 
-    /// Accesses of the guest, in per cent of its pages, in random order
-    #[arg(long, value_name = "1..100", default_value_t = 25, value_parser = count::of_hundred())]
-    pub accesses: u8,
-
-    /// How many of a hundred accesses write
-    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 20)]
-    #[arg(value_parser = count::of_hundred())]
-    pub write_percent: u8,
+    /// The guest's accesses.
+    #[command(flatten)]
+    pub visits: VisitArgs,
 
     /// Let the handler sleep for a part of the pages, to test what is measured: 1:500us
     #[arg(long, value_name = "PERCENT:TIME")]
@@ -173,16 +173,6 @@ pub struct RestoreArgs {
     pub run: RunArgs,
 }
 
-/// A guest that is restored in one way.
-struct Restored<'a> {
-    name: String,
-    config: Config,
-    image: &'a Image,
-    params: Map<String, Value>,
-    pin: Vec<usize>,
-    kept: Kept<Report>,
-}
-
 /// The scenario.
 pub struct Restore;
 
@@ -191,7 +181,8 @@ impl Scenario for Restore {
     const ABOUT: &'static str = "Bring a guest's memory back from a file, in each way of VMMs";
     const EXAMPLES: &'static str = EXAMPLES;
     // Each run restores a guest in each way.
-    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("runs", "3")];
+    const DEFAULTS: &'static [(&'static str, &'static str)] =
+        &[("runs", "3"), ("accesses", "25"), ("write_percent", "20")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const RENDERER: Renderer = restore_tables::RENDERER;
     type Settings = RestoreArgs;
@@ -204,7 +195,7 @@ impl Scenario for Restore {
         }
         let host = slat_kvm::probe()?;
         let first = config(&args, Way::Copy, Switch::Off, PageCache::Warm, 1)?;
-        first.shape.check(&host).map_err(asked_wrong)?;
+        admits(first.shape.check(&host), Restore::NAME, true, session)?;
         let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
         let image = Image::new(&folder, args.memory.bytes())?;
         session.announce(2 * args.memory.bytes(), args.vcpus as usize, 1);
@@ -214,27 +205,27 @@ impl Scenario for Restore {
         };
         let mut guests = Vec::new();
         for choice in choices(&args) {
-            let Some(guest) = prepare(&args, &choice, order.as_ref(), &image)? else { continue };
-            match guest.config.check(&host) {
-                Ok(()) => guests.push(guest),
-                Err(error) if error.is_missing_feature() && args.way.is_empty() => {
-                    session.skip(guest.name, error.to_string());
-                }
-                Err(error) => return Err(asked_wrong(error)),
+            let Some(config) = prepare(&args, &choice, order.as_ref())? else { continue };
+            let Choice { way, prefetch, cache, .. } = choice;
+            let name = format!("restore, {way}, prefetch {prefetch}, {cache}");
+            if admits(config.check(&host), &name, !args.way.is_empty(), session)? {
+                let answer = Answer::Figure(restore::WORKING_SET, |report: &Report| {
+                    restore::working_set(report).unwrap_or(f64::NAN)
+                });
+                let image = &image;
+                let run = move |setting: Setting<'_>| restore::run(&config, image, setting);
+                guests.push(OneWay::new(name, params(&args, &choice), &args.run, answer, run)?);
             }
         }
-        let repeat = args.run.repeat();
-        session.start(Restore::NAME, guests.len() as u64 * repeat.steps() * PHASES);
-        repeat.run(&mut guests.iter_mut().collect::<Vec<_>>(), session)?;
-        session.finish();
-        Ok(guests.iter().flat_map(Restored::measurements).collect())
-    }
-}
-
-fn asked_wrong(error: slat_kvm::Error) -> anyhow::Error {
-    match error {
-        slat_kvm::Error::Invalid { .. } => bad_input(error.to_string()),
-        error => error.into(),
+        in_turns(Restore::NAME, &mut guests, &args.run, PHASES, session)?;
+        let results = guests.iter().flat_map(|guest| {
+            let mut results = guest.measurements(Restore::NAME, restore::FIGURES);
+            let last = guest.last();
+            let last = last.map(|last| (restore::COURSE, last.times.course(last.prepare)));
+            results.extend(course(Restore::NAME, &guest.params(), last));
+            results
+        });
+        Ok(results.collect())
     }
 }
 
@@ -269,6 +260,7 @@ struct Choice {
     way: RestoreWay,
     thp: Switch,
     prefetch: Switch,
+    async_faults: Switch,
     cache: PageCache,
     handlers: u32,
 }
@@ -289,7 +281,14 @@ fn choices(args: &RestoreArgs) -> Vec<Choice> {
             for (&cache, &handlers) in
                 args.cache.iter().flat_map(|cache| handlers.iter().map(move |n| (cache, n)))
             {
-                all.push(Choice { way, thp, prefetch, cache, handlers });
+                all.extend(args.async_faults.iter().map(|&async_faults| Choice {
+                    way,
+                    thp,
+                    prefetch,
+                    async_faults,
+                    cache,
+                    handlers,
+                }));
             }
         }
     }
@@ -328,89 +327,50 @@ fn config(
         },
         prefetch: None,
         handlers,
-        accesses: args.accesses,
-        writes: args.write_percent,
-        seed: SEED,
+        visits: args.visits.visits(),
         slow: args.slow.map(|slow| slow.0),
     })
 }
 
-/// Returns the guest of a choice, or `None` if its order could not be recorded.
-fn prepare<'a>(
+/// Returns the configuration of a choice, or `None` if its order could not be recorded.
+fn prepare(
     args: &RestoreArgs,
     choice: &Choice,
     order: Option<&Arc<[u64]>>,
-    image: &'a Image,
-) -> anyhow::Result<Option<Restored<'a>>> {
-    let Choice { way, thp, prefetch, cache, handlers } = *choice;
+) -> anyhow::Result<Option<Config>> {
+    let Choice { way, thp, prefetch, async_faults, cache, handlers } = *choice;
     let prefetched = (prefetch == Switch::On).then_some(order);
     if prefetched == Some(None) {
         return Ok(None);
     }
     let mut config = config(args, way.way(), thp, cache, handlers)?;
-    config.prefetch = prefetched.flatten().cloned();
+    config.shape.async_faults = async_faults == Switch::On;
+    Ok(Some(Config { prefetch: prefetched.flatten().cloned(), ..config }))
+}
+
+/// Returns the parameters of the results of a choice, without options that have their usual value.
+fn params(args: &RestoreArgs, choice: &Choice) -> Map<String, Value> {
     let mut params = Map::new();
     let mut add = |name: &str, value: Value| params.insert(name.to_owned(), value);
     add("memory", args.memory.bytes().into());
     add("vcpus", args.vcpus.into());
-    add("way", way.to_string().into());
-    add("prefetch", prefetch.to_string().into());
-    add("cache", cache.to_string().into());
-    add("accesses", args.accesses.into());
-    add("write_percent", args.write_percent.into());
-    add("runs", args.run.repeat().param());
+    add("way", choice.way.to_string().into());
+    add("prefetch", choice.prefetch.to_string().into());
+    add("cache", choice.cache.to_string().into());
     if args.thp != [Switch::Off] {
-        add("thp", thp.to_string().into());
+        add("thp", choice.thp.to_string().into());
+    }
+    if args.async_faults != [Switch::Off] {
+        add("async_faults", choice.async_faults.to_string().into());
     }
     if args.handlers != [1] {
-        add("handlers", handlers.into());
+        add("handlers", choice.handlers.into());
     }
     if let Some(slow) = args.slow {
         add("slow", slow.to_string().into());
     }
-    Ok(Some(Restored {
-        name: format!("restore, {way}, prefetch {prefetch}, {cache}"),
-        config,
-        image,
-        params,
-        pin: args.run.kvm.cpus()?,
-        kept: Kept::new(Answer::Figure(restore::WORKING_SET, |report: &Report| {
-            restore::working_set(report).unwrap_or(f64::NAN)
-        })),
-    }))
-}
-
-impl Repeatable for Restored<'_> {
-    fn name(&self) -> String {
-        self.name.clone()
-    }
-
-    fn run(&mut self, session: &Session) -> anyhow::Result<()> {
-        let mut phases = Vec::new();
-        let report = observe(session, &self.name, &self.pin, &mut phases, |setting| {
-            restore::run(&self.config, self.image, setting)
-        })?;
-        self.kept.add(phases, report);
-        Ok(())
-    }
-
-    fn answer(&self) -> (String, &[f64]) {
-        self.kept.answer()
-    }
-}
-
-impl Restored<'_> {
-    fn measurements(&self) -> Vec<Measurement> {
-        let Kept { phases, reports, .. } = &self.kept;
-        let params = self.kept.params(&self.params);
-        let mut results = phases::measurements(Restore::NAME, &params, phases);
-        results.extend(figures(Restore::NAME, &params, restore::FIGURES, reports));
-        if let Some(last) = reports.last() {
-            let course_of_last = [(restore::COURSE, restore::course(last))];
-            results.extend(course(Restore::NAME, &params, course_of_last));
-        }
-        results
-    }
+    args.visits.add_to(&mut params);
+    params
 }
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
 //! Renderer of the scenario `restore`: which way was faster, what prefetch saved, and the course.
 
 use super::tables::{MEANING, is, of, said};
+use super::visits_tables::{courses, median_of};
 use slat_kvm::scenario::restore;
 use slat_lab::numbers::{seconds, thousands};
 use slat_lab::record::Measurement;
-use slat_lab::renderer::{Chart, Renderer};
-use slat_lab::report::charts::sweep;
-use slat_lab::report::tables::{Labels, Row, rows};
-use slat_lab::stats::median;
+use slat_lab::renderer::Renderer;
+use slat_lab::report::tables::{Row, rows};
 use slat_lab::verdict::Verdict;
 
 const NAME: &str = restore::RESULTS.name;
@@ -17,14 +16,13 @@ pub const RENDERER: Renderer = Renderer {
     reads: |m| is(m, NAME),
     verdict,
     tables: |results| of(results, &restore::RESULTS),
-    plots,
+    plots: |results| {
+        let title = "When a restored guest has its pages";
+        courses(results, NAME, restore::COURSE, title, "since the restore began")
+    },
     meaning: MEANING,
     ..Renderer::NONE
 };
-
-fn figure(row: &Row<'_>, figure: slat_kvm::figure::Figure) -> Option<f64> {
-    median(&row.whole(figure)?.samples)
-}
 
 fn verdict(results: &[Measurement]) -> Verdict {
     let rows = rows(results, NAME, &["vcpu"]);
@@ -44,7 +42,7 @@ fn verdict(results: &[Measurement]) -> Verdict {
         )
     });
     let slow = rows.iter().find_map(|row| {
-        let (pages, each) = (figure(row, restore::SLOW)?, figure(row, restore::SLOW_TIME)?);
+        let (pages, each) = (median_of(row, restore::SLOW)?, median_of(row, restore::SLOW_TIME)?);
         row.params.get("slow").filter(|_| pages > 0.0)?;
         Some(format!(
             "{} pages came more than five times slower than the median, {} each ({} asked).",
@@ -78,32 +76,11 @@ fn saved(rows: &[Row<'_>], row: &Row<'_>) -> Option<Saved> {
                 .iter()
                 .all(|(name, value)| name == "prefetch" || row.params.get(name) == Some(value))
     })?;
-    let before = figure(without, restore::FAULTS).filter(|faults| *faults > 0.0)?;
+    let before = median_of(without, restore::FAULTS).filter(|faults| *faults > 0.0)?;
     Some(Saved {
         way: row.param("way")?.to_owned(),
         before,
-        after: figure(row, restore::FAULTS)?,
-        times: [figure(without, restore::WORKING_SET)?, figure(row, restore::WORKING_SET)?],
+        after: median_of(row, restore::FAULTS)?,
+        times: [median_of(without, restore::WORKING_SET)?, median_of(row, restore::WORKING_SET)?],
     })
-}
-
-/// Draws when the accesses of each way were over.
-fn plots(results: &[Measurement]) -> Vec<Chart> {
-    let rows = rows(results, NAME, &["vcpu"]);
-    let labels = Labels::of(&rows);
-    let lines: Vec<_> = rows
-        .iter()
-        .filter_map(|row| {
-            let samples = &row.whole(restore::COURSE)?.samples;
-            let parts = samples.len().max(1) as f64;
-            let points = (1..).zip(samples).map(|(part, &y)| sweep::Point {
-                x: f64::from(part) * 100.0 / parts,
-                y,
-                reached: true,
-            });
-            Some((labels.cells(row).join(", "), points.collect()))
-        })
-        .collect();
-    let axes = ["accesses of the guest, in per cent", "since the restore began"];
-    sweep::chart("When a restored guest has its pages", axes, &lines).into_iter().collect()
 }

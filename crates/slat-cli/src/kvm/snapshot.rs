@@ -1,17 +1,16 @@
 //! The scenario `snapshot`: incremental snapshots of a guest, in each way to find written pages.
 
-use super::guest::{Asked, figures, observe};
-use super::kept::{Answer, Kept};
-use super::options::GuestArgs;
-use super::phases;
-use super::repeat::Repeatable;
+use super::guest::Asked;
+use super::kept::Answer;
+use super::one_way::{OneWay, admits, in_turns};
+use super::options::{GuestArgs, VisitArgs};
 use super::tables::{MEANING, is, of, said};
 use crate::needs::GUEST;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
+use slat_kvm::Setting;
 use slat_kvm::scenario::snapshot::{self, Config, Report, Way};
 use slat_lab::cli::count;
-use slat_lab::failure::bad_input;
 use slat_lab::numbers::thousands;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
@@ -19,9 +18,6 @@ use slat_lab::report::tables::rows;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::verdict::Verdict;
-
-/// Seed of the order of accesses. It is fixed, so that all ways have the same pages to find.
-const SEED: u64 = 0x51a7;
 
 /// Ways to find the pages that a guest wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -77,23 +73,9 @@ pub struct SnapshotArgs {
     #[arg(long, short = 'i', value_name = "N", default_value_t = 4, value_parser = count::rounds())]
     pub epochs: u32,
 
-    /// Accesses of the guest in an epoch, in per cent of its pages, in random order
-    #[arg(long, value_name = "1..100", default_value_t = 20, value_parser = count::of_hundred())]
-    pub accesses: u8,
-
-    /// How many of a hundred accesses write
-    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 50)]
-    #[arg(value_parser = count::of_hundred())]
-    pub write_percent: u8,
-}
-
-/// A guest of which snapshots are taken in one way.
-struct Taken {
-    name: String,
-    config: Config,
-    params: Map<String, Value>,
-    pin: Vec<usize>,
-    kept: Kept<Report>,
+    /// The guest's accesses in an epoch.
+    #[command(flatten)]
+    pub visits: VisitArgs,
 }
 
 /// The scenario.
@@ -103,7 +85,8 @@ impl Scenario for Snapshot {
     const NAME: &'static str = snapshot::RESULTS.name;
     const ABOUT: &'static str = "Take incremental snapshots of a guest, in each way";
     const EXAMPLES: &'static str = EXAMPLES;
-    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("runs", "3"), ("vcpus", "1")];
+    const DEFAULTS: &'static [(&'static str, &'static str)] =
+        &[("runs", "3"), ("vcpus", "1"), ("accesses", "20"), ("write_percent", "50")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const RENDERER: Renderer = Renderer {
         reads: |m| is(m, snapshot::RESULTS.name),
@@ -121,78 +104,31 @@ impl Scenario for Snapshot {
         let ways = if args.way.is_empty() { SnapshotWay::value_variants() } else { &args.way[..] };
         let mut guests = Vec::new();
         for &way in ways {
-            let guest = prepare(&args, way)?;
-            match guest.config.check(&host) {
-                Ok(()) => guests.push(guest),
-                Err(error @ slat_kvm::Error::Invalid { .. }) => {
-                    return Err(bad_input(error.to_string()));
-                }
-                Err(error) if error.is_missing_feature() && args.way.is_empty() => {
-                    session.skip(guest.name, error.to_string());
-                }
-                Err(error) => return Err(error.into()),
+            let (config, params) = prepare(&args, way)?;
+            let name = format!("snapshot, {way}");
+            if admits(config.check(&host), &name, !args.way.is_empty(), session)? {
+                let answer = Answer::Figure(snapshot::ROUND, snapshot::round);
+                let run = move |setting: Setting<'_>| snapshot::run(&config, setting);
+                guests.push(OneWay::new(name, params, &args.guest.run, answer, run)?);
             }
         }
         session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 1);
-        let repeat = args.guest.run.repeat();
         let phases = 2 + 4 * u64::from(args.epochs);
-        session.start(Snapshot::NAME, guests.len() as u64 * repeat.steps() * phases);
-        repeat.run(&mut guests.iter_mut().collect::<Vec<_>>(), session)?;
-        session.finish();
-        let results = guests.iter().flat_map(|guest| {
-            let Kept { phases, reports, .. } = &guest.kept;
-            let params = guest.kept.params(&guest.params);
-            let mut results = phases::measurements(Snapshot::NAME, &params, phases);
-            results.extend(figures(Snapshot::NAME, &params, snapshot::FIGURES, reports));
-            results
-        });
-        Ok(results.collect())
+        in_turns(Snapshot::NAME, &mut guests, &args.guest.run, phases, session)?;
+        let of = |guest: &OneWay<'_, Report>| guest.measurements(Snapshot::NAME, snapshot::FIGURES);
+        Ok(guests.iter().flat_map(of).collect())
     }
 }
 
-fn prepare(args: &SnapshotArgs, way: SnapshotWay) -> anyhow::Result<Taken> {
+fn prepare(args: &SnapshotArgs, way: SnapshotWay) -> anyhow::Result<(Config, Map<String, Value>)> {
     let mode = way.way().mode();
     let asked = Asked { guest: &args.guest, overlap: false, mode, eager_split: None };
     let mut params = asked.params();
     params.insert("way".to_owned(), way.to_string().into());
     params.insert("epochs".to_owned(), args.epochs.into());
-    params.insert("accesses".to_owned(), args.accesses.into());
-    params.insert("write_percent".to_owned(), args.write_percent.into());
-    params.insert("runs".to_owned(), args.guest.run.repeat().param());
-    let config = Config {
-        shape: asked.shape()?,
-        way: way.way(),
-        epochs: args.epochs,
-        accesses: args.accesses,
-        writes: args.write_percent,
-        seed: SEED,
-    };
-    Ok(Taken {
-        name: format!("snapshot, {way}"),
-        config,
-        params,
-        pin: args.guest.run.kvm.cpus()?,
-        kept: Kept::new(Answer::Figure(snapshot::ROUND, snapshot::round)),
-    })
-}
-
-impl Repeatable for Taken {
-    fn name(&self) -> String {
-        self.name.clone()
-    }
-
-    fn run(&mut self, session: &Session) -> anyhow::Result<()> {
-        let mut phases = Vec::new();
-        let report = observe(session, &self.name, &self.pin, &mut phases, |setting| {
-            snapshot::run(&self.config, setting)
-        })?;
-        self.kept.add(phases, report);
-        Ok(())
-    }
-
-    fn answer(&self) -> (String, &[f64]) {
-        self.kept.answer()
-    }
+    args.visits.add_to(&mut params);
+    let visits = args.visits.visits();
+    Ok((Config { shape: asked.shape()?, way: way.way(), epochs: args.epochs, visits }, params))
 }
 
 fn verdict(results: &[Measurement]) -> Verdict {

@@ -270,6 +270,8 @@ pub fn predict(
         memory: memory as f64,
         writes: rate.bytes_per_second,
         hot: asked.hot_set.unwrap_or(memory) as f64,
+        random: false,
+        stop: 0.0,
         copied: link.0 * CARRIED,
         copied_at_rest: link.0 * CARRIED,
         max_downtime,

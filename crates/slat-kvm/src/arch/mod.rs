@@ -24,6 +24,8 @@ macro_rules! guest_asm {
             miss = const std::mem::offset_of!($crate::mailbox::Words, miss),
             hot_pages = const std::mem::offset_of!($crate::mailbox::Words, hot_pages),
             hot_share = const std::mem::offset_of!($crate::mailbox::Words, hot_share),
+            list = const std::mem::offset_of!($crate::mailbox::Words, list),
+            listed = const std::mem::offset_of!($crate::mailbox::Words, listed),
             period = const std::mem::offset_of!($crate::mailbox::Words, period),
             threshold = const std::mem::offset_of!($crate::mailbox::Words, threshold),
             returns = const std::mem::offset_of!($crate::mailbox::Words, returns),
@@ -55,6 +57,7 @@ macro_rules! pieces {
             static slat_guest_sequential: u8;
             static slat_guest_random: u8;
             static slat_guest_hot: u8;
+            static slat_guest_listed: u8;
             static slat_guest_write: u8;
             static slat_guest_read: u8;
             static slat_guest_sum: u8;
@@ -80,6 +83,7 @@ macro_rules! pieces {
                 super::Piece::Sequential => &raw const slat_guest_sequential,
                 super::Piece::Random => &raw const slat_guest_random,
                 super::Piece::Hot => &raw const slat_guest_hot,
+                super::Piece::Listed => &raw const slat_guest_listed,
                 super::Piece::Write => &raw const slat_guest_write,
                 super::Piece::Read => &raw const slat_guest_read,
                 super::Piece::Sum => &raw const slat_guest_sum,
@@ -112,6 +116,20 @@ mod unsupported;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
 pub(crate) use unsupported::*;
 
+/// Lets KVM wait for a page of the host while it runs other vCPUs' threads (asynchronous page
+/// faults). It must come before the first vCPU.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn allow_async_faults(_: &kvm_ioctls::VmFd) -> Result<(), crate::Error> {
+    let (capability, needed_for) = ("asynchronous page faults (x86)", "--async-faults on");
+    Err(crate::Error::MissingCapability { capability, needed_for })
+}
+
+/// Lets interrupts come, without which KVM takes no fault asynchronously.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn allow_interrupts(_: &kvm_ioctls::VcpuFd) -> Result<(), crate::Error> {
+    Ok(())
+}
+
 /// Guest address of the code. Page 0 is left empty, so that a jump through a null pointer fails.
 pub(crate) const CODE_GPA: u64 = 0x1000;
 /// Guest addresses of the guest's own tables: the root, followed by the tables of the third level,
@@ -127,6 +145,7 @@ pub(crate) enum Piece {
     Sequential,
     Random,
     Hot,
+    Listed,
     Write,
     Read,
     Sum,

@@ -103,6 +103,14 @@ guest_asm!(
     "mul r15",
     "mov rdi, rdx",
     "jmp .Lslat_page",
+    "slat_guest_listed:",
+    "mov rdi, [r11 + {list}]",
+    "mov rdi, [rdi + r9 * 8]",
+    "inc r9",
+    "cmp r9, [r11 + {listed}]",
+    "jb .Lslat_page",
+    "xor r9d, r9d",
+    "jmp .Lslat_page",
     "slat_guest_hot:",
     "SLAT_ADVANCE",
     "mov ecx, {whole}",
@@ -259,6 +267,21 @@ pub(crate) fn set_up_vm(vm: &VmFd) -> Result<(), Error> {
     // outside of all memslots (api.rst, `KVM_SET_TSS_ADDR`). This is the address that VMMs commonly
     // use.
     vm.set_tss_address(0xfffb_d000).map_err(Error::os("KVM_SET_TSS_ADDR"))
+}
+
+/// Lets KVM take faults asynchronously: it does so only for vCPUs with a local APIC in the kernel.
+/// While the page comes, the vCPU is halted, as this guest has no second task to go on with. It
+/// must come before the first vCPU.
+pub(crate) fn allow_async_faults(vm: &VmFd) -> Result<(), Error> {
+    vm.create_irq_chip().map_err(Error::os("KVM_CREATE_IRQCHIP"))
+}
+
+/// Lets interrupts come, without which KVM takes no fault asynchronously. None does: the guest has
+/// no device.
+pub(crate) fn allow_interrupts(vcpu: &VcpuFd) -> Result<(), Error> {
+    let mut registers = vcpu.get_regs().map_err(Error::os("KVM_GET_REGS"))?;
+    registers.rflags |= 1 << 9;
+    vcpu.set_regs(&registers).map_err(Error::os("KVM_SET_REGS"))
 }
 
 /// Puts a vCPU in long mode and ring 3, at the start of the code.

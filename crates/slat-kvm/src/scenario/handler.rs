@@ -4,6 +4,7 @@
 //! the guest has written since. A fault on a claimed chunk needs no answer, because the kernel
 //! wakes all that wait for a page when it is mapped, and looks again before it lets anyone wait.
 
+use super::link::Wire;
 use crate::image::Image;
 use crate::memory::HostMemory;
 use crate::uffd::{self, Uffd, feature};
@@ -35,6 +36,8 @@ enum Source<'a> {
     Protected,
     /// Read from the file by another mapping of the guest's memory, then mapped.
     Continue { image: &'a Image, alias: &'a HostMemory },
+    /// Asked for by a link, which brings it later.
+    Remote(&'a Wire),
 }
 
 /// A memory that is filled on demand.
@@ -121,6 +124,36 @@ impl<'a> Handler<'a> {
         Self::with(uffd, memory, Source::Protected, Backing::Small.page_size(), None)
     }
 
+    /// Registers a memory whose pages come by a link: those that are asked for, and all others.
+    pub fn of_remote(memory: &'a HostMemory, wire: &'a Wire) -> Result<Self, Error> {
+        let uffd = Uffd::open(0)?;
+        uffd.register(memory, uffd::MISSING)?;
+        Self::with(uffd, memory, Source::Remote(wire), Backing::Small.page_size(), None)
+    }
+
+    /// Receives all pages, in a thread of the caller, and returns when the last one has come, or
+    /// the link is cut.
+    pub fn receive(&self, wire: &Wire) {
+        let size = Backing::Small.page_size();
+        let received = wire.receive(self.memory.len() / size, |first, contents| {
+            let range = first * size..first * size + contents.len() as u64;
+            for page in first..range.end / size {
+                // From here on, nobody asks for it.
+                self.claim(page);
+            }
+            self.uffd.copy_bytes(contents, self.memory, range)
+        });
+        self.note(received);
+    }
+
+    /// Keeps the first error. A thread that ends early must not leave a vCPU waiting.
+    pub fn note(&self, result: Result<(), Error>) {
+        if let Err(error) = result {
+            self.uffd.unregister(self.memory);
+            lock(&self.error).get_or_insert(error);
+        }
+    }
+
     /// Write-protects all pages, and forgets which were written.
     pub fn protect(&self) -> Result<(), Error> {
         lock(&self.found).order.clear();
@@ -162,7 +195,7 @@ impl<'a> Handler<'a> {
             for _ in 0..threads {
                 std::thread::Builder::new()
                     .name("handler".into())
-                    .spawn_scoped(scope, || self.thread())
+                    .spawn_scoped(scope, || self.note(self.answer()))
                     .map_err(Error::os::<std::io::Error>("start of a thread"))?;
             }
             let result = act();
@@ -178,14 +211,6 @@ impl<'a> Handler<'a> {
     /// Returns what the threads have done so far.
     pub fn so_far(&self) -> Served {
         lock(&self.found).clone()
-    }
-
-    fn thread(&self) {
-        // A handler that ends early must not leave a vCPU waiting.
-        if let Err(error) = self.answer() {
-            self.uffd.unregister(self.memory);
-            lock(&self.error).get_or_insert(error);
-        }
     }
 
     fn answer(&self) -> Result<(), Error> {
@@ -239,6 +264,10 @@ impl<'a> Handler<'a> {
         let range = chunks.start * self.chunk..(chunks.end * self.chunk).min(self.memory.len());
         match &self.source {
             Source::Protected => self.uffd.protect(self.memory, range, false),
+            Source::Remote(wire) => {
+                let size = Backing::Small.page_size();
+                (range.start / size..range.end / size).try_for_each(|page| wire.ask(page))
+            }
             Source::Copy(from) => self.uffd.copy(from, self.memory, range),
             Source::Continue { image, alias } => {
                 alias.fill(image.file(), range.clone())?;

@@ -7,14 +7,12 @@
 //! with the file, or with what the guest wrote since: also the pages that it never touched, which
 //! come the same way.
 
-mod times;
-
 pub use super::handler::Slow;
-pub use times::Times;
+pub use super::times::Times;
+use super::visits::Visits;
 
 use super::handler::{Handler, Served};
-use super::live::check_reads;
-use super::writes::{Writes, positions};
+use super::visits::{Visit, recorded};
 use crate::error::size_name;
 use crate::figure::Figure::{self, Time};
 use crate::figure::{Results, Said, Value};
@@ -24,7 +22,7 @@ use crate::memory::HostMemory;
 use crate::phase::{Phase, PhaseRun};
 use crate::procfs::{Files, value};
 use crate::stage::{Setting, Stage, perform_on};
-use crate::work::{Order, Touch, Work};
+use crate::work::Work;
 use crate::{Backing, Error, HostKvm, pagemap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -130,12 +128,8 @@ pub struct Config {
     pub prefetch: Option<Arc<[u64]>>,
     /// Threads of the handler.
     pub handlers: u32,
-    /// Accesses, in per cent of the pages.
-    pub accesses: u8,
-    /// The part of the accesses that write, in per cent.
-    pub writes: u8,
-    /// Seed of the order.
-    pub seed: u64,
+    /// The guest's accesses.
+    pub visits: Visits,
     /// Pages for which the handler is slow.
     pub slow: Option<Slow>,
 }
@@ -153,28 +147,11 @@ impl Config {
             let rule = format!("must be a multiple of {}", size_name(self.way.chunk()));
             return Err(Error::invalid("memory", self.shape.memory, rule));
         }
-        self.work(1).check()?;
+        self.visits.work(&self.shape, 0).check()?;
         self.shape.check(host)?;
         match self.way {
             Way::MinorHuge => Backing::MemfdHugetlb(LARGE).check(self.shape.memory),
             _ => Ok(()),
-        }
-    }
-
-    /// Returns the number of accesses of each of the guest's vCPUs.
-    fn steps(&self) -> u64 {
-        let each = self.shape.memory / Backing::Small.page_size() / self.shape.vcpus.max(1) as u64;
-        (each * u64::from(self.accesses) / 100).max(1)
-    }
-
-    fn work(&self, steps: u64) -> Work {
-        Work {
-            order: Order::Random { seed: self.seed },
-            miss: Touch::Read,
-            share: self.writes,
-            steps: Some(steps),
-            record: true,
-            ..Work::each_page(Touch::Write)
         }
     }
 }
@@ -228,12 +205,6 @@ pub fn working_set(report: &Report) -> Option<f64> {
     Some(report.prepare + report.times.share(1.0)?)
 }
 
-/// Returns the course of the accesses: when each of twenty parts was over.
-pub fn course(report: &Report) -> Vec<f64> {
-    let at = |part: u32| Some(report.prepare + report.times.share(f64::from(part) / 20.0)?);
-    (1..=20).filter_map(at).collect()
-}
-
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
@@ -246,8 +217,7 @@ fn mib(bytes: u64) -> f64 {
 /// other [`Error`] of the guest or the kernel.
 pub fn run(config: &Config, image: &Image, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
-    let steps = config.steps();
-    let shape = Shape { records: steps + 1, ..config.shape.clone() };
+    let (shape, work) = recorded(&config.shape, config.visits.work(&config.shape, 0));
     let mut alias = None;
     let guest = Guest::with_memory(&shape, || match config.way {
         Way::Private => image.map_private(),
@@ -281,7 +251,7 @@ pub fn run(config: &Config, image: &Image, setting: Setting<'_>) -> Result<Repor
             })?;
             let handler = handler.expect("the phase has made it");
             let told = || (Some(handler.so_far()), read());
-            handler.serve(config.handlers, || touch(config, image, stage, steps, told))?
+            handler.serve(config.handlers, || touch(image, stage, work, told))?
         } else {
             stage.calls(Phase::Prepare, None, |_, calls| {
                 calls.time(|| match config.way {
@@ -289,7 +259,7 @@ pub fn run(config: &Config, image: &Image, setting: Setting<'_>) -> Result<Repor
                     _ => ranges.iter().try_for_each(|range| memory.populate(range.clone())),
                 })
             })?;
-            touch(config, image, stage, steps, || (None, read()))?
+            touch(image, stage, work, || (None, read()))?
         };
         let read = report.read.zip(before).map(|(after, before)| after.saturating_sub(before));
         Ok(Report { read, ..report })
@@ -301,45 +271,23 @@ pub fn run(config: &Config, image: &Image, setting: Setting<'_>) -> Result<Repor
 /// Lets the guest touch its pages twice, and compares all of its memory. `told` is called when the
 /// working set is there.
 fn touch(
-    config: &Config,
     image: &Image,
     stage: &mut Stage<'_>,
-    steps: u64,
+    work: Work,
     told: impl FnOnce() -> (Option<Served>, Option<u64>),
 ) -> Result<Report, Error> {
-    let guest = stage.guest;
-    let work = config.work(steps);
-    let records = || (0..guest.parts().len()).map(|vcpu| guest.record(vcpu)).collect::<Vec<_>>();
-    stage.vcpus(Phase::Restore, None, work)?;
-    let faults = stage.last_phase().and_then(|run| {
-        let of = |name| run.vcpus.iter().map(|vcpu| vcpu.counters.get(name).copied()).sum();
-        let both: [Option<i64>; 2] = ["host_minor_faults", "host_major_faults"].map(of);
-        Some((both[0]? + both[1]?).unsigned_abs())
-    });
-    let (served, read) = told();
+    let between = |stage: &mut Stage<'_>| Ok((told(), pagemap::present(stage.guest.memory())));
+    let visit = Visit { work, image, may_be_empty: false };
+    let visited = visit.run(stage, |_, _| Ok(false), between, |_| None)?;
+    let ((served, read), resident) = visited.between;
     // A fault that a handler resolves is none of the thread's count.
     let resolved = served.as_ref().map_or(0, |served| served.order.len() as u64);
-    let faults = faults.map(|faults| faults + resolved);
-    let (restore, resident) = (records(), pagemap::present(guest.memory()));
-    let given = positions(guest);
-    stage.vcpus(Phase::Warm, None, work)?;
-    let times = Times::new(&restore, &records(), guest.ticks_per_second());
-    stage.checking()?;
-    let mut last = vec![0; guest.pages() as usize];
-    for (vcpu, writes) in Writes::of(guest, &work, &given).iter_mut().enumerate() {
-        while let Some((number, page)) = writes.next(guest.position(vcpu), stage.stop())? {
-            last[page as usize] = number;
-        }
-    }
-    image.compare(guest, &last, stage.stop())?;
-    check_reads(guest)?;
-    let resident = resident.map(|pages| pages * Backing::Small.page_size());
     Ok(Report {
         phases: Vec::new(),
         prepare: 0.0,
-        times,
-        faults,
-        resident,
+        times: visited.times,
+        faults: visited.faults.map(|[major, minor]| major + minor + resolved),
+        resident: resident.map(|pages| pages * Backing::Small.page_size()),
         read,
         handler: served.as_ref().map(|served| served.cpu.as_secs_f64()),
         slowed: served

@@ -5,6 +5,8 @@
 //! need are counted. A way of KVM's log or of userfaultfd that misses a page is an error. After the
 //! last epoch the snapshot is compared with the memory word by word, unless pages were missed.
 
+use super::visits::{Visits, listed};
+
 use super::handler::Handler;
 use super::live::check_reads;
 use super::migrate::{compare, copy_page};
@@ -17,7 +19,7 @@ use crate::memory::HostMemory;
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, Stage, perform};
 use crate::uffd::{self, Uffd, feature};
-use crate::work::{Order, Touch, Work};
+use crate::work::Work;
 use crate::{Backing, Error, HostKvm, Mode, meminfo, pagemap};
 use std::time::Duration;
 
@@ -95,12 +97,8 @@ pub struct Config {
     pub way: Way,
     /// Number of epochs.
     pub epochs: u32,
-    /// Accesses of each epoch, in per cent of the pages.
-    pub accesses: u8,
-    /// The part of the accesses that write, in per cent.
-    pub writes: u8,
-    /// Seed of the order.
-    pub seed: u64,
+    /// The accesses of each epoch.
+    pub visits: Visits,
 }
 
 impl Config {
@@ -113,26 +111,12 @@ impl Config {
         if self.epochs == 0 {
             return Err(Error::invalid("epochs", 0, "must be at least 1"));
         }
-        self.work(1).check()?;
+        self.visits.work(&self.shape, 1).check()?;
         self.shape.check(host)?;
         if self.way == Way::SoftDirty {
             pagemap::check_soft_dirty()?;
         }
         meminfo::check(2 * self.shape.memory)
-    }
-
-    /// Returns the work of an epoch.
-    fn work(&self, epoch: u32) -> Work {
-        let pages = self.shape.memory / Backing::Small.page_size();
-        let each = pages / self.shape.vcpus.max(1) as u64;
-        Work {
-            order: Order::Random { seed: self.seed },
-            miss: Touch::Read,
-            share: self.writes,
-            round: epoch,
-            steps: Some((each * u64::from(self.accesses) / 100).max(1)),
-            ..Work::each_page(Touch::Write)
-        }
     }
 
     fn is_shared(&self) -> bool {
@@ -185,8 +169,10 @@ pub fn round(report: &Report) -> f64 {
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
     let snapshot = HostMemory::new(config.shape.memory, Backing::Small)?;
-    let (report, phases) = perform(&config.shape, setting, |stage| {
-        stage.populate(config.work(0))?;
+    let records = listed(&config.visits.work(&config.shape, 0));
+    let shape = Shape { records, ..config.shape.clone() };
+    let (report, phases) = perform(&shape, setting, |stage| {
+        stage.populate(config.visits.work(&config.shape, 0))?;
         let guest = stage.guest;
         (0..guest.pages())
             .for_each(|page| copy_page(guest.memory(), &snapshot, page, guest.page_size()));
@@ -256,7 +242,7 @@ impl Taker<'_> {
         epoch: u32,
         report: &mut Report,
     ) -> Result<(), Error> {
-        let (guest, work) = (self.guest, self.config.work(epoch));
+        let (guest, work) = (self.guest, self.config.visits.work(&self.config.shape, epoch));
         let given = positions(guest);
         let mut found = DirtyBitmap::new(guest.pages());
         match self.config.way {

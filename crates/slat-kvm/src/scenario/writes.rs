@@ -49,6 +49,26 @@ impl Writes {
     }
 }
 
+/// Returns the number of the last step of a work that wrote each page, or 0.
+///
+/// # Errors
+/// [`Error::Stopped`].
+pub(crate) fn last_writes(
+    guest: &Guest,
+    work: &Work,
+    given: &[u64],
+    stop: &AtomicBool,
+) -> Result<Vec<u64>, Error> {
+    let mut last = vec![0; guest.pages() as usize];
+    for (vcpu, writes) in Writes::of(guest, work, given).iter_mut().enumerate() {
+        let end = guest.position(vcpu);
+        while let Some((number, page)) = writes.next(end, stop)? {
+            last[page as usize] = number;
+        }
+    }
+    Ok(last)
+}
+
 /// Compares each page with its last write, while the vCPUs do not run. If vCPUs overlap, the last
 /// write is unknown, and the check is only that each page holds a stamp of its own.
 ///
@@ -61,13 +81,7 @@ pub(crate) fn check_last(
     stop: &AtomicBool,
 ) -> Result<(), Error> {
     let alone = guest.parts().windows(2).all(|pair| pair[0].first != pair[1].first);
-    let mut last = vec![0; guest.pages() as usize];
-    for (vcpu, writes) in Writes::of(guest, work, given).iter_mut().enumerate() {
-        let end = guest.position(vcpu);
-        while let Some((number, page)) = writes.next(end, stop)? {
-            last[page as usize] = number;
-        }
-    }
+    let last = last_writes(guest, work, given, stop)?;
     for (page, &number) in (0u64..).zip(&last) {
         if page.is_multiple_of(4096) && stop.load(Ordering::Relaxed) {
             return Err(Error::Stopped);

@@ -1,7 +1,6 @@
 //! Results by setting: a line for each way, with a hollow dot where the target was not reached.
 
 use super::{DOT, FONT, colour};
-use crate::numbers::seconds;
 use crate::renderer::Chart;
 use plotters::prelude::*;
 
@@ -10,15 +9,20 @@ use plotters::prelude::*;
 pub struct Point {
     /// The setting.
     pub x: f64,
-    /// The result, in seconds.
+    /// The result.
     pub y: f64,
     /// Whether it reached its target.
     pub reached: bool,
 }
 
-/// Draws the ways, each with its name; `axes` are the axes' names. Returns `None` if there are no
-/// points.
-pub fn chart(title: &str, axes: [&str; 2], ways: &[(String, Vec<Point>)]) -> Option<Chart> {
+/// Draws the ways, each with its name; `axes` are the axes' names, and `shown` writes a result.
+/// Returns `None` if there are no points.
+pub fn chart(
+    title: &str,
+    axes: [&str; 2],
+    shown: impl Fn(f64) -> String,
+    ways: &[(String, Vec<Point>)],
+) -> Option<Chart> {
     let all = || ways.iter().flat_map(|(_, points)| points);
     let right = all().map(|point| point.x).reduce(f64::max).filter(|x| *x > 0.0)?;
     let top = all().map(|point| point.y).reduce(f64::max).filter(|y| *y > 0.0)?;
@@ -34,7 +38,7 @@ pub fn chart(title: &str, axes: [&str; 2], ways: &[(String, Vec<Point>)]) -> Opt
             .label_style(FONT)
             .x_desc(axes[0])
             .y_desc(axes[1])
-            .y_label_formatter(&|y| seconds(*y))
+            .y_label_formatter(&|y| shown(*y))
             .draw()?;
         for (place, (name, points)) in ways.iter().enumerate() {
             let colour = colour(place);
@@ -65,9 +69,9 @@ mod tests {
     fn a_setting_that_was_not_reached_is_hollow() {
         let point = |x: f64, reached| Point { x, y: x / 100.0, reached };
         let ways = [("ring".to_owned(), vec![point(50.0, true), point(900.0, false)])];
-        let svg = chart("x", ["a", "b"], &ways).unwrap().svg;
+        let svg = chart("x", ["a", "b"], crate::numbers::seconds, &ways).unwrap().svg;
         let circles = svg.split("<circle").skip(1).filter_map(|it| it.split("/>").next());
         assert_eq!(circles.filter(|it| it.contains("fill=\"#FFFFFF\"")).count(), 1, "{svg}");
-        assert!(chart("x", ["a", "b"], &[]).is_none());
+        assert!(chart("x", ["a", "b"], crate::numbers::seconds, &[]).is_none());
     }
 }

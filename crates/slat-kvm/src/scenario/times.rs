@@ -1,4 +1,4 @@
-//! The course of a restore, from the clock values that the guest recorded.
+//! The course of a guest's visits, from the clock values that it recorded.
 
 use crate::stall::STALL_FACTOR;
 
@@ -9,13 +9,21 @@ pub struct Times {
     /// vCPUs.
     pub at: Vec<f64>,
     /// Each access that took more than five times the usual, less the usual, in seconds; the
-    /// shortest first.
+    /// shortest first. Where something counted the accesses that had to wait, as many of the
+    /// longest.
     pub stalls: Vec<f64>,
+    /// The duration of the second run, in seconds, of the vCPU that took longest.
+    pub again: f64,
 }
 
 impl Times {
     /// Reads the records of all vCPUs: of the restore, and of the same work done once more.
-    pub(super) fn new(restore: &[Vec<u64>], again: &[Vec<u64>], ticks_per_second: f64) -> Self {
+    pub(super) fn new(
+        restore: &[Vec<u64>],
+        again: &[Vec<u64>],
+        waited: Option<u64>,
+        ticks_per_second: f64,
+    ) -> Self {
         let seconds = |ticks: u64| ticks as f64 / ticks_per_second;
         let mut usual: Vec<u64> = again.iter().flat_map(|record| steps(record)).collect();
         usual.sort_unstable();
@@ -29,20 +37,29 @@ impl Times {
             .map(seconds)
             .collect();
         at.sort_by(f64::total_cmp);
-        let mut stalls: Vec<f64> = restore
-            .iter()
-            .flat_map(|record| steps(record))
-            .filter(|step| *step > usual.saturating_mul(STALL_FACTOR))
-            .map(|step| seconds(step - usual))
-            .collect();
-        stalls.sort_by(f64::total_cmp);
-        Self { at, stalls }
+        let mut stalls: Vec<u64> = restore.iter().flat_map(|record| steps(record)).collect();
+        stalls.sort_unstable();
+        let fast = match waited {
+            Some(waited) => stalls.len().saturating_sub(waited as usize),
+            None => stalls.partition_point(|step| *step <= usual.saturating_mul(STALL_FACTOR)),
+        };
+        let stalls = stalls[fast..].iter().map(|step| seconds(step.saturating_sub(usual)));
+        let spans =
+            again.iter().filter_map(|record| Some(record.last()?.saturating_sub(*record.first()?)));
+        Self { at, stalls: stalls.collect(), again: seconds(spans.max().unwrap_or(0)) }
     }
 
     /// Returns when a share of the accesses was over, 0.0 to 1.0; the first one's at 0.0.
     pub fn share(&self, share: f64) -> Option<f64> {
         let rank = (share * self.at.len() as f64).ceil() as usize;
         self.at.get(rank.saturating_sub(1)).copied()
+    }
+
+    /// Returns the course: when each of twenty parts of the accesses was over, if they began at
+    /// `start`.
+    pub fn course(&self, start: f64) -> Vec<f64> {
+        let at = |part: u32| Some(start + self.share(f64::from(part) / 20.0)?);
+        (1..=20).filter_map(at).collect()
     }
 
     /// Returns the stall that a share of the stalls does not exceed.
@@ -83,8 +100,10 @@ mod tests {
             record.push(record[access as usize] + step);
         }
         let again: Vec<u64> = (0..100).map(|access| access * 2).collect();
-        let times = Times::new(&[record], &[again], 1000.0);
-        assert_eq!(times.stalls.len(), 10);
+        let remote = Times::new(&[record.clone()], &[again.clone()], Some(3), 1000.0);
+        assert_eq!(remote.stalls, [0.098, 0.098, 4.998]);
+        let times = Times::new(&[record], &[again], None, 1000.0);
+        assert_eq!((times.stalls.len(), times.again), (10, 0.198));
         assert_eq!(times.stall(0.5), Some(0.098));
         assert_eq!(times.stall(1.0), Some(4.998));
         assert_eq!(times.outliers(), [4.998]);

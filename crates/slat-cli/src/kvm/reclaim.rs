@@ -1,0 +1,263 @@
+//! The scenario `reclaim`: a guest with less memory than it uses.
+
+use super::guest::SEED;
+use super::kept::Answer;
+use super::one_way::{OneWay, admits, in_turns};
+use super::options::GuestArgs;
+use super::runs::asked;
+use super::tables::{MEANING, is, of, said};
+use super::values::HotSet;
+use super::visits_tables::{lines_by, median_of};
+use crate::needs::GUEST;
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use slat_kvm::Setting;
+use slat_kvm::scenario::reclaim::{self, Config, Report, Store, Way};
+use slat_lab::cli::count;
+use slat_lab::numbers::thousands;
+use slat_lab::record::Measurement;
+use slat_lab::renderer::Renderer;
+use slat_lab::report::tables::rows;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::verdict::Verdict;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Phases of a run.
+const PHASES: u64 = 4;
+
+/// Ways to take memory away from a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReclaimWay {
+    /// MADV_PAGEOUT of pages in their order, by a VMM that does not know which are used
+    Pageout,
+    /// The limit of a control group (needs root)
+    Limit,
+    /// memory.reclaim of a control group of version 2, again and again (needs root)
+    MemoryReclaim,
+    /// A balloon: the guest gives back pages outside of its hot set (MADV_DONTNEED)
+    Balloon,
+    /// DAMON_RECLAIM: the kernel takes what was not used for 100 ms; it knows no limit (needs root)
+    Damon,
+}
+
+slat_lab::display_as_written!(ReclaimWay, StoreArg);
+
+impl ReclaimWay {
+    fn way(self) -> Way {
+        match self {
+            Self::Pageout => Way::PageOut,
+            Self::Limit => Way::Limit,
+            Self::MemoryReclaim => Way::Reclaim,
+            Self::Balloon => Way::Balloon,
+            Self::Damon => Way::Damon,
+        }
+    }
+}
+
+/// Where the contents of pages go that are taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StoreArg {
+    /// The host's swap: a disk, zram, or zswap before one
+    Swap,
+    /// The file that the memory is a shared mapping of
+    File,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  slat bench reclaim
+      a guest with all, three quarters, a half and a quarter of its memory, in each way
+  slat bench reclaim --way pageout,limit --store file --folder /var/tmp --allowed 75,50
+      memory that is a shared mapping of a file on a disk, for a host without swap
+  slat bench reclaim --way limit --store swap
+      with the swap that the host has: swapon a zram device first, and compare
+  slat bench reclaim --way limit --allowed 50 --trace trace.txt
+  slat-bench reclaim --pattern trace --trace trace.txt --memory 32m --guest 2
+      the same accesses by the engine's own pager";
+
+/// Options of `slat bench reclaim`.
+#[derive(Clone, Debug, Args)]
+pub struct ReclaimArgs {
+    /// The guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+
+    /// Ways to take memory away [default: all that this host has]
+    #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
+    pub way: Vec<ReclaimWay>,
+
+    /// Memory that the guest may have, in per cent of what it has, each of which is tried
+    #[arg(long, value_name = "1..100,...", value_delimiter = ',', default_value = "100,75,50,25")]
+    #[arg(value_parser = count::of_hundred())]
+    pub allowed: Vec<u8>,
+
+    /// Where the contents go [default: swap if the host has enough of it, else a file]
+    #[arg(long, value_name = "swap|file")]
+    pub store: Option<StoreArg>,
+
+    /// Accesses of the guest, in per cent of its pages
+    #[arg(long, value_name = "PERCENT", default_value_t = 100)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub accesses: u32,
+
+    /// How many of a hundred accesses write; with a balloon all do
+    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 20)]
+    #[arg(value_parser = count::of_hundred())]
+    pub write_percent: u8,
+
+    /// Most accesses go to a part of the pages: 20:80 is 80 % of them to the first 20 %
+    #[arg(long, value_name = "PAGES:STEPS", default_value = "20:80")]
+    pub hot_set: HotSet,
+
+    /// Write the accesses to a file, for `slat-bench reclaim --pattern trace` (one vCPU)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
+    /// Folder for the file of the guest's memory [default: that for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    pub folder: Option<PathBuf>,
+}
+
+/// The scenario.
+pub struct Reclaim;
+
+impl Scenario for Reclaim {
+    const NAME: &'static str = reclaim::RESULTS.name;
+    const ABOUT: &'static str = "Give a guest less memory than it uses, in each way";
+    const EXAMPLES: &'static str = EXAMPLES;
+    const DEFAULTS: &'static [(&'static str, &'static str)] =
+        &[("runs", "3"), ("vcpus", "1"), ("memory", "64M")];
+    const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    const RENDERER: Renderer = Renderer {
+        reads: |m| is(m, reclaim::RESULTS.name),
+        verdict,
+        tables: |results| of(results, &reclaim::RESULTS),
+        plots: |results| {
+            let title = "A guest's speed against the memory that it may have";
+            let axes = ["memory allowed, in per cent", "speed"];
+            let shown = |speed| format!("{speed:.0} %");
+            let (name, speed) = (reclaim::RESULTS.name, reclaim::SPEED);
+            lines_by(results, name, "allowed", speed, title, axes, shown)
+        },
+        meaning: MEANING,
+        ..Renderer::NONE
+    };
+    type Settings = ReclaimArgs;
+
+    fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        let mut args = args.clone();
+        args.guest.shrink();
+        let host = slat_kvm::probe()?;
+        let store = match args.store {
+            Some(store) => store,
+            None => {
+                let swap = config(&args, ReclaimWay::Pageout, StoreArg::Swap, 50)?.check(&host);
+                if swap.is_ok() { StoreArg::Swap } else { StoreArg::File }
+            }
+        };
+        if let Some(path) = &args.trace {
+            let config = config(&args, ReclaimWay::Pageout, store, 50)?;
+            let written = write_trace(path, &config);
+            written.with_context(|| format!("cannot write --trace {}", path.display()))?;
+        }
+        let all = ReclaimWay::value_variants();
+        let ways = if args.way.is_empty() { all } else { &args.way[..] };
+        let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
+        session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 1);
+        let mut guests = Vec::new();
+        for &way in ways {
+            // With version 1, the kernel kills a process whose pages are all in use.
+            if way == ReclaimWay::Limit && args.way.is_empty() && slat_kvm::cgroup::may_kill() {
+                let why = "a limit of control groups of version 1 may kill it; --way limit tries";
+                session.skip("reclaim, limit", why);
+                continue;
+            }
+            // A balloon has no contents to keep.
+            let balloon = way == ReclaimWay::Balloon;
+            let store = if balloon { StoreArg::Swap } else { store };
+            // Without a limit, there is one run.
+            let damon = way == ReclaimWay::Damon;
+            for &allowed in if damon { &args.allowed[..1] } else { &args.allowed[..] } {
+                let config = config(&args, way, store, allowed)?;
+                let name = format!("reclaim, {way}, {allowed} %");
+                if !admits(config.check(&host), &name, !args.way.is_empty(), session)? {
+                    break;
+                }
+                let mut params = asked(&args.guest, false).params();
+                params.insert("way".to_owned(), way.to_string().into());
+                params.insert("accesses".to_owned(), args.accesses.into());
+                params.insert("hot_set".to_owned(), args.hot_set.to_string().into());
+                if !damon {
+                    params.insert("allowed".to_owned(), allowed.into());
+                }
+                if !balloon {
+                    params.insert("write_percent".to_owned(), args.write_percent.into());
+                    params.insert("store".to_owned(), store.to_string().into());
+                }
+                let folder = &folder;
+                let run = move |setting: Setting<'_>| reclaim::run(&config, folder, setting);
+                let answer = Answer::Figure(reclaim::SPEED, |report: &Report| {
+                    reclaim::speed(report).unwrap_or(f64::NAN)
+                });
+                guests.push(OneWay::new(name, params, &args.guest.run, answer, run)?);
+            }
+        }
+        in_turns(Reclaim::NAME, &mut guests, &args.guest.run, PHASES, session)?;
+        let of = |guest: &OneWay<'_, Report>| guest.measurements(Reclaim::NAME, reclaim::FIGURES);
+        Ok(guests.iter().flat_map(of).collect())
+    }
+}
+
+fn config(
+    args: &ReclaimArgs,
+    way: ReclaimWay,
+    store: StoreArg,
+    allowed: u8,
+) -> anyhow::Result<Config> {
+    Ok(Config {
+        shape: asked(&args.guest, false).shape()?,
+        way: way.way(),
+        store: match store {
+            StoreArg::Swap => Store::Swap,
+            StoreArg::File => Store::File,
+        },
+        allowed,
+        accesses: args.accesses,
+        writes: args.write_percent,
+        hot: (args.hot_set.pages, args.hot_set.steps),
+        seed: SEED,
+    })
+}
+
+fn write_trace(path: &Path, config: &Config) -> std::io::Result<()> {
+    let mut out = BufWriter::new(std::fs::File::create(path)?);
+    for (page, written) in config.trace() {
+        writeln!(out, "{}{page}", if written { "w" } else { "" })?;
+    }
+    out.flush()
+}
+
+fn verdict(results: &[Measurement]) -> Verdict {
+    let rows = rows(results, Reclaim::NAME, &["vcpu"]);
+    let mut all = said(results, &reclaim::RESULTS);
+    // The scarcest memory of each way says most.
+    all.says.extend(rows.iter().filter_map(|row| {
+        let allowed = |row: &slat_lab::report::tables::Row<'_>| row.params.get("allowed")?.as_u64();
+        let (way, own) = (row.param("way")?, allowed(row)?);
+        let scarcer = |other: &&slat_lab::report::tables::Row<'_>| {
+            other.param("way") == Some(way) && allowed(other).is_some_and(|it| it < own)
+        };
+        if rows.iter().any(|row| scarcer(&row)) {
+            return None;
+        }
+        Some(format!(
+            "With {own} % of its memory a guest keeps {:.0} % of its speed by {way}, with {} pages \
+             read back.",
+            median_of(row, reclaim::SPEED)?,
+            thousands(median_of(row, reclaim::READ)? as i64),
+        ))
+    }));
+    all
+}
