@@ -1,5 +1,6 @@
 //! Builds a kernel from a copy of the tree, keeps its objects, and one image for each set of edits.
 
+use crate::object::RustObject;
 use crate::vm::{Architecture, Teller};
 use crate::{Edited, Tree, config, copy, tools};
 use anyhow::{Context, bail, ensure};
@@ -70,6 +71,13 @@ impl Build<'_> {
     /// A program that builds it is missing (the error names its package), the disk is full, the
     /// build failed (the error has the end of its log), or `stop` was set.
     pub fn run(self) -> anyhow::Result<Built> {
+        let mut objects = self.edited.patches.iter().flat_map(|(edit, _)| &edit.objects);
+        ensure!(
+            objects.next().is_none() || !self.rust_objects().is_empty(),
+            "these edits have no object of Rust for {} and Linux {}, so they would change nothing",
+            self.arch,
+            self.tree.version
+        );
         let failed = || format!("cannot write to {}", self.folder.display());
         let objects = self.objects();
         fs::create_dir_all(&objects).with_context(failed)?;
@@ -240,6 +248,15 @@ impl Build<'_> {
         Ok(Sources { path: source, _lock: lock })
     }
 
+    /// Returns the objects of Rust for this architecture and this version.
+    fn rust_objects(&self) -> Vec<&RustObject> {
+        let objects = self.edited.patches.iter().flat_map(|(edit, _)| &edit.objects);
+        let is_own = |object: &&RustObject| {
+            object.file.starts_with(self.own()) && object.is_for(self.tree.version)
+        };
+        objects.filter(is_own).collect()
+    }
+
     /// Returns what differs from the tree: files of the edits, and objects of Rust, which are
     /// compiled unless they were before.
     fn files(self) -> anyhow::Result<copy::Changed> {
@@ -247,7 +264,7 @@ impl Build<'_> {
         let mut files: BTreeMap<_, _> =
             texts.map(|(path, text)| (path.clone(), Some(text.clone().into_bytes()))).collect();
         files.extend(self.edited.removed.iter().map(|path| (path.clone(), None)));
-        for object in self.edited.patches.iter().flat_map(|(edit, _)| &edit.objects) {
+        for object in self.rust_objects() {
             (self.tell.say)("compiling the engine");
             let options = config::options(self.arch, self.options);
             files.insert(object.file.clone(), Some(object.build(&options, self.folder)?));

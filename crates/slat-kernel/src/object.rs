@@ -6,6 +6,8 @@
 //! merges its sections, which would otherwise be orphans outside the kernel's text, and only the
 //! entry points stay global.
 
+use crate::Version;
+use crate::step::range;
 use anyhow::{Context, bail, ensure};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,6 +25,12 @@ pub struct RustObject {
     target: String,
     /// The prefix of the programs that link it.
     cross: String,
+    /// The file with the entry points, in `slat-linux/kernel`.
+    entry: String,
+    /// The engine's format, a feature.
+    format: String,
+    /// The first version that it is for, and the first that it is no longer for.
+    versions: (Option<Version>, Option<Version>),
     /// Options of a kernel that it cannot be part of, and why.
     refuses: Vec<(String, String)>,
 }
@@ -57,8 +65,17 @@ impl RustObject {
             sources: folder.join(one("sources")?),
             target: one("target")?,
             cross: one("cross")?,
+            entry: one("entry")?,
+            format: one("format")?,
+            versions: one("versions").map_or(Ok((None, None)), |text| range(&text))?,
             refuses: refused.map(|(option, why)| (option.to_owned(), why.to_owned())).collect(),
         })
+    }
+
+    /// Returns whether it is for trees of this version.
+    pub(crate) fn is_for(&self, version: Version) -> bool {
+        let (from, until) = self.versions;
+        from.is_none_or(|from| version >= from) && until.is_none_or(|until| version < until)
     }
 
     /// Checks that a configuration has no option that the object cannot be linked with.
@@ -83,7 +100,7 @@ impl RustObject {
         let page = page.map(|at| ["page_16k", "page_64k"][at]);
         let rustc = self.rustc()?;
         let mut hasher = DefaultHasher::new();
-        (&rustc, &self.target, page).hash(&mut hasher);
+        (&rustc, &self.target, &self.entry, &self.format, page).hash(&mut hasher);
         for krate in ["slat", "slat-linux"] {
             hash(&self.sources.join(krate), &mut hasher)?;
         }
@@ -116,10 +133,12 @@ impl RustObject {
 
     /// Compiles and links; returns the object's path.
     fn compile(&self, page: Option<&str>, work: &Path) -> anyhow::Result<PathBuf> {
+        let entry = format!("slat-linux/kernel/{}", self.entry);
+        let feature = format!("feature=\"{}\"", self.format);
         let crates = [
             ("slat", "slat/src/lib.rs", "rlib"),
             ("slat_linux", "slat-linux/src/lib.rs", "rlib"),
-            ("slat_entry", "slat-linux/kernel/entry.rs", "staticlib"),
+            ("slat_entry", &*entry, "staticlib"),
         ];
         for (at, (name, source, kind)) in crates.into_iter().enumerate() {
             let mut rustc = Command::new("rustc");
@@ -140,7 +159,7 @@ impl RustObject {
             }
             rustc.args(page.into_iter().flat_map(|page| ["--cfg", page]));
             // The engine's other formats are not compiled.
-            rustc.args(["--cfg", "feature=\"arm64\"", "--crate-name", name, "--crate-type", kind]);
+            rustc.args(["--cfg", &feature, "--crate-name", name, "--crate-type", kind]);
             rustc.arg(self.sources.join(source)).arg("--out-dir").arg(work).arg("-L").arg(work);
             ran(&mut rustc)?;
         }
@@ -217,7 +236,8 @@ mod tests {
     use super::*;
 
     const TEXT: &str = "# The engine.\n# file: arch/x/slat.o_shipped\n# sources: ../crates\n\
-                        # target: none\n# cross: x-\n# refuses: CONFIG_BAD, as it would break\n";
+                        # target: none\n# cross: x-\n# entry: e.rs\n# format: f\n\
+                        # refuses: CONFIG_BAD, as it would break\n";
 
     #[test]
     fn an_object_is_named_by_its_file() {

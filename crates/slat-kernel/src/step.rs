@@ -130,7 +130,7 @@ pub enum Failed {
     Other(Error),
 }
 
-fn range(text: &str) -> Result<(Option<Version>, Option<Version>), String> {
+pub(crate) fn range(text: &str) -> Result<(Option<Version>, Option<Version>), String> {
     let wrong = || format!("`versions: {text}` is no range such as 6.12..7.0");
     let (from, until) = text.split_once("..").ok_or_else(wrong)?;
     let version = |text: &str| match text.trim() {

@@ -1,7 +1,7 @@
-//! KVM's stage-2 page tables for arm64, on Slat's engine: what the functions
-//! `kvm_pgtable_stage2_*` of Linux do, one method each.
+//! KVM's stage-2 page tables on Slat's engine: what the functions `kvm_pgtable_stage2_*` of Linux
+//! do for arm64, one method each, and on RISC-V a fault.
 //!
-//! Linux calls it through `kernel/entry.rs`, which `slat kernel` builds into an object of a kernel
+//! Linux calls it through `kernel/entry.rs` or `kernel/riscv.rs`, which `slat kernel` builds into an object of a kernel
 //! with the edits `linux/slat-engine`. It knows nothing of Linux but its conventions, so that its
 //! tests run on any machine.
 //!
@@ -13,8 +13,10 @@
 //! `mmu_lock`, which on a kernel that is not PREEMPT_RT is one.
 #![no_std]
 
+mod fault;
 mod protection;
 mod stage2;
 
+pub use fault::{Given, Leaf};
 pub use protection::{DEVICE, EXECUTE, NORMAL_NC, READ, WRITE};
 pub use stage2::{Errno, Stage2};

@@ -32,7 +32,7 @@ const RUNS: usize = 4;
 const TOGETHER: usize = 16;
 
 /// A VMID for the engine's bookkeeping: the platform reads the guest's own when it invalidates.
-const ANY: Vmid = Vmid(1);
+pub(crate) const ANY: Vmid = Vmid(1);
 
 /// The stage-2 tables of one VM.
 #[derive(Debug)]
@@ -40,10 +40,10 @@ pub struct Stage2<'p, F: Format, P: Platform> {
     tables: Tables<'p, F, P>,
 }
 
-type Inside<'t, 'p, F, P> = Guard<'t, 'p, F, P>;
+pub(crate) type Inside<'t, 'p, F, P> = Guard<'t, 'p, F, P>;
 
 impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
-    const PAGE: u64 = 1 << F::PAGE_SHIFT;
+    pub(crate) const PAGE: u64 = 1 << F::PAGE_SHIFT;
 
     /// Makes empty tables for guest physical addresses of `ipa_bits` bits.
     ///
@@ -73,7 +73,7 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
     }
 
     #[inline(always)]
-    fn enter(&self) -> Inside<'_, 'p, F, P> {
+    pub(crate) fn enter(&self) -> Inside<'_, 'p, F, P> {
         // SAFETY: nothing calls `reclaim`: tables are given back by `take_retired`, whose caller
         // waits for all that entered before.
         unsafe { self.tables.enter_unchecked() }
