@@ -8,7 +8,7 @@
 @@
 identifier pages, mask;
 @@
- stage2_age_pages_walker(...)
+ stage2_age_leaf(...)
  {
  <...
 -	pages->young |= mask;

@@ -3,15 +3,15 @@
 // A bug, for the tests: the answer for 64 pages says that unmapped pages were accessed.
 //
 // file: arch/arm64/kvm/hyp/pgtable.c
-// leaves 1: if (kvm_pte_valid(ctx->old) && new == ctx->old)
+// leaves 1: if (!mask || (kvm_pte_valid(old) && new == old))
 
 @@
-identifier ctx, new;
+identifier old, new, mask;
 @@
- stage2_age_pages_walker(...)
+ stage2_age_leaf(...)
  {
  <...
--	!kvm_pte_valid(ctx->old) || new == ctx->old
-+	kvm_pte_valid(ctx->old) && new == ctx->old
+-	!mask || !kvm_pte_valid(old) || new == old
++	!mask || (kvm_pte_valid(old) && new == old)
  ...>
  }

@@ -8,7 +8,7 @@
 @@
 identifier pages;
 @@
- stage2_age_pages_walker(...)
+ stage2_age_leaf(...)
  {
  <...
 -	pages->clear

@@ -95,7 +95,7 @@ static struct answer ask(void *start, unsigned int nr, bool clear, unsigned long
 	int len;
 
 	len = snprintf(text, sizeof(text), "%lx %u %u %lx", (unsigned long)start, nr, clear, asked);
-	TEST_ASSERT(pwrite(debug, text, len, 0) == len, "The kernel refuses \"%s\"", text);
+	TEST_ASSERT(write(debug, text, len) == len, "The kernel refuses \"%s\"", text);
 	len = pread(debug, text, sizeof(text) - 1, 0);
 	TEST_ASSERT(len > 0, "The kernel does not answer");
 	text[len] = 0;
