@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// The file with a series' introduction; a folder that has it is a series.
 const COVER: &str = "cover.md";
+/// The file with the names of series that a series builds on, a line each.
+const NEEDS: &str = "needs";
 /// The file with an edit's description, which becomes its commit message.
 const MESSAGE: &str = "message.md";
 
@@ -30,6 +32,8 @@ pub struct Series {
     pub name: String,
     /// Its introduction; the first line is its title.
     pub cover: String,
+    /// Series whose edits come before its own.
+    pub needs: Vec<String>,
     /// Its edits.
     pub edits: Vec<Edit>,
 }
@@ -141,7 +145,8 @@ impl Edits {
 
     /// Returns the edits of these names, in this order. A name is a series; `SERIES/N` or
     /// `SERIES/N-NAME`, for the edits up to that one; a single patch, `NAME` or `FOLDER/NAME`; or
-    /// [`SELFTESTS`], for those edits of all series that only add tests.
+    /// [`SELFTESTS`], for those edits of all series that only add tests. Edits of series that a
+    /// named one needs come before it, unless they were named before.
     ///
     /// # Errors
     /// [`Error::NoEdit`], also if an edit is named twice.
@@ -151,6 +156,14 @@ impl Edits {
             let (series, last) =
                 name.split_once('/').map_or((&**name, None), |(s, l)| (s, Some(l)));
             let known = self.series.iter().find(|known| known.name == series);
+            for needed in known.iter().flat_map(|known| &known.needs) {
+                let base = self.series.iter().find(|known| known.name == *needed);
+                let base = base.ok_or_else(|| self.no(needed))?;
+                let own = format!("{needed}/");
+                if !found.iter().any(|edit| edit.name.starts_with(&own)) {
+                    found.extend_from_slice(&base.edits);
+                }
+            }
             let other = || self.others.iter().find(|other| other.name == *name);
             let edits = known.and_then(|series| series.up_to(last));
             let edits = edits.or_else(|| Some(&*other()?.edits)).ok_or_else(|| self.no(name))?;
@@ -199,13 +212,20 @@ impl Series {
             author: None,
         };
         let step = Step::read(path)?;
-        let series =
-            |step| Self { name: name.to_owned(), cover: name.to_owned(), edits: vec![edit(step)] };
+        let series = |step| Self {
+            name: name.to_owned(),
+            cover: name.to_owned(),
+            needs: Vec::new(),
+            edits: vec![edit(step)],
+        };
         Ok(step.map(series))
     }
 
     fn read(name: String, folder: &Path) -> Result<Self, Error> {
         let cover = text(&folder.join(COVER))?;
+        let needs = folder.join(NEEDS);
+        let needs = if needs.exists() { text(&needs)? } else { String::new() };
+        let needs = needs.lines().map(|line| line.trim().to_owned()).collect();
         let mut edits = Vec::new();
         let mut names: Vec<(u32, String)> = folders(folder)
             .into_iter()
@@ -215,7 +235,7 @@ impl Series {
         for (_, edit) in names {
             edits.push(Edit::read(format!("{name}/{edit}"), &folder.join(edit))?);
         }
-        Ok(Self { name, cover, edits })
+        Ok(Self { name, cover, needs, edits })
     }
 
     /// Returns its title.
@@ -361,6 +381,18 @@ pub(crate) mod tests {
         assert!(names(&["walk"]).unwrap_err().contains("has walks"));
         assert!(names(&["walks/9"]).unwrap_err().contains("no edit is called walks/9"));
         assert!(names(&["walks/1", "walks"]).unwrap_err().contains("a second time"));
+    }
+
+    #[test]
+    fn a_series_that_another_needs_comes_before_it() {
+        let edits = Edits::read(None).unwrap();
+        let names = |names: &[&str]| -> Vec<String> {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            edits.find(&names).unwrap().into_iter().map(|edit| edit.name).collect()
+        };
+        let both = names(&["lockless-ageing", "batched-ageing"]);
+        assert!(both[0].starts_with("lockless-ageing/1-"), "{both:?}");
+        assert_eq!(names(&["batched-ageing"]), both);
     }
 
     #[test]

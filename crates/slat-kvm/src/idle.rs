@@ -3,7 +3,9 @@
 //! - Idle page tracking marks single pages by their frame, and clears the accessed bits of all
 //!   their mappings, KVM's included (Documentation/admin-guide/mm/idle_page_tracking.rst).
 //! - The multi-generational LRU ages all memory of a cgroup at once (multigen_lru.rst, "Working set
-//!   estimation"). Whether it reads KVM's tables depends on the kernel.
+//!   estimation"). Whether it reads KVM's tables, and for how many pages at once, depends on the
+//!   kernel.
+//! - DAMON, which is not used here, samples one page of each of its regions.
 //!
 //! Both need root.
 
@@ -37,15 +39,24 @@ impl Tracking {
     /// # Errors
     /// [`Error::NoAccessTracking`].
     pub fn of_host() -> Result<Self, Error> {
+        Ok(Self::all_of_host()?[0])
+    }
+
+    /// Returns the interfaces that this host has, at least one, the more exact one first.
+    ///
+    /// # Errors
+    /// [`Error::NoAccessTracking`].
+    pub fn all_of_host() -> Result<Vec<Self>, Error> {
         Self::below(Path::new("/"))
     }
 
-    pub(crate) fn below(root: &Path) -> Result<Self, Error> {
+    pub(crate) fn below(root: &Path) -> Result<Vec<Self>, Error> {
         let writable = |path| OpenOptions::new().write(true).open(root.join(path));
         match (writable(BITMAP), writable(LRU_GEN)) {
-            (Ok(_), _) => Ok(Self::IdlePages),
-            (_, Ok(_)) => Ok(Self::Generations),
-            (bitmap, lru_gen) => {
+            (Ok(_), Ok(_)) => Ok(vec![Self::IdlePages, Self::Generations]),
+            (Ok(_), Err(_)) => Ok(vec![Self::IdlePages]),
+            (Err(_), Ok(_)) => Ok(vec![Self::Generations]),
+            (bitmap @ Err(_), lru_gen @ Err(_)) => {
                 let missing = |why: &io::Error| why.kind() == io::ErrorKind::NotFound;
                 let errors = [(BITMAP, bitmap), (LRU_GEN, lru_gen)];
                 let refused = errors.into_iter().find_map(|(path, it)| {
@@ -255,7 +266,11 @@ mod tests {
         assert!(refused.contains("page_idle/bitmap: Is a directory"), "{refused}");
         std::fs::remove_dir(root.join(BITMAP)).unwrap();
         std::fs::write(root.join(BITMAP), []).unwrap();
-        assert_eq!(Tracking::below(&root).unwrap(), Tracking::IdlePages);
+        assert_eq!(Tracking::below(&root).unwrap(), [Tracking::IdlePages]);
+        std::fs::create_dir_all(root.join("sys/kernel/debug")).unwrap();
+        std::fs::write(root.join(LRU_GEN), []).unwrap();
+        let both = [Tracking::IdlePages, Tracking::Generations];
+        assert_eq!(Tracking::below(&root).unwrap(), both);
         std::fs::remove_dir_all(root).unwrap();
     }
 

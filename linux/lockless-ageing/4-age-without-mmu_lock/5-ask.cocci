@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
 // file: virt/kvm/kvm_main.c
-// leaves: = kvm_ages_lockless(),
+// leaves: = kvm_ages_lockless(kvm),
 
 @@
 identifier range, f;
@@ -12,7 +12,7 @@ identifier range, f;
  const struct kvm_mmu_notifier_range range = {
  	.lockless =
 -	IS_ENABLED(CONFIG_KVM_MMU_LOCKLESS_AGING),
-+	kvm_ages_lockless(),
++	kvm_ages_lockless(kvm),
  };
  ...>
  }

@@ -6,7 +6,7 @@
 @@
 expression e;
 @@
- kvm_ages_lockless(void)
+ kvm_ages_lockless(...)
  {
 -	return
 +	return lockless_aging &&

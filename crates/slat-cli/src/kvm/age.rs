@@ -5,11 +5,12 @@ use super::options::GuestArgs;
 use super::runs::{Measured, Runs, asked};
 use super::tables::{Shown, reader};
 use crate::needs;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use slat_kvm::figure::Results;
 use slat_kvm::idle::Tracking;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::age::{self, Report};
+use slat_lab::failure::bad_input;
 use slat_lab::record::{Measurement, merged_counts};
 use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
@@ -19,7 +20,9 @@ use std::collections::BTreeMap;
 const EXAMPLES: &str = "\
 Examples:
   slat bench age
-      a guest under KVM, aged by the kernel's idle page tracking (needs root)";
+      a guest under KVM, aged by the interfaces that the kernel has (needs root)
+  slat bench age --tracking lru-gen --probe 'kvm_age_gfn,__mmu_notifier_age?'
+      by the multi-generational LRU, which may ask KVM for many pages at once, and how often it did";
 
 /// Options of `slat bench age`.
 #[derive(Clone, Debug, Args)]
@@ -27,6 +30,46 @@ pub struct AgeArgs {
     /// The guest.
     #[command(flatten)]
     pub guest: GuestArgs,
+    /// How the host looks for used pages: page-idle, which asks KVM for a page at a time, or
+    /// lru-gen, the multi-generational LRU, which asks for ranges where the kernel can [default:
+    /// all that the host has]
+    #[arg(long, value_name = "WHAT,...", value_delimiter = ',')]
+    pub tracking: Vec<By>,
+}
+
+/// An interface for access tracking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// Idle page tracking.
+    PageIdle,
+    /// The multi-generational LRU.
+    LruGen,
+}
+
+impl From<By> for Tracking {
+    fn from(by: By) -> Self {
+        match by {
+            By::PageIdle => Self::IdlePages,
+            By::LruGen => Self::Generations,
+        }
+    }
+}
+
+impl AgeArgs {
+    /// Returns the interfaces to use.
+    fn tracking(&self) -> anyhow::Result<Vec<Tracking>> {
+        let found = Tracking::all_of_host()?;
+        let mut asked: Vec<Tracking> = self.tracking.iter().map(|by| (*by).into()).collect();
+        asked.dedup();
+        if let Some(missing) = asked.iter().find(|asked| !found.contains(asked)) {
+            let found: Vec<String> = found.iter().map(Tracking::to_string).collect();
+            return Err(bad_input(format!(
+                "--tracking: this host lets nobody write {missing}; it has {}",
+                found.join(", ")
+            )));
+        }
+        Ok(if asked.is_empty() { found } else { asked })
+    }
 }
 
 /// The scenario.
@@ -51,29 +94,41 @@ impl Scenario for Age {
         guest.shrink();
         let mut guests = Runs::new(Age::NAME, &asked(&guest, false))?;
         slat_kvm::probe()?;
-        let tracking = Tracking::of_host()?;
-        guests.params.insert("tracking".to_owned(), tracking.to_string().into());
-        session.start(&guests.name(), guests.steps(8));
-        let answer = Answer::Time(Phase::WriteIdle);
-        let measured =
-            guests.measure(session, answer, |shape, setting| age::run(shape, tracking, setting));
-        session.finish();
-        let Measured { mut results, reports, .. } = measured?;
-        let told: [(Phase, &str, Count); 3] = [
-            (Phase::WriteIdle, "idle_after", |report| report.idle_after_writes),
-            (Phase::ReadIdle, "idle_after", |report| report.idle_after_reads),
-            (Phase::MarkIdle, "marked", |report| report.marked),
-        ];
-        for (phase, name, of) in told {
-            let whole = |m: &&mut Measurement| phase == *m.variant && !m.is_vcpu();
-            let samples = reports.iter().filter_map(of);
-            let counts = samples.map(|count| BTreeMap::from([(name.to_owned(), count)]));
-            if let Some(whole) = results.iter_mut().find(whole) {
-                whole.counts.extend(merged_counts(counts));
-            }
+        let mut all = Vec::new();
+        for tracking in args.tracking()? {
+            guests.params.insert("tracking".to_owned(), tracking.to_string().into());
+            all.extend(measured(&guests, tracking, session)?);
         }
-        Ok(results)
+        Ok(all)
     }
+}
+
+/// Measures guests that are aged by an interface.
+fn measured(
+    guests: &Runs,
+    tracking: Tracking,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Measurement>> {
+    session.start(&format!("{}, {tracking}", guests.name()), guests.steps(8));
+    let answer = Answer::Time(Phase::WriteIdle);
+    let measured =
+        guests.measure(session, answer, |shape, setting| age::run(shape, tracking, setting));
+    session.finish();
+    let Measured { mut results, reports, .. } = measured?;
+    let told: [(Phase, &str, Count); 3] = [
+        (Phase::WriteIdle, "idle_after", |report| report.idle_after_writes),
+        (Phase::ReadIdle, "idle_after", |report| report.idle_after_reads),
+        (Phase::MarkIdle, "marked", |report| report.marked),
+    ];
+    for (phase, name, of) in told {
+        let whole = |m: &&mut Measurement| phase == *m.variant && !m.is_vcpu();
+        let samples = reports.iter().filter_map(of);
+        let counts = samples.map(|count| BTreeMap::from([(name.to_owned(), count)]));
+        if let Some(whole) = results.iter_mut().find(whole) {
+            whole.counts.extend(merged_counts(counts));
+        }
+    }
+    Ok(results)
 }
 
 /// Reads a count from the report of a run; the count is missing where the host does not give it.
