@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use slat_kvm::check::{Counts, History, Lost};
 use slat_lab::numbers::thousands;
 use slat_lab::size::Size;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// The report of `slat check`.
@@ -19,6 +20,9 @@ pub struct Report {
     pub kernel: String,
     /// KVM's module.
     pub module: String,
+    /// Its parameters that affect second-level tables.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub parameters: BTreeMap<String, String>,
     /// The seed.
     pub seed: u64,
     /// Bytes of a guest's host memory.
@@ -27,6 +31,9 @@ pub struct Report {
     pub seconds: f64,
     /// Whether Ctrl-C ended it.
     pub interrupted: bool,
+    /// How often pages of the whole host moved meanwhile, by the names of /proc/vmstat.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub moved: BTreeMap<String, u64>,
     /// The classes.
     pub classes: Vec<Tried>,
 }
@@ -77,7 +84,7 @@ pub struct Finding {
 /// Columns of the report as text.
 const WIDTH: usize = 100;
 /// What comes before the command that repeats a loss.
-const REPEAT: &str = " times by: ";
+const REPEAT: &str = " by: slat check";
 
 /// The version of the report's format.
 pub const FORMAT: u32 = 1;
@@ -110,12 +117,45 @@ impl Report {
         for class in &self.classes {
             text += &wrapped(&format!(" {:<12} {}", class.name, class.text(self)));
         }
+        if !self.moved.is_empty() {
+            let moved = self.moved.iter().map(|(name, count)| format!("{name} {}", grouped(*count)));
+            text += &wrapped(&format!(
+                " {:<12} meanwhile: {}",
+                "whole host",
+                moved.collect::<Vec<_>>().join(", ")
+            ));
+        }
         text += match (self.lost(), self.interrupted) {
             (true, _) => "LOST: report it to kvm@vger.kernel.org with the steps above\n",
             (false, true) => "interrupted; nothing was lost until then\n",
             (false, false) => "nothing was lost in what could be tried\n",
         };
         text
+    }
+
+    /// Returns what to send to KVM's maintainers, if something was lost.
+    pub fn letter(&self) -> Option<String> {
+        let lost: Vec<(&Tried, &Finding)> = self.classes.iter().filter_map(Tried::lost).collect();
+        let (_, first) = lost.first()?;
+        let parameters = self.parameters.iter().map(|(name, value)| format!("{name}={value}"));
+        let mut letter = format!(
+            "To: kvm@vger.kernel.org\nSubject: KVM: {}\n\n`slat check`, which runs random histories \
+             of a guest's memory and knows each content, found this on\n\n  Linux {}{}\n  {}\n",
+            first.lost.what,
+            self.kernel,
+            if self.module.is_empty() { String::new() } else { format!(", {}", self.module) },
+            parameters.collect::<Vec<_>>().join(" ")
+        );
+        for (class, finding) in lost {
+            letter += &format!("\nClass {}, of {} histories:\n", class.name, class.counts.histories);
+            letter += &wrapped(&class.text(self));
+            let _ = writeln!(
+                letter,
+                "The same from the attached file: slat check --history {}",
+                finding.file(&class.name)
+            );
+        }
+        Some(letter)
     }
 
     /// Returns the command that repeats a finding.
@@ -149,7 +189,22 @@ fn grouped(count: u64) -> String {
     thousands(count.cast_signed())
 }
 
+impl Finding {
+    /// Returns the name of the file of its history.
+    pub fn file(&self, class: &str) -> String {
+        format!("{class}-{}.json", self.number)
+    }
+}
+
 impl Tried {
+    /// Returns what was lost in the class.
+    pub fn lost(&self) -> Option<(&Self, &Finding)> {
+        match &self.verdict {
+            Verdict::Lost(finding) => Some((self, finding)),
+            _ => None,
+        }
+    }
+
     fn text(&self, report: &Report) -> String {
         let Counts { histories, steps, writes, told, .. } = self.counts;
         let counts = format!(
@@ -181,13 +236,11 @@ impl Tried {
                 for (index, step) in finding.steps.iter().zip(&history.steps) {
                     let _ = writeln!(text, "{:14}{index:>3}  {step}", "");
                 }
-                let (lost, of) = finding.repeated;
-                let _ = writeln!(
-                    text,
-                    "{:14}lost {lost} of {of}{REPEAT}{}",
-                    "",
-                    report.command(finding)
-                );
+                let again = match finding.repeated {
+                    (_, 0) => "once more".to_owned(),
+                    (lost, of) => format!("lost {lost} of {of} times"),
+                };
+                let _ = writeln!(text, "{:14}{again} by: {}", "", report.command(finding));
                 text
             }
         };
@@ -237,10 +290,12 @@ mod tests {
             slat_check: FORMAT,
             kernel: "6.12 x86_64".into(),
             module: "kvm_amd".into(),
+            parameters: [("npt".to_owned(), "1".to_owned())].into(),
             seed: 7,
             memory: 4 << 20,
             seconds: 60.0,
             interrupted: false,
+            moved: [("pswpout".to_owned(), 1234)].into(),
             classes: vec![
                 class("log", Verdict::Lost(Box::new(finding))),
                 class("memslots", Verdict::Held),
@@ -251,6 +306,7 @@ mod tests {
             ],
         };
         insta::assert_snapshot!(report.text());
+        insta::assert_snapshot!("what_to_send", report.letter().unwrap());
         assert!(report.lost() && report.tried());
         let read = serde_json::from_str(&serde_json::to_string(&report).unwrap());
         assert_eq!(read.ok(), Some(report));

@@ -149,6 +149,9 @@ impl<'a> Ready<'a> {
         };
         let kernel = kernel::find(args, arch, session)?;
         let mut modules = kernel::kvm_modules(&kernel, arch)?;
+        if words.first().is_some_and(|word| word == CHECK) {
+            modules.extend(kernel::swap_modules(&kernel));
+        }
         let mut append = modules::give(&args.module_param, &mut modules);
         append.extend(args.parts.append.clone());
         let append = append.join(" ");
@@ -322,6 +325,8 @@ fn check_guest(words: &[String], arch: Architecture) -> anyhow::Result<&[String]
         ))),
     }
 }
+/// The command that moves pages by swap as well.
+pub const CHECK: &str = "check";
 
 /// Name of the program that measures Slat's own tables, which may also run in a machine.
 const BENCH: &str = "slat-bench";

@@ -3,7 +3,8 @@
 
 use crate::PROGRAM;
 use crate::cli::{EmulateArgs, InTurnsArgs, KernelChoice, PatchesArgs};
-use crate::emulate::{Emulated, Ready};
+use crate::check;
+use crate::emulate::{CHECK, Emulated, Ended, Ready};
 use anyhow::Context;
 use serde_json::json;
 use slat_kernel::vm::Debian;
@@ -51,6 +52,100 @@ pub fn run(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<Compared
     let consoles = [0, 1].map(|side| both[side].console.clone());
     let kernels = kernels.map(|kernel| kernel.named());
     Ok(Compared { kernels, boots: args.counted.boots, comparison, reports, consoles })
+}
+
+/// What `slat check` found under two kernels.
+#[derive(Debug)]
+pub struct Checked {
+    /// Both kernels as they are named.
+    pub kernels: [String; 2],
+    /// The report of each, or why there is none.
+    pub reports: [Result<check::Report, String>; 2],
+}
+
+impl Checked {
+    /// Returns the answer in one line.
+    pub fn answer(&self) -> String {
+        let one = |report: &Result<check::Report, String>| match report {
+            Ok(report) if report.lost() => "a write was LOST".to_owned(),
+            Ok(report) => {
+                let histories: u64 = report.classes.iter().map(|it| it.counts.histories).sum();
+                format!("nothing lost in {histories} histories")
+            }
+            Err(_) => "no report".to_owned(),
+        };
+        let [before, after] = &self.reports;
+        format!("before: {}; after: {}", one(before), one(after))
+    }
+
+    /// Returns whether the second kernel loses something, or gave no report.
+    pub fn failed(&self) -> bool {
+        self.reports[1].as_ref().map_or(true, check::Report::lost)
+    }
+
+    /// Returns both reports as lines of text.
+    pub fn lines(&self) -> Vec<String> {
+        let text = |report: &Result<check::Report, String>| match report {
+            Ok(report) => report.text(),
+            Err(why) => why.clone(),
+        };
+        let both = self.kernels.iter().zip(&self.reports);
+        both.flat_map(|(kernel, report)| {
+            let text = text(report);
+            [format!("{kernel}:")].into_iter().chain(text.lines().map(str::to_owned)).collect::<Vec<_>>()
+        })
+        .collect()
+    }
+
+    /// Returns all of it as text, or as JSON.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn shown(&self, format: Format) -> serde_json::Result<String> {
+        if format != Format::Json {
+            return Ok(format!("{}\n\n{}\n", self.answer(), self.lines().join("\n")));
+        }
+        let one = |side: usize| match &self.reports[side] {
+            Ok(report) => json!({ "kernel": self.kernels[side], "report": report }),
+            Err(why) => json!({ "kernel": self.kernels[side], "error": why }),
+        };
+        let value = json!({ "answer": self.answer(), "before": one(0), "after": one(1) });
+        serde_json::to_string_pretty(&value).map(|text| text + "\n")
+    }
+}
+
+/// Returns whether the command is `slat check`, which counts nothing.
+pub fn is_check(args: &InTurnsArgs) -> bool {
+    args.counted.command.first().is_some_and(|word| word == CHECK)
+}
+
+/// Builds both kernels and runs `slat check` under each, in a machine of two CPUs.
+///
+/// # Errors
+/// See [`Ready::new`] and [`Ready::boot`]. What fails inside a machine is in [`Checked::reports`].
+pub fn check_both(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<Checked> {
+    let kernels = kernels(args)?.map(|kernel| EmulateArgs { count_instructions: false, ..kernel });
+    session.start("kernels", 4);
+    let ready = kernels.iter().map(|kernel| {
+        let ready = Ready::new(kernel, session);
+        session.step();
+        ready
+    });
+    let ready = ready.collect::<anyhow::Result<Vec<_>>>()?;
+    let one = |ready: &Ready<'_>| -> anyhow::Result<Result<check::Report, String>> {
+        session.say("looking for lost writes");
+        let end = ready.boot(0, session)?.end;
+        session.check()?;
+        session.step();
+        let report = end.and_then(|ended| {
+            let Ended { checked, stderr, .. } = ended;
+            checked.with_context(|| format!("`slat check` made no report:\n{stderr}"))
+        });
+        Ok(report.map_err(|error| format!("{error:#}")))
+    };
+    let reports = [one(&ready[0])?, one(&ready[1])?];
+    session.finish();
+    Ok(Checked { kernels: kernels.each_ref().map(EmulateArgs::named), reports })
 }
 
 /// Returns a report as `compare` takes it.

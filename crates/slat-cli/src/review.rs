@@ -1,8 +1,8 @@
 //! A page on patches, for a reply to them: does each compile, what does the kernel's own checker say,
-//! which selftests change, what is new in the kernel's log, which phases take more instructions.
+//! which selftests change, is a write lost, what is new in the kernel's log, which phases take more instructions.
 
 use crate::cli::{
-    ConfigArgs, InTurnsArgs, KernelChoice, MachineArgs, ReviewArgs, TestArgs, TreeArgs,
+    ConfigArgs, CountedArgs, InTurnsArgs, KernelChoice, MachineArgs, ReviewArgs, TestArgs, TreeArgs,
 };
 use crate::in_turns;
 use crate::kernel::Source;
@@ -87,6 +87,9 @@ pub fn run(args: &ReviewArgs, arch: Architecture, session: &mut Session) -> anyh
     }
     if args.checked {
         parts.push(checked_tests(args, arch, &format!("{tree} {words}"), session)?);
+    }
+    if !args.no_check {
+        parts.push(content(args, &words, session)?);
     }
     parts.extend(measured(args, &tree, &words, session)?);
     session.finish();
@@ -339,11 +342,39 @@ fn test_args(args: &ReviewArgs, is_patched: bool, cpus: u32) -> anyhow::Result<T
         tree,
         machine,
         tests: args.tests.clone(),
+        check: None,
         cpus,
         count_instructions: false,
         probe: Vec::new(),
         arguments: Vec::new(),
     })
+}
+
+/// Returns both kernels, with what to run in them.
+fn both(args: &ReviewArgs, command: Vec<String>) -> InTurnsArgs {
+    InTurnsArgs {
+        before: args.before.clone(),
+        after: None,
+        modules: None,
+        modules_after: None,
+        patches: args.patches.clone(),
+        counted: CountedArgs { command, ..args.counted.clone() },
+        output: None,
+        fail_if_slower: false,
+        print: TablePrintArgs::default(),
+    }
+}
+
+/// Runs random histories under both kernels: does one of them lose what a guest wrote?
+fn content(args: &ReviewArgs, words: &str, session: &mut Session) -> anyhow::Result<Part> {
+    let what = "What a guest wrote (slat check)";
+    let check = selftests::check_words(args.check);
+    let command = format!("slat kernel ab {} {words} -- {}", args.before, check.join(" "));
+    let checked = match told(in_turns::check_both(&both(args, check), session))? {
+        Ok(checked) => checked,
+        Err(error) => return Ok(failed(what, &error, command)),
+    };
+    Ok(part(what, checked.answer(), command, checked.lines()))
 }
 
 /// Boots both kernels in turns: what takes more instructions, and what is new in the log.
@@ -354,17 +385,7 @@ fn measured(
     session: &mut Session,
 ) -> anyhow::Result<Vec<Part>> {
     let what = "Instructions";
-    let in_turns = InTurnsArgs {
-        before: args.before.clone(),
-        after: None,
-        modules: None,
-        modules_after: None,
-        patches: args.patches.clone(),
-        counted: args.counted.clone(),
-        output: None,
-        fail_if_slower: false,
-        print: TablePrintArgs::default(),
-    };
+    let in_turns = both(args, args.counted.command.clone());
     let command =
         format!("slat kernel ab {} {words} -- {}", args.before, args.counted.command.join(" "));
     let compared = match told(in_turns::run(&in_turns, session))? {

@@ -85,6 +85,13 @@ const LIMIT: u32 = 150;
 /// The same for a kernel of another configuration, which may check each of its accesses.
 const LIMIT_CHECKED: u32 = 900;
 
+/// Returns the command that judges a kernel by what a guest wrote.
+pub fn check_words(time: std::time::Duration) -> Vec<String> {
+    let seconds = format!("{}s", time.as_secs().max(1));
+    let words = [emulate::CHECK, "--for", &seconds, "--seed", "1", "--memory", "4m"];
+    words.map(str::to_owned).to_vec()
+}
+
 /// Exit code of a selftest that cannot run on the kernel or CPU.
 const SKIPPED: i32 = 4;
 
@@ -282,6 +289,12 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         }
     }
     ensure!(!tests.is_empty(), "this tree has none of these tests");
+    if let Some(time) = args.check {
+        let words = check_words(time);
+        named.push(format!("slat {}", words.join(" ")));
+        let seconds = seconds.saturating_add(time.as_secs().try_into().unwrap_or(u32::MAX));
+        tests.push(Asked { path: PROGRAM.to_owned(), arguments: words, seconds });
+    }
     let job = Job {
         modules: Vec::new(),
         command: Vec::new(),

@@ -2,10 +2,10 @@
 //! the same checks as on a host's KVM.
 
 use slat::format::ept::Ept1G;
-use slat::{Access, Gpa, Hpa, PageSize, Vmid};
+use slat::{Access, Gpa, GpaRange, Hpa, PageSize, Vmid};
 use slat_guest::{
-    Backing, Config, Guest, Hva, HvaRange, MemslotId, MemslotSpec, NoPage, Outcome, Page,
-    TABLE_PAGES, Vcpu,
+    Backing, Config, Guest, Hva, HvaRange, MemoryKind, MemslotId, MemslotSpec, NoPage, Outcome,
+    Page, PrivateAt, PrivatePage, PrivateRange, TABLE_PAGES, Vcpu,
 };
 use slat_kvm::check::{
     Act, Counts, Done, Ended, HOLE, History, Kind, Means, Place, Span, Stamp, System, Task,
@@ -31,7 +31,8 @@ fn gpa(page: u64) -> u64 {
 /// The host's memory: where each page is, and what each frame holds.
 #[derive(Debug)]
 struct Pages {
-    /// The frame of each host page, and whether its block is one of the host's.
+    /// The frame of each host page, and whether its block is one of the host's. Pages of private
+    /// memory come behind those of the host's memory.
     frames: Vec<(u64, bool)>,
     contents: HashMap<u64, Stamp>,
     next: u64,
@@ -51,8 +52,9 @@ struct Ram(Arc<Mutex<Pages>>);
 impl Ram {
     fn new() -> Self {
         let first = FIRST_HPA / K4;
-        let frames = (0..MEMORY).map(|page| (first + page, true)).collect();
-        Self(Arc::new(Mutex::new(Pages { frames, contents: HashMap::new(), next: first + MEMORY })))
+        let frames = (0..2 * MEMORY).map(|page| (first + page, true)).collect();
+        let next = first + 2 * MEMORY;
+        Self(Arc::new(Mutex::new(Pages { frames, contents: HashMap::new(), next })))
     }
 
     fn pages(&self) -> MutexGuard<'_, Pages> {
@@ -67,6 +69,11 @@ impl Backing for Ram {
         let block = if whole { PageSize::SIZE_2M } else { PageSize::SIZE_4K };
         let memory = slat::Memory::Normal;
         Ok(Page { hpa: Hpa(frame * K4), block, write: true, execute: true, memory })
+    }
+
+    fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
+        let frame = self.pages().frames[(MEMORY + at.0 / K4) as usize].0;
+        Ok(PrivatePage { hpa: Hpa(frame * K4), block: PageSize::SIZE_4K })
     }
 }
 
@@ -90,6 +97,7 @@ struct Engine<'a> {
     ram: Ram,
     vcpus: Vec<Vcpu<'a, Ept1G, Machine<Ept>, Ram>>,
     manual: bool,
+    private: bool,
     position: Vec<u64>,
     running: Vec<Option<Running>>,
     fault: Fault,
@@ -192,7 +200,8 @@ impl System for Engine<'_> {
         let start = Gpa(gpa(place.at));
         let host = Hva(HOST + place.host * K4);
         let spec = MemslotSpec::new(MemslotId(id as u16), start, place.pages * K4, host);
-        let spec = MemslotSpec { read_only: place.readonly, log_dirty, ..spec };
+        let private = self.private.then_some(PrivateAt(place.host * K4));
+        let spec = MemslotSpec { read_only: place.readonly, log_dirty, private, ..spec };
         let changed = self.vcpus[0].worker().set_memslot(spec);
         changed.unwrap_or_else(|error| panic!("{spec:?}: {error:?}"));
         self.beside();
@@ -266,8 +275,30 @@ impl System for Engine<'_> {
                     pages.contents.insert(new, content);
                 }
             }),
+            Act::Punch => {
+                let bytes = host.pages * K4;
+                let range = PrivateRange { start: PrivateAt(host.at * K4), bytes };
+                let held = self.vcpus[0].worker().invalidate_private(range, |_| {}).unwrap();
+                let hidden = Span::new(MEMORY + host.at, host.pages);
+                move_pages(&mut self.ram.pages(), hidden, false);
+                drop(held);
+                self.beside();
+            }
+            Act::Balloon => host
+                .pages()
+                .step_by(2)
+                .map(|page| Span::new(page, 1))
+                .for_each(|page| self.change(page, |pages| move_pages(pages, page, false))),
             _ => self.change(host, |pages| move_pages(pages, host, !empties)),
         }
+        Ok(())
+    }
+
+    fn convert(&mut self, guest: Span, private: bool) -> Result<(), Trouble> {
+        let kind = if private { MemoryKind::Private } else { MemoryKind::Shared };
+        let range = GpaRange::new(Gpa(gpa(guest.at)), guest.pages * K4).unwrap();
+        self.vcpus[0].worker().convert(range, kind, |_| {}).unwrap();
+        self.beside();
         Ok(())
     }
 
@@ -306,7 +337,16 @@ fn means() -> Means {
         block: BLOCK,
         ways: vec![Way::Legacy, Way::Manual, Way::InitiallySet, Way::Ring],
         kinds: vec![Kind::Huge],
-        acts: vec![Act::Store, Act::Discard, Act::Collapse, Act::Move, Act::PageOut, Act::Migrate],
+        acts: vec![
+            Act::Store,
+            Act::Discard,
+            Act::Collapse,
+            Act::Move,
+            Act::PageOut,
+            Act::Migrate,
+            Act::Balloon,
+            Act::Punch,
+        ],
         readonly: true,
     }
 }
@@ -335,6 +375,7 @@ fn run(history: &History, fault: Fault) -> Ended {
         ram,
         vcpus: vcpus.collect(),
         manual: matches!(history.way, Way::Manual | Way::InitiallySet),
+        private: history.private,
         position: (1..=history.vcpus as u64).map(|vcpu| vcpu << 40).collect(),
         running: (0..history.vcpus).map(|_| None).collect(),
         fault,

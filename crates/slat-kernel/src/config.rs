@@ -16,9 +16,10 @@ pub const NEEDED: [&str; 6] = [
 ];
 
 /// Sets of more options, by name.
-pub const SETS: [(&str, &str); 4] = [
+pub const SETS: [(&str, &str); 5] = [
     ("checked", include_str!("../config/checked.config")),
     ("kcsan", include_str!("../config/kcsan.config")),
+    ("private", include_str!("../config/private.config")),
     ("16k", include_str!("../config/16k.config")),
     ("64k", include_str!("../config/64k.config")),
 ];

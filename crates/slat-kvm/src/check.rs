@@ -13,25 +13,31 @@
 //! | no access outside of memslots, or a write to a read-only one, reaches memory | in each access |
 //! | each page that was written is in the log, or in a ring | in each fetch |
 //! | a copy of the memory that follows the log has the last write | in each fetch while no vCPU runs |
+//! | KVM's own counters agree with each other and with the memslots | after each step |
 //! | vCPUs that should make progress do | while they are waited for |
 //!
 //! A vCPU may run beside other steps. Each of its pages then still has one writer, so that its
 //! content follows from the number of steps that it has done.
 
 mod classes;
+mod counters;
 mod generate;
 mod history;
 mod host;
 mod kvm;
 mod minimise;
 mod model;
+mod moves;
 mod pager;
+mod patience;
 
 pub use classes::{Class, classes};
 pub use generate::Means;
 pub use history::{Act, History, Kind, Place, Span, Step, Way, stamp_of_host};
 pub use kvm::{Host, KvmSystem, run};
 pub use minimise::minimise;
+pub use moves::{moved, set_up_machine};
+pub use patience::outlast;
 pub use model::{HOLE, Model, Slot, Task, Wrong, task};
 
 use crate::work::{MULTIPLIER, Touch};
@@ -134,6 +140,21 @@ pub trait System {
     /// Does something to host pages.
     fn act(&mut self, act: Act, host: Span) -> Result<(), Trouble>;
 
+    /// The host has stored to the pages of an act.
+    fn stored(&mut self, _act: Act) {}
+
+    /// Makes guest pages private or shared.
+    fn convert(&mut self, _guest: Span, _private: bool) -> Result<(), Trouble> {
+        let rule = "needs a system with private memory";
+        Err(Trouble::Refused(crate::Error::invalid("step", "convert", rule)))
+    }
+
+    /// Compares the system's own counters with each other, and with the number of guest pages that
+    /// memslots map. `quiet` says that no vCPU runs.
+    fn audit(&mut self, _pages: u64, _quiet: bool) -> Result<(), Trouble> {
+        Ok(())
+    }
+
     /// Exchanges host pages.
     fn exchange(&mut self, first: u64, second: u64, pages: u64) -> Result<(), Trouble>;
 
@@ -207,9 +228,11 @@ pub fn check(
         model: Model::of(history, gpa),
         system,
         counts: Counts { histories: 1, ..Counts::default() },
-        quiet: vec![false; history.memory as usize],
+        quiet: Vec::new(),
+        memory: history.memory,
         ring: history.way == Way::Ring,
     };
+    run.quiet = vec![false; run.model.pages() as usize];
     for (index, step) in history.steps.iter().enumerate() {
         if !at(index, &step.to_string()) {
             run.system.give_up();
@@ -220,7 +243,8 @@ pub fn check(
             continue;
         }
         run.counts.steps += 1;
-        let done = run.step(number, step).and_then(|()| run.contents(false));
+        let done = run.step(number, step);
+        let done = done.and_then(|()| run.contents(false)).and_then(|()| run.audit());
         if let Err(trouble) = done {
             run.system.give_up();
             let lost = |what, hang| Ended::Lost(Lost { step: index, what, hang });
@@ -252,6 +276,8 @@ struct Run<'a> {
     counts: Counts,
     /// Host pages that are not looked at, because that would undo what was done to them.
     quiet: Vec<bool>,
+    /// Pages of the host's memory, without private memory.
+    memory: u64,
     ring: bool,
 }
 
@@ -298,6 +324,7 @@ impl Run<'_> {
                         let stamp = stamp_of_host(number, page, act == Act::Merge);
                         self.system.poke(page, stamp);
                     }
+                    self.system.stored(act);
                 }
                 self.model.host(act, host);
                 let quiet = !matches!(act, Act::Store | Act::Collapse | Act::Protect | Act::Move);
@@ -306,6 +333,10 @@ impl Run<'_> {
             Step::Exchange { first, second, pages } => {
                 self.system.exchange(first, second, pages)?;
                 self.model.exchange(first, second, pages);
+            }
+            Step::Convert { guest, private } => {
+                self.system.convert(guest, private)?;
+                self.model.convert(guest, private);
             }
         }
         Ok(())
@@ -380,10 +411,14 @@ impl Run<'_> {
             self.begin(vcpu, &task)?;
             if self.finish(vcpu, false)?.sum != expected {
                 let (host, stamp) = self.model.expected(page).unwrap_or_default();
+                let (kind, seen) = match host < self.memory {
+                    true => ("host", format!(", and the host sees {} there", self.system.peek(host))),
+                    false => ("private", String::new()),
+                };
                 return Err(Trouble::Wrong(format!(
-                    "vCPU {vcpu} reads something else in guest page {page} (host page {host}) than \
-                     {stamp}, and the host sees {} there",
-                    self.system.peek(host)
+                    "vCPU {vcpu} reads something else in guest page {page} ({kind} page {}) than \
+                     {stamp}{seen}",
+                    host % self.memory
                 )));
             }
         }
@@ -433,7 +468,7 @@ impl Run<'_> {
 
     /// Compares what the host sees; at the end all of it.
     fn contents(&mut self, all: bool) -> Result<(), Trouble> {
-        for host in 0..self.quiet.len() as u64 {
+        for host in 0..self.memory {
             let Some(expected) = self.model.content(host) else { continue };
             if !all && (self.quiet[host as usize] || expected == Stamp::default()) {
                 continue;
@@ -447,6 +482,12 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    fn audit(&mut self) -> Result<(), Trouble> {
+        let pages = self.model.slots().map(|(_, slot)| slot.place.pages).sum();
+        let quiet = self.model.who_runs().is_empty();
+        self.system.audit(pages, quiet)
     }
 
     fn end(&mut self) -> Result<(), Trouble> {

@@ -12,6 +12,7 @@ use crate::machine::Machine;
 use crate::mailbox::word;
 use crate::memory::HostMemory;
 use crate::mode::Mode;
+use crate::private::{self, Private};
 use crate::probe::{self, SLOT_ZAP_QUIRK};
 use crate::probes::{Counted, Probes};
 pub use crate::shape::Shape;
@@ -66,30 +67,40 @@ impl Guest {
         shape: &Shape,
         memory: impl FnOnce() -> Result<HostMemory, Error>,
     ) -> Result<(Guest, Vec<Vcpu>), Error> {
-        let (guest, vcpus) = Self::without_memslots(shape, shape.memory, memory)?;
+        let (guest, vcpus) = Self::without_memslots(shape, shape.memory, false, memory)?;
         guest.set_slots(0)?;
         Ok((guest, vcpus))
     }
 
-    /// Makes a guest without memslots of its test memory, whose own tables map `window` bytes.
+    /// Makes a guest without memslots of its test memory, whose own tables map `window` bytes. With
+    /// `is_private`, its memslots will have private memory too.
     ///
     /// # Errors
     /// As [`Guest::new`].
-    pub(crate) fn with_window(shape: &Shape, window: u64) -> Result<(Guest, Vec<Vcpu>), Error> {
+    pub(crate) fn with_window(
+        shape: &Shape,
+        window: u64,
+        is_private: bool,
+    ) -> Result<(Guest, Vec<Vcpu>), Error> {
         let memory = || HostMemory::new(shape.memory, shape.backing);
-        Self::without_memslots(shape, window, memory)
+        Self::without_memslots(shape, window, is_private, memory)
     }
 
     fn without_memslots(
         shape: &Shape,
         window: u64,
+        is_private: bool,
         memory: impl FnOnce() -> Result<HostMemory, Error>,
     ) -> Result<(Guest, Vec<Vcpu>), Error> {
         let kvm = probe::open()?;
         let host = probe::describe(&kvm);
         arch::check(&kvm, window)?;
         shape.check(&host)?;
-        let vm = kvm.create_vm().map_err(Error::os("KVM_CREATE_VM"))?;
+        let vm = match is_private {
+            true => kvm.create_vm_with_type(private::VM_TYPE),
+            false => kvm.create_vm(),
+        };
+        let vm = vm.map_err(Error::os("KVM_CREATE_VM"))?;
         enable(&vm, shape)?;
         arch::set_up_vm(&vm)?;
         if shape.async_faults {
@@ -100,7 +111,9 @@ impl Guest {
         let memory = memory()?;
         numa::bind(&memory, &shape.nodes)?;
         let page_size = rustix::param::page_size() as u64;
-        let machine = Arc::new(Machine { vm, memory, boot, gate: Gate::default(), page_size });
+        let private = is_private.then(|| Private::new(&vm, shape.memory)).transpose()?;
+        let gate = Gate::default();
+        let machine = Arc::new(Machine { vm, memory, private, boot, gate, page_size });
         set_memslot(
             &machine.vm,
             BOOT_SLOT,
@@ -390,7 +403,42 @@ impl Guest {
         if slot < FIRST_SLOT || range.start > range.end || range.end > memory.len() {
             return Err(Error::invalid("memslot", slot, "must lie in the memory"));
         }
-        set_memslot(&self.machine.vm, slot, self.gpa(page), memory, range, flags)
+        let Machine { vm, private, .. } = &*self.machine;
+        match private.as_ref().filter(|_| !range.is_empty()) {
+            Some(private) => {
+                let offset = range.start;
+                let region = region(slot, self.gpa(page), memory, range, flags);
+                // SAFETY: as in `set_memslot`.
+                unsafe { private.place(vm, region, offset) }
+            }
+            None => set_memslot(vm, slot, self.gpa(page), memory, range, flags),
+        }
+    }
+
+    /// Returns the number of pages of the guest's own code, tables and mailboxes.
+    pub(crate) fn own_pages(&self) -> u64 {
+        self.machine.boot.memory().len() / self.page_size()
+    }
+
+    /// Returns whether memslots have private memory.
+    pub(crate) fn is_private(&self) -> bool {
+        self.machine.private.is_some()
+    }
+
+    /// Makes guest pages private or shared: accesses reach the private memory, or the host's.
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub(crate) fn convert(&self, page: u64, pages: u64, is_private: bool) -> Result<(), Error> {
+        private::convert(self.vm(), self.gpa(page), pages * self.page_size(), is_private)
+    }
+
+    /// Gives a range of the private memory back, if there is private memory.
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub(crate) fn punch(&self, range: std::ops::Range<u64>) -> Result<(), Error> {
+        self.machine.private.as_ref().map_or(Ok(()), |private| private.punch(range))
     }
 
     /// Returns the VM.
@@ -569,6 +617,22 @@ fn enable(vm: &VmFd, shape: &Shape) -> Result<(), Error> {
     Ok(())
 }
 
+fn region(
+    slot: u32,
+    gpa: u64,
+    memory: &HostMemory,
+    range: std::ops::Range<u64>,
+    flags: u32,
+) -> kvm_userspace_memory_region {
+    kvm_userspace_memory_region {
+        slot,
+        flags,
+        guest_phys_addr: gpa,
+        memory_size: range.end - range.start,
+        userspace_addr: memory.host_address() + range.start,
+    }
+}
+
 fn set_memslot(
     vm: &VmFd,
     slot: u32,
@@ -577,13 +641,7 @@ fn set_memslot(
     range: std::ops::Range<u64>,
     flags: u32,
 ) -> Result<(), Error> {
-    let region = kvm_userspace_memory_region {
-        slot,
-        flags,
-        guest_phys_addr: gpa,
-        memory_size: range.end - range.start,
-        userspace_addr: memory.host_address() + range.start,
-    };
+    let region = region(slot, gpa, memory, range, flags);
     // SAFETY: `range` is a part of a mapping that `Machine` owns, and this process accesses such
     // mappings by atomic operations only. The mapping is unmapped after the VM and all vCPUs are
     // closed.

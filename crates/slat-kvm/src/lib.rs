@@ -45,6 +45,7 @@ mod mode;
 pub mod numa;
 mod pagemap;
 pub mod phase;
+mod private;
 pub mod probe;
 pub mod probes;
 pub mod procfs;

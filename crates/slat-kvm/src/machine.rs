@@ -4,6 +4,7 @@ use crate::boot::Boot;
 use crate::gate::Gate;
 use crate::mailbox::Mailbox;
 use crate::memory::HostMemory;
+use crate::private::Private;
 use kvm_ioctls::VmFd;
 
 /// The VM and its memory. Each vCPU holds a reference to it, so that the memory outlives all vCPUs.
@@ -12,6 +13,8 @@ pub(crate) struct Machine {
     // Fields are dropped in this order: the VM before the memory that it maps.
     pub vm: VmFd,
     pub memory: HostMemory,
+    /// The private memory of memslots, beside the host's, if there is any.
+    pub private: Option<Private>,
     pub boot: Boot,
     pub gate: Gate,
     pub page_size: u64,

@@ -48,7 +48,16 @@ pub struct HostKvm {
 }
 
 /// Parameters of `kvm` and of its architecture modules that affect the cost of a dirty log.
-const PARAMETERS: [&str; 6] = ["tdp_mmu", "eager_page_split", "nx_huge_pages", "ept", "npt", "pml"];
+const PARAMETERS: [&str; 8] = [
+    "tdp_mmu",
+    "eager_page_split",
+    "nx_huge_pages",
+    "nx_huge_pages_recovery_period_ms",
+    "nx_huge_pages_recovery_ratio",
+    "ept",
+    "npt",
+    "pml",
+];
 
 /// Reads the capabilities of the host's KVM.
 ///

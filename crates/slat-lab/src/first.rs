@@ -136,6 +136,7 @@ fn test(test: &Test) -> anyhow::Result<Tested> {
     let output = fs::File::create(log).with_context(failed)?;
     let mut command = Command::new(path);
     command.args(arguments).env_clear().env("HOME", "/tmp").env("TMPDIR", "/tmp").env("PATH", "/");
+    command.env(TIMELESS, "1");
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let begin = Instant::now();
     let mut child = command.spawn().with_context(failed)?;

@@ -2,9 +2,12 @@
 
 use super::{FORMAT, Finding, Report, Tried, Verdict};
 use slat_kvm::Error;
-use slat_kvm::check::{Act, Class, Counts, Ended, History, Host, Lost, minimise, run};
+use slat_kvm::check::{
+    Act, Class, Counts, Ended, History, Host, Lost, minimise, moved, outlast, run,
+};
 use slat_lab::session::Session;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A vCPU that makes no progress for this time hangs.
@@ -35,35 +38,68 @@ pub struct Tries<'a> {
     session: &'a Session,
     beat: Beat,
     begin: Instant,
+    moved: BTreeMap<String, u64>,
 }
 
-/// What runs now, and since when; seen by a thread that ends the program if a call does not return.
-#[derive(Clone, Debug)]
-struct Beat(Arc<Mutex<Option<(Instant, String)>>>);
+/// What is told when a call does not return.
+pub type Tell = Box<dyn Fn(&Report) + Send>;
+
+/// What runs now, seen by a thread that ends the program if a call does not return.
+#[derive(Clone)]
+struct Beat(Arc<Mutex<Now>>);
+
+#[derive(Default)]
+struct Now {
+    /// When the step began, its index, and what it is.
+    step: Option<(Instant, usize, String)>,
+    /// The history, and its number.
+    history: Option<(History, u64)>,
+    /// What is known of all classes.
+    report: Option<Report>,
+}
+
+impl Now {
+    /// Returns the report, with the step that does not end.
+    fn hung(&self, since: Instant, index: usize, what: &str) -> Option<Report> {
+        let (mut report, (history, number)) = (self.report.clone()?, self.history.as_ref()?);
+        let what = format!("a call does not return for {} s: {what}", since.elapsed().as_secs());
+        let steps: Vec<usize> = (0..=index).collect();
+        let finding = Finding {
+            lost: Lost { step: index, what, hang: true },
+            number: *number,
+            seconds: report.seconds,
+            history: history.part(&steps),
+            steps,
+            repeated: (0, 0),
+        };
+        let class = report.classes.iter_mut().find(|class| class.name == history.class)?;
+        class.verdict = Verdict::Lost(Box::new(finding));
+        Some(report)
+    }
+}
 
 impl Beat {
-    fn set(&self, what: Option<String>) {
-        let now = what.map(|what| (Instant::now(), what));
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Watches. A call that does not return cannot be ended, so the program ends with it.
-    fn watch() -> Self {
+    fn watch(tell: Tell) -> Self {
         let beat = Self(Arc::default());
         let seen = beat.clone();
         std::thread::spawn(move || {
             loop {
                 std::thread::sleep(Duration::from_millis(500));
-                let now = seen.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                if let Some((since, what)) = now
-                    && since.elapsed() > 2 * PATIENCE
-                {
-                    eprintln!(
-                        "HANG  a call does not return for {} s: {what}",
-                        since.elapsed().as_secs()
-                    );
-                    std::process::exit(1);
+                let Some((since, index, what)) = seen.now().step.clone() else { continue };
+                let goes_on = || seen.now().step.as_ref().is_none_or(|step| step.0 != since);
+                if since.elapsed() < 2 * PATIENCE || outlast(2 * PATIENCE, goes_on) {
+                    continue;
                 }
+                match seen.now().hung(since, index, &what) {
+                    Some(report) => tell(&report),
+                    None => eprintln!("HANG  a call does not return: {what}"),
+                }
+                std::process::exit(1);
             }
         });
         beat
@@ -71,20 +107,20 @@ impl Beat {
 }
 
 impl<'a> Tries<'a> {
-    /// Makes the runner.
-    pub fn new(host: &'a Host, session: &'a Session) -> Self {
-        Self { host, session, beat: Beat::watch(), begin: Instant::now() }
+    /// Makes the runner. `tell` gets the report if a call does not return, before the program ends.
+    pub fn new(host: &'a Host, session: &'a Session, tell: Tell) -> Self {
+        Self { host, session, beat: Beat::watch(tell), begin: Instant::now(), moved: moved() }
     }
 
     /// Runs one history.
     fn once(&self, history: &History, number: u64, patience: Duration) -> Ended {
         let stop = self.session.stop_flag();
+        self.beat.now().history = Some((history.clone(), number));
         let ended = run(history, self.host, patience, &stop, &mut |index, step| {
-            let class = &history.class;
-            self.beat.set(Some(format!("class {class}, history {number}, step {index}: {step}")));
+            self.beat.now().step = Some((Instant::now(), index, step.to_owned()));
             !self.session.interrupted()
         });
-        self.beat.set(None);
+        self.beat.now().step = None;
         ended
     }
 
@@ -98,6 +134,8 @@ impl<'a> Tries<'a> {
             let open = (0..classes.len()).filter(|at| tried[*at].verdict == Verdict::Held);
             let Some(at) = open.min_by_key(|at| spent[*at]) else { break };
             let begin = Instant::now();
+            let report = self.report(tried.clone(), limits);
+            self.beat.now().report = Some(report);
             self.next(classes[at], numbers[at], limits.seed, &mut tried[at]);
             if limits.first && matches!(tried[at].verdict, Verdict::Lost(_)) {
                 break;
@@ -109,20 +147,7 @@ impl<'a> Tries<'a> {
             (seconds..now).for_each(|_| self.session.step());
             seconds = now;
         }
-        if classes.len() > 1 {
-            tried.push(self.guest_memfd());
-        }
         self.report(tried, limits)
-    }
-
-    /// Returns the line of what no class drives.
-    fn guest_memfd(&self) -> Tried {
-        let why = match self.host.guest_memfd {
-            true => "slat's guests have no private memory yet",
-            false => "this KVM has no guest_memfd",
-        };
-        let (verdict, counts) = (Verdict::Untried(why.to_owned()), Counts::default());
-        Tried { name: "guest-memfd".to_owned(), verdict, counts, untried: Vec::new() }
     }
 
     fn report(&self, classes: Vec<Tried>, limits: &Limits) -> Report {
@@ -135,10 +160,19 @@ impl<'a> Tries<'a> {
                 uname.machine().to_string_lossy()
             ),
             module: self.host.kvm.module.clone(),
+            parameters: self.host.kvm.parameters.clone(),
             seed: limits.seed,
             memory: limits.memory,
             seconds: self.begin.elapsed().as_secs_f64(),
             interrupted: self.session.interrupted(),
+            moved: moved()
+                .into_iter()
+                .map(|(name, now)| {
+                    let before = self.moved.get(&name).copied().unwrap_or(0);
+                    (name, now.saturating_sub(before))
+                })
+                .filter(|(_, count)| *count > 0)
+                .collect(),
             classes,
         }
     }
@@ -156,12 +190,6 @@ impl<'a> Tries<'a> {
             Some("") => Verdict::Untried(std::mem::take(&mut untried).join("; ")),
             Some(why) => Verdict::Untried(why.to_owned()),
         };
-        if class.name == "execute"
-            && verdict == Verdict::Held
-            && self.host.kvm.parameters.get("nx_huge_pages").is_none_or(|it| it != "Y")
-        {
-            untried.push("splits of no-execute huge pages: kvm.nx_huge_pages is off".to_owned());
-        }
         Tried { name: class.name.to_owned(), verdict, counts: Counts::default(), untried }
     }
 
@@ -235,6 +263,8 @@ impl<'a> Tries<'a> {
     ) -> Report {
         let (verdict, counts) = (Verdict::Held, Counts::default());
         let mut tried = Tried { name: history.class.clone(), verdict, counts, untried: Vec::new() };
+        let report = self.report(vec![tried.clone()], limits);
+        self.beat.now().report = Some(report);
         while tried.verdict == Verdict::Held
             && (tried.counts.histories == 0 || self.begin.elapsed() < limits.time)
             && !self.session.interrupted()

@@ -13,13 +13,16 @@ Examples:
   slat check
       a minute of random histories of each class, on this host's KVM
   slat check --for 2h --class log,memslots -o report/
-      longer, some classes; results.json, and each history that loses something, in a folder
+      longer, some classes; results.json in a folder, and if something is lost, report.txt, to be
+      sent to KVM's maintainers, and the history
   slat check --class log --seed 7 --number 12 --steps 0,3,9
       some steps of one history once more, as a report names them
   slat check --history report/log-12.json
       the same, from the file that the report wrote
   slat emulate --kernel debian-6.12 -- check --for 5m
-      another kernel's KVM, in an emulated machine
+      another kernel's KVM, in an emulated machine, which also gets swap and KSM
+  slat emulate --kernel tree:debian-6.12 --config private -- check --class guest-memfd
+      private and shared memory, which most kernels have for encrypted guests only
 
 A history is a list of steps of vCPUs and of the host on a guest's memory. The guest's writes are
 numbered, so after each step the content of each page is known, and which pages the log must have.
@@ -73,7 +76,7 @@ pub struct CheckArgs {
     #[arg(long)]
     pub first: bool,
 
-    /// Write results.json, and each history that loses something, to this folder
+    /// Write results.json to this folder, and of what is lost report.txt and the history
     #[arg(long, short, value_name = "DIR")]
     pub output: Option<PathBuf>,
 

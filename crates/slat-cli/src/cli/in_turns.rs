@@ -15,6 +15,8 @@ Examples:
   slat kernel ab tree:debian-6.12 tree:debian-6.12+bounded-walks --arch aarch64 -- bench age -v 1
   slat kernel ab tree:$HOME/linux --range v6.12..topic -- bench dirty-log -v 1 -b 32M
   slat kernel ab old/bzImage new/bzImage --fail-if-slower -- bench populate -v 1 -b 32M
+  slat kernel ab tree:debian-6.12 --patch my.patch -- check --for 2m
+      does one of them lose a write of a guest? Each kernel boots once
 
 A kernel is written as for `slat emulate --kernel`. Without AFTER, it is BEFORE with the patches;
 with AFTER, --patch is for that one. Each boot differs a little from the one before, so that ticks
@@ -23,7 +25,7 @@ boot of the other, and by how much nothing else differs.
 
 Exit codes:
   0    compared
-  1    --fail-if-slower, and a phase takes more instructions; or a build failed
+  1    --fail-if-slower, and a phase takes more instructions; AFTER loses a write; or a build failed
   2    a command line or values that cannot be right, or a patch that is none
   3    a kernel did not boot, or complained; the text has the cause
   130  interrupted (Ctrl-C, SIGTERM)";
@@ -119,8 +121,9 @@ Examples:
 
 The page says of the patches: whether each compiles, and its new warnings (W=1, and sparse if it is
 installed); what checkpatch says; KVM's selftests before and after, on one CPU and on two, and with
---checked under lockdep and KASAN; which phases take more instructions; what is new in the kernel's
-log; with the command that repeats each. What fails is part of the page.";
+--checked under lockdep and KASAN; whether a guest's writes are lost (`slat check`) before and
+after; which phases take more instructions; what is new in the kernel's log; with the command that
+repeats each. What fails is part of the page.";
 
 /// Options of `slat kernel review`.
 #[derive(Clone, Debug, Args)]
@@ -155,6 +158,14 @@ pub struct ReviewArgs {
     /// build of its own, and tests that take ten times as long
     #[arg(long, conflicts_with_all = ["no_tests", "config"])]
     pub checked: bool,
+
+    /// How long `slat check` looks for lost writes under each kernel
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = slat_lab::cli::time::run)]
+    pub check: Duration,
+
+    /// Do not run `slat check`
+    #[arg(long)]
+    pub no_check: bool,
 
     /// Write the page to this file: HTML if its name ends in .html, Markdown otherwise
     #[arg(long, short, value_name = "FILE")]
@@ -198,7 +209,7 @@ pub struct CountedArgs {
     #[arg(value_parser = slat_lab::cli::time::some)]
     pub time_limit: Duration,
 
-    /// The words to run there: bench ...
+    /// The words to run there: bench ..., or check ...
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }

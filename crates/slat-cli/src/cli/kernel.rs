@@ -113,7 +113,7 @@ pub struct EditsArgs {
 #[derive(Clone, Debug, Default, Args)]
 pub struct ConfigArgs {
     /// More options for the kernel's configuration: checked (lockdep, KASAN and their like), kcsan,
-    /// 16k, 64k (pages of arm64), or a file with CONFIG_NAME=y a line; each has objects of its own
+    /// private (guest_memfd, x86), 16k, 64k (pages of arm64), or a file with CONFIG_NAME=y a line; each has objects of its own
     #[arg(long, value_name = "NAME|FILE")]
     pub config: Option<PathBuf>,
 }
@@ -261,6 +261,11 @@ pub struct TestArgs {
     /// Tests to run [default: all that are known for the architecture]
     #[arg(long = "test", value_name = "NAME,...", value_delimiter = ',')]
     pub tests: Vec<String>,
+
+    /// Run `slat check` as well, for so long: does KVM lose a guest's write?
+    #[arg(long, value_name = "TIME", value_parser = slat_lab::cli::time::run)]
+    #[arg(conflicts_with = "arguments")]
+    pub check: Option<Duration>,
 
     /// CPUs of the machine. page_fault_test fails with two: QEMU 7.2 delays a TLB invalidation of
     /// Arm's for a CPU that another thread emulates

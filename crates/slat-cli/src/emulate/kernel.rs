@@ -87,6 +87,12 @@ pub fn kvm_modules(kernel: &Kernel, arch: Architecture) -> anyhow::Result<Vec<Mo
     }
 }
 
+/// Returns the modules of a disk in memory, for swap, if the kernel has them as modules.
+pub fn swap_modules(kernel: &Kernel) -> Vec<Module> {
+    let tree = kernel.modules.as_deref().and_then(|folder| Tree::read(folder).ok());
+    tree.and_then(|tree| tree.load("zram").ok()).unwrap_or_default()
+}
+
 /// Returns one of Debian's kernels from the cache, or fetches it into the cache.
 fn debian(kernel: Debian, arch: Architecture, session: &Session) -> anyhow::Result<Kernel> {
     if matches!(arch, Architecture::Riscv64 | Architecture::Ppc64le) {

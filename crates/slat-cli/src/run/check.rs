@@ -1,11 +1,12 @@
 //! `slat check`, from the command line to the exit code.
 
-use crate::check::{Limits, Report, Tries, Verdict};
+use crate::check::{Limits, Report, Tried, Tries, Verdict};
 use crate::cli::CheckArgs;
 use anyhow::Context;
 use slat_kvm::Error;
-use slat_kvm::check::{Class, History, Host, classes};
+use slat_kvm::check::{Class, History, Host, classes, set_up_machine};
 use slat_lab::failure::{Failure, bad_input};
+use slat_lab::first::is_timeless;
 use slat_lab::files::{RESULTS, writable, write_whole};
 use slat_lab::run::output;
 use slat_lab::session::Session;
@@ -13,10 +14,16 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// The file with what to send to KVM's maintainers.
+const LETTER: &str = "report.txt";
+
 /// Runs histories, and tells what was lost.
 pub fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &args.output {
         writable(folder)?;
+    }
+    if is_timeless() {
+        set_up_machine();
     }
     let host = Host::here(args.memory.bytes()).map_err(refusal)?;
     let mut session = Session::interactive()?;
@@ -24,7 +31,7 @@ pub fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         |class: &&Class| args.class.is_empty() || args.class.iter().any(|name| name == class.name);
     let chosen: Vec<&'static Class> = classes().iter().filter(asked).collect();
     if args.list {
-        return list(&chosen, &Tries::new(&host, &session));
+        return list(&chosen, &Tries::new(&host, &session, Box::new(|_| ())));
     }
     let drawn =
         || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |it| it.as_millis() as u64);
@@ -32,7 +39,9 @@ pub fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let limits = Limits { time: args.time, seed, memory: args.memory.bytes(), first: args.first };
     session.start("check", args.time.as_secs());
     let report = {
-        let tries = Tries::new(&host, &session);
+        let own = args.clone();
+        let tell = move |report: &Report| _ = told(&own, report);
+        let tries = Tries::new(&host, &session, Box::new(tell));
         match one(args, &chosen, seed, &host)? {
             Some((history, number, steps)) => tries.repeat(&history, number, &steps, &limits),
             None => tries.all(&chosen, &limits),
@@ -47,12 +56,12 @@ fn told(args: &CheckArgs, report: &Report) -> anyhow::Result<ExitCode> {
     let json = serde_json::to_string_pretty(report)? + "\n";
     if let Some(folder) = &args.output {
         write_whole(&folder.join(RESULTS), json.as_bytes())?;
-        for class in &report.classes {
-            if let Verdict::Lost(finding) = &class.verdict {
-                let name = format!("{}-{}.json", class.name, finding.number);
-                let history = serde_json::to_string_pretty(&finding.history)? + "\n";
-                write_whole(&folder.join(name), history.as_bytes())?;
-            }
+        for (class, finding) in report.classes.iter().filter_map(Tried::lost) {
+            let history = serde_json::to_string_pretty(&finding.history)? + "\n";
+            write_whole(&folder.join(finding.file(&class.name)), history.as_bytes())?;
+        }
+        if let Some(letter) = report.letter() {
+            write_whole(&folder.join(LETTER), letter.as_bytes())?;
         }
     }
     output::print(&if args.json { json } else { report.text() })?;

@@ -220,6 +220,18 @@ fn ab(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &args.output {
         writable(folder)?;
     }
+    if in_turns::is_check(args) {
+        let checked = in_turns::check_both(args, session)?;
+        if let Some(folder) = &args.output {
+            for (name, report) in ["before.json", "after.json"].iter().zip(&checked.reports) {
+                let Ok(report) = report else { continue };
+                let json = serde_json::to_string_pretty(report)? + "\n";
+                write_whole(&folder.join(name), json.as_bytes())?;
+            }
+        }
+        print(&checked.shown(args.print.format())?)?;
+        return Ok(ExitCode::from(u8::from(checked.failed())));
+    }
     let compared = in_turns::run(args, session)?;
     if let Some(folder) = &args.output {
         for (name, text) in ["before.json", "after.json"].iter().zip(&compared.reports) {

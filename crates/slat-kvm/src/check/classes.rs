@@ -40,7 +40,7 @@ pub fn classes() -> &'static [Class] {
     &CLASSES
 }
 
-static CLASSES: [Class; 8] = [
+static CLASSES: [Class; 10] = [
     Class {
         name: "log",
         about: "logs that start, are cleared and end, beside MADV_DONTNEED and huge pages that \
@@ -57,6 +57,7 @@ static CLASSES: [Class; 8] = [
             acts: &[Act::Collapse, Act::Collapse, Act::Discard, Act::Store],
             ways: LOGS,
             kinds: &[Kind::Huge, Kind::Huge, Kind::Small],
+            private: false,
         },
         needs: &[],
     },
@@ -78,6 +79,7 @@ static CLASSES: [Class; 8] = [
             acts: &[Act::Collapse, Act::Store, Act::Discard],
             ways: WAYS,
             kinds: KINDS,
+            private: false,
         },
         needs: &[],
     },
@@ -97,6 +99,7 @@ static CLASSES: [Class; 8] = [
             acts: &[Act::Discard, Act::Collapse, Act::Store],
             ways: RING,
             kinds: KINDS,
+            private: false,
         },
         needs: &[],
     },
@@ -116,6 +119,7 @@ static CLASSES: [Class; 8] = [
             acts: MOVING,
             ways: WAYS,
             kinds: KINDS,
+            private: false,
         },
         needs: &[],
     },
@@ -142,6 +146,7 @@ static CLASSES: [Class; 8] = [
             ],
             ways: WAYS,
             kinds: KINDS,
+            private: false,
         },
         needs: &[Act::Late, Act::Guard, Act::Minor],
     },
@@ -162,6 +167,7 @@ static CLASSES: [Class; 8] = [
             acts: &[Act::Collapse, Act::Discard, Act::SoftDirty],
             ways: WAYS,
             kinds: KINDS,
+            private: false,
         },
         needs: &[],
     },
@@ -180,6 +186,7 @@ static CLASSES: [Class; 8] = [
             acts: &[Act::Age, Act::Age, Act::Age, Act::Collapse, Act::Discard],
             ways: WAYS,
             kinds: KINDS,
+            private: false,
         },
         needs: &[Act::Age],
     },
@@ -196,11 +203,53 @@ static CLASSES: [Class; 8] = [
                 (2, Draw::Run),
                 (4, Draw::Host),
             ],
-            acts: &[Act::Collapse, Act::Store, Act::Discard],
+            acts: &[Act::Collapse, Act::Store, Act::Discard, Act::Recover, Act::Balloon],
             ways: WAYS,
             kinds: HUGE,
+            private: false,
         },
         needs: &[],
+    },
+    Class {
+        name: "balloon",
+        about: "pages that a balloon and free page reporting give back, one by one and in huge \
+                pages, beside writes and logs",
+        plan: Plan {
+            draws: &[
+                (3, Draw::Log),
+                (5, Draw::Fetch),
+                (8, Draw::Write),
+                (5, Draw::Read),
+                (4, Draw::Run),
+                (9, Draw::Host),
+            ],
+            acts: &[Act::Balloon, Act::Balloon, Act::Discard, Act::Remove, Act::Collapse],
+            ways: WAYS,
+            kinds: KINDS,
+            private: false,
+        },
+        needs: &[],
+    },
+    Class {
+        name: "guest-memfd",
+        about: "guest pages that become private and shared again, and holes in their guest_memfd",
+        plan: Plan {
+            draws: &[
+                (3, Draw::Place),
+                (1, Draw::Delete),
+                (12, Draw::Convert),
+                (10, Draw::Write),
+                (8, Draw::Read),
+                (3, Draw::Run),
+                (3, Draw::Execute),
+                (6, Draw::Host),
+            ],
+            acts: &[Act::Punch, Act::Punch, Act::Store, Act::Discard, Act::Collapse],
+            ways: &[Way::Legacy],
+            kinds: KINDS,
+            private: true,
+        },
+        needs: &[Act::Punch],
     },
 ];
 

@@ -64,6 +64,7 @@ pub(super) enum Draw {
     Fetch,
     Host,
     Exchange,
+    Convert,
 }
 
 /// Steps of a history, without those that set it up and those that end it.
@@ -78,6 +79,8 @@ pub(super) struct Plan {
     pub acts: &'static [Act],
     pub ways: &'static [Way],
     pub kinds: &'static [Kind],
+    /// Whether memslots have private memory.
+    pub private: bool,
 }
 
 /// Makes the history of a seed. The same seed, class and means make the same history.
@@ -103,7 +106,7 @@ pub(super) fn generate(name: &str, plan: &Plan, seed: u64, means: &Means) -> Opt
     };
     let acts: Vec<Act> = acts.filter(fits).collect();
     let mut made = Maker {
-        model: Model::new(means.memory, means.memory * 2, 2, shared, way),
+        model: Model::new(means.memory, means.memory * 2, 2, shared, way).private(plan.private),
         random,
         means,
         acts,
@@ -133,6 +136,7 @@ pub(super) fn generate(name: &str, plan: &Plan, seed: u64, means: &Means) -> Opt
         backing,
         way,
         vcpus: 2,
+        private: plan.private,
         steps: made.steps,
     })
 }
@@ -158,7 +162,7 @@ impl Maker<'_> {
 
     fn set_up(&mut self) {
         let whole = Place { at: 0, host: 0, pages: self.means.memory, readonly: false };
-        if self.random.chance(60) {
+        if self.random.chance(60) || self.model.is_of_private() {
             self.add(Step::Place { slot: 1, place: whole, log: false });
         } else {
             for slot in 1..=3 {
@@ -202,6 +206,7 @@ impl Maker<'_> {
             Draw::Place => {
                 let slot = 1 + self.random.below(u64::from(SLOTS)) as u32;
                 let (place, log) = (self.place(), self.random.chance(40));
+                let log = log && !self.model.is_of_private();
                 self.add(Step::Place { slot, place, log });
             }
             Draw::Delete => {
@@ -254,6 +259,10 @@ impl Maker<'_> {
                     (self.random.below(self.means.memory), self.random.below(self.means.memory));
                 self.add(Step::Exchange { first, second, pages });
             }
+            Draw::Convert => {
+                let (guest, private) = (self.guest(), self.random.chance(55));
+                self.add(Step::Convert { guest, private });
+            }
         }
     }
 
@@ -291,7 +300,8 @@ impl Maker<'_> {
             }
             _ => self.random.below(window - pages + 1),
         };
-        let readonly = self.means.readonly && self.random.chance(15);
+        let readonly =
+            self.means.readonly && self.random.chance(15) && !self.model.is_of_private();
         Place { at, host, pages, readonly }
     }
 

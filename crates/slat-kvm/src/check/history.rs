@@ -23,6 +23,9 @@ pub struct History {
     pub way: Way,
     /// Number of vCPUs.
     pub vcpus: usize,
+    /// Whether each memslot has private memory beside the host's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub private: bool,
     /// The steps, in order. A step that makes no sense where it comes is left out, so that a
     /// history from which steps are taken is a history.
     pub steps: Vec<Step>,
@@ -183,6 +186,8 @@ pub enum Step {
     Host { act: Act, host: Span },
     /// The host exchanges pages of its memory, by moving their mappings.
     Exchange { first: u64, second: u64, pages: u64 },
+    /// The host makes guest pages private, or shared again: accesses reach other memory then.
+    Convert { guest: Span, private: bool },
 }
 
 /// What the host does to its pages.
@@ -195,6 +200,8 @@ pub enum Act {
     Discard,
     /// It gives them back for all mappings (`MADV_REMOVE`).
     Remove,
+    /// It gives every other page back, as a balloon that is inflated does.
+    Balloon,
     /// It makes them a huge page (`MADV_COLLAPSE`).
     Collapse,
     /// It takes them from memory (`MADV_PAGEOUT`).
@@ -219,6 +226,10 @@ pub enum Act {
     Guard,
     /// It unmaps them, and lets a thread map each again (userfaultfd, `MINOR`).
     Minor,
+    /// It waits until KVM has recovered huge pages that it split to execute from them.
+    Recover,
+    /// It gives private memory back (a hole in the guest_memfd), which then holds zeroes.
+    Punch,
 }
 
 impl Act {
@@ -234,6 +245,7 @@ impl Act {
                 | Self::Age
                 | Self::Migrate
                 | Self::Guard
+                | Self::Recover
         )
     }
 }
@@ -276,6 +288,10 @@ impl fmt::Display for Step {
             Self::Host { act, host } => {
                 let name = serde_json::to_value(act).unwrap_or_default();
                 write!(f, "host: {} {}", name.as_str().unwrap_or_default(), span(host))
+            }
+            Self::Convert { guest, private } => {
+                let kind = if *private { "private" } else { "shared" };
+                write!(f, "host: make guest {} {kind}", span(guest))
             }
             Self::Exchange { first, second, pages } => {
                 write!(f, "host: exchange {first}+{pages} and {second}+{pages}")

@@ -7,9 +7,13 @@ use crate::memory::HostMemory;
 use rustix::io::Errno;
 use std::fs;
 use std::io;
+use std::time::{Duration, Instant};
 
 /// `MADV_COLLAPSE`, which the libc crate lacks for some targets.
 const COLLAPSE: i32 = 25;
+
+/// Longest time to wait for KSM.
+const MERGE: Duration = Duration::from_millis(400);
 
 /// The hands of the host on a guest's memory.
 #[derive(Debug)]
@@ -17,6 +21,8 @@ pub(super) struct Hands {
     /// A second mapping of the same size, to which pages are moved and back.
     spare: HostMemory,
     page_size: u64,
+    /// Whether the memory is a file, so that other mappings may have it as well.
+    shared: bool,
     child: Option<Child>,
     tracking: Option<Tracking>,
     nodes: Vec<u32>,
@@ -24,11 +30,11 @@ pub(super) struct Hands {
 }
 
 impl Hands {
-    pub fn new(bytes: u64, page_size: u64) -> Result<Self, Error> {
+    pub fn new(bytes: u64, page_size: u64, shared: bool) -> Result<Self, Error> {
         let spare = HostMemory::new(bytes, crate::Backing::Small)?;
         let tracking = Tracking::of_host().ok();
         let nodes = crate::numa::nodes();
-        Ok(Self { spare, page_size, child: None, tracking, nodes, moved: 0 })
+        Ok(Self { spare, page_size, shared, child: None, tracking, nodes, moved: 0 })
     }
 
     /// Does something to host pages, but for what a [`Pager`](super::pager::Pager) does.
@@ -37,6 +43,13 @@ impl Hands {
         match act {
             Act::Discard => advise(range, libc::MADV_DONTNEED, "MADV_DONTNEED"),
             Act::Remove => advise(range, libc::MADV_REMOVE, "MADV_REMOVE"),
+            Act::Balloon => (host.at..host.end()).step_by(2).try_for_each(|page| {
+                let page = self.range(memory, Span::new(page, 1));
+                match self.shared {
+                    true => advise(page, libc::MADV_REMOVE, "MADV_REMOVE"),
+                    false => advise(page, libc::MADV_DONTNEED, "MADV_DONTNEED"),
+                }
+            }),
             // The kernel may refuse to collapse or to page out, and nothing has changed then.
             Act::Collapse => {
                 let _ = advise(range, COLLAPSE, "MADV_COLLAPSE");
@@ -71,7 +84,7 @@ impl Hands {
                 Ok(())
             }
             Act::Migrate => self.migrate(range),
-            Act::Store | Act::Late | Act::Guard | Act::Minor => Ok(()),
+            Act::Store | Act::Late | Act::Guard | Act::Minor | Act::Recover | Act::Punch => Ok(()),
         }
     }
 
@@ -86,6 +99,18 @@ impl Hands {
         remap(first, away.0)?;
         remap(second, first.0)?;
         remap(away, second.0)
+    }
+
+    /// Waits until KSM has seen all pages twice, which it does before it merges them, for a moment
+    /// at most.
+    pub fn wait_for_merge(&self) {
+        let scans = || crate::procfs::Files::here().number("sys/kernel/mm/ksm/full_scans");
+        let (before, begin) = (scans(), Instant::now());
+        while before.is_some_and(|before| scans().is_some_and(|now| now < before + 3))
+            && begin.elapsed() < MERGE
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Returns the address and the length of host pages, which the caller has checked.
@@ -141,13 +166,14 @@ pub(super) fn able(bytes: u64) -> Vec<(Act, Result<(), String>)> {
     };
     let moves = || -> Result<(), Error> {
         let memory = HostMemory::new(page, crate::Backing::Small)?;
-        Hands::new(page, page)?.act(&memory, Act::Move, Span::new(0, 1))
+        Hands::new(page, page, false)?.act(&memory, Act::Move, Span::new(0, 1))
     };
     let told = |error: Error| error.to_string();
     vec![
         (Act::Store, Ok(())),
         (Act::Discard, Ok(())),
         (Act::Remove, Ok(())),
+        (Act::Balloon, Ok(())),
         (Act::Collapse, Ok(())),
         (Act::Protect, Ok(())),
         (Act::Fork, Ok(())),

@@ -2,17 +2,19 @@
 
 use super::generate::Means;
 use super::history::{Act, History, Kind, Place, Span, Way};
+use super::counters::Counters;
 use super::host::{Hands, able};
 use super::model::HOLE;
 use super::pager::{Pager, features};
+use super::patience::outlast;
 use super::{Done, Ended, Stamp, System, Task, Trouble};
 use crate::arch::{self, MEMORY_GPA};
 use crate::guest::{Guest, Part, Shape, Vcpu};
 use crate::ioctl::{DirtyPage, VmDirtyLog};
 use crate::work::Work;
-use crate::{Backing, Error, HostKvm, meminfo, probe};
+use crate::{Backing, Error, HostKvm, meminfo, private, probe};
 use kvm_bindings::{
-    KVM_CAP_GUEST_MEMFD, KVM_CAP_READONLY_MEM, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
+    KVM_CAP_READONLY_MEM, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
 };
 use kvm_ioctls::VcpuExit;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,8 +34,6 @@ pub struct Host {
     pub means: Means,
     /// What cannot be tried, and why.
     pub lacks: BTreeMap<Act, String>,
-    /// Whether KVM has guest_memfd, which no class drives yet.
-    pub guest_memfd: bool,
 }
 
 impl Host {
@@ -73,7 +73,9 @@ impl Host {
                 .map(|act| (act, Err(format!("{error} (root, or vm.unprivileged_userfaultfd=1)"))))
                 .into(),
         };
-        for (act, able) in able(bytes).into_iter().chain(pager) {
+        let own =
+            [(Act::Punch, private::check(&opened)), (Act::Recover, recovers(&kvm).map(drop))];
+        for (act, able) in able(bytes).into_iter().chain(pager).chain(own) {
             match able {
                 Ok(()) => acts.push(act),
                 Err(why) => _ = lacks.insert(act, why),
@@ -82,8 +84,28 @@ impl Host {
         let readonly = opened.check_extension_raw(KVM_CAP_READONLY_MEM.into()) > 0;
         let means =
             Means { memory: bytes / page, block: block / page, ways, kinds, acts, readonly };
-        let guest_memfd = opened.check_extension_raw(KVM_CAP_GUEST_MEMFD.into()) > 0;
-        Ok(Self { kvm, means, lacks, guest_memfd })
+        Ok(Self { kvm, means, lacks })
+    }
+}
+
+/// Longest period of recovery for which a history waits.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// Returns how often KVM recovers huge pages that it split to execute from them.
+fn recovers(kvm: &HostKvm) -> Result<Duration, String> {
+    let parameter = |name| kvm.parameters.get(name).map(String::as_str);
+    if parameter("nx_huge_pages") != Some("Y") {
+        return Err("kvm.nx_huge_pages is off".to_owned());
+    }
+    let number = |name| parameter(name).and_then(|it| it.parse().ok()).unwrap_or(0);
+    let period = Duration::from_millis(number("nx_huge_pages_recovery_period_ms"));
+    match period.is_zero() || period > PERIOD || number("nx_huge_pages_recovery_ratio") == 0 {
+        true => Err(format!(
+            "huge pages are recovered too seldom: it needs \
+             kvm.nx_huge_pages_recovery_period_ms of at most {}, and recovery_ratio=1",
+            PERIOD.as_millis()
+        )),
+        false => Ok(period),
     }
 }
 
@@ -134,6 +156,9 @@ pub struct KvmSystem {
     hands: Hands,
     pager: Option<Pager>,
     slots: BTreeMap<u32, Place>,
+    counters: Option<Counters>,
+    /// How long to wait for the recovery of huge pages.
+    recovery: Duration,
     patience: Duration,
     stop: Arc<AtomicBool>,
 }
@@ -174,8 +199,10 @@ impl KvmSystem {
         shape.check(&host.kvm)?;
         register_signal_handler(SIGRTMIN(), ignore)
             .map_err(|error| Error::os("sigaction")(std::io::Error::from(error)))?;
-        let (guest, vcpus) = Guest::with_window(&shape, bytes(history.window)?)?;
-        let hands = Hands::new(memory, page)?;
+        let (guest, vcpus) = Guest::with_window(&shape, bytes(history.window)?, history.private)?;
+        let hands = Hands::new(memory, page, history.backing == Kind::Shared)?;
+        let counters = Counters::of(&guest, &host.kvm);
+        let recovery = 2 * recovers(&host.kvm).unwrap_or_default();
         let mut threads = Vec::new();
         for vcpu in vcpus {
             let (orders, theirs) = channel();
@@ -187,7 +214,8 @@ impl KvmSystem {
             threads.push(Thread { orders, answers, handle: Some(handle), from: 0, runs: false });
         }
         let (pager, slots) = (None, BTreeMap::new());
-        Ok(Self { threads, guest, hands, pager, slots, patience, stop: Arc::clone(stop) })
+        let stop = Arc::clone(stop);
+        Ok(Self { threads, guest, hands, pager, slots, counters, recovery, patience, stop })
     }
 
     fn lost<T>(&self) -> Result<T, Trouble> {
@@ -247,8 +275,12 @@ impl System for KvmSystem {
     fn set_slot(&mut self, id: u32, slot: Option<(Place, bool)>) -> Result<(), Trouble> {
         let page = self.guest.page_size();
         let Some((place, log)) = slot else {
-            self.slots.remove(&id);
-            return Ok(self.guest.set_slot(id, 0, 0..0, 0)?);
+            let old = self.slots.remove(&id);
+            self.guest.set_slot(id, 0, 0..0, 0)?;
+            return match old.filter(|_| self.guest.is_private()) {
+                Some(old) => Ok(self.guest.convert(old.at, old.pages, false)?),
+                None => Ok(()),
+            };
         };
         let flags = if log { KVM_MEM_LOG_DIRTY_PAGES } else { 0 }
             | if place.readonly { KVM_MEM_READONLY } else { 0 };
@@ -279,6 +311,7 @@ impl System for KvmSystem {
             self.guest.ask_to_stop(vcpu);
         }
         let (mut position, mut since) = (self.guest.position(vcpu), Instant::now());
+        let mut outlasted = false;
         loop {
             let Some(thread) = self.threads.get_mut(vcpu) else { return self.lost() };
             match thread.answers.recv_timeout(Duration::from_millis(2)) {
@@ -297,8 +330,11 @@ impl System for KvmSystem {
             }
             let now = self.guest.position(vcpu);
             if now != position {
-                (position, since) = (now, Instant::now());
-            } else if since.elapsed() > self.patience {
+                (position, since, outlasted) = (now, Instant::now(), false);
+            } else if since.elapsed() > self.patience && !outlasted {
+                // It may have ended meanwhile without a further step.
+                outlasted = !outlast(self.patience, || self.guest.position(vcpu) != position);
+            } else if outlasted {
                 return Err(Trouble::Hang(format!(
                     "vCPU {vcpu} makes no progress for {} s",
                     self.patience.as_secs()
@@ -345,6 +381,11 @@ impl System for KvmSystem {
 
     fn act(&mut self, act: Act, host: Span) -> Result<(), Trouble> {
         match act {
+            Act::Recover => std::thread::sleep(self.recovery),
+            Act::Punch => {
+                let page = self.guest.page_size();
+                self.guest.punch(host.at * page..host.end() * page)?;
+            }
             Act::Late | Act::Minor | Act::Guard => {
                 self.pager()?;
                 let Some(pager) = &mut self.pager else { return self.lost() };
@@ -367,6 +408,23 @@ impl System for KvmSystem {
         self.settle()?;
         let (first, second) = (Span::new(first, pages), Span::new(second, pages));
         Ok(self.hands.exchange(self.guest.memory(), first, second)?)
+    }
+
+    fn stored(&mut self, act: Act) {
+        if act == Act::Merge {
+            self.hands.wait_for_merge();
+        }
+    }
+
+    fn convert(&mut self, guest: Span, private: bool) -> Result<(), Trouble> {
+        Ok(self.guest.convert(guest.at, guest.pages, private)?)
+    }
+
+    fn audit(&mut self, pages: u64, quiet: bool) -> Result<(), Trouble> {
+        match &mut self.counters {
+            Some(counters) => counters.check(&self.guest, pages, quiet),
+            None => Ok(()),
+        }
     }
 
     fn peek(&self, host: u64) -> Stamp {

@@ -58,6 +58,9 @@ pub struct Model {
     running: Vec<Option<Running>>,
     /// How many vCPUs run on each host page.
     busy: Vec<u8>,
+    /// Which guest pages are private, if memslots have private memory: its pages are numbered
+    /// behind those of the host's memory, in the same order.
+    private: Option<Vec<bool>>,
     gpa: fn(u64) -> u64,
     step: usize,
 }
@@ -86,16 +89,39 @@ impl Model {
             position: (1..=vcpus as u64).map(|vcpu| vcpu << 40).collect(),
             running: vec![None; vcpus],
             busy: vec![0; memory as usize],
+            private: None,
             gpa: |page| page,
             step: 0,
         }
+    }
+
+    /// Gives memslots private memory.
+    pub(super) fn private(mut self, private: bool) -> Self {
+        if private {
+            let pages = 2 * self.memory as usize;
+            self.content.resize(pages, Stamp::default());
+            self.copy.resize(pages, None);
+            self.busy.resize(pages, 0);
+            self.private = Some(vec![false; self.window as usize]);
+        }
+        self
+    }
+
+    /// Returns whether memslots have private memory.
+    pub(super) fn is_of_private(&self) -> bool {
+        self.private.is_some()
+    }
+
+    /// Returns the number of pages of the memory, with those of private memory.
+    pub fn pages(&self) -> u64 {
+        self.content.len() as u64
     }
 
     /// Makes the state before a history. `gpa` returns the guest address of a guest page.
     pub fn of(history: &History, gpa: fn(u64) -> u64) -> Self {
         let shared = history.backing == super::Kind::Shared;
         let new = Self::new(history.memory, history.window, history.vcpus, shared, history.way);
-        Self { gpa, ..new }
+        Self { gpa, ..new.private(history.private) }
     }
 
     /// Returns the memslots.
@@ -133,7 +159,9 @@ impl Model {
     fn resolve(&self, page: u64) -> Option<(u32, u64, u64)> {
         self.slots.iter().find_map(|(id, slot)| {
             let within = page.checked_sub(slot.place.at)?;
-            (within < slot.place.pages).then(|| (*id, within, slot.place.host + within))
+            let private = self.private.as_ref().is_some_and(|private| private[page as usize]);
+            let host = slot.place.host + within + if private { self.memory } else { 0 };
+            (within < slot.place.pages).then_some((*id, within, host))
         })
     }
 
@@ -176,13 +204,18 @@ impl Model {
                         && old.log == *log
                         && !self.is_busy_for(old.place.guest())
                 });
-                (1..=64).contains(slot) && fits && free && moves && !(place.readonly && *log)
+                // A memslot of private memory stays as it is, and shares none of it.
+                let shares = |other: &Slot| other.place.host().meets(host);
+                let may = self.private.is_none()
+                    || !(place.readonly || *log || self.slots.values().any(shares));
+                (1..=64).contains(slot) && fits && free && moves && may && !(place.readonly && *log)
             }
             Step::Delete { slot } => {
                 self.slots.get(slot).is_some_and(|old| !self.is_busy_for(old.place.guest()))
             }
             Step::Log { slot, on } => {
-                self.slots.get(slot).is_some_and(|it| it.log != *on && !it.place.readonly)
+                self.private.is_none()
+                    && self.slots.get(slot).is_some_and(|it| it.log != *on && !it.place.readonly)
             }
             Step::Write { vcpu, guest, .. } | Step::Read { vcpu, guest } => {
                 idle(*vcpu) && self.within(*guest, self.window) && !self.is_busy_for(*guest)
@@ -211,8 +244,19 @@ impl Model {
                     && self.slots.get(slot).is_some_and(|slot| slot.log)
             }
             Step::Harvest { threads } => self.way == Way::Ring && (1..=8).contains(threads),
+            Step::Host { act: Act::Punch, host } => {
+                self.private.is_some()
+                    && self.within(*host, self.memory)
+                    && !self.is_busy(Span::new(host.at + self.memory, host.pages))
+            }
             Step::Host { act, host } => {
                 self.within(*host, self.memory) && !(act.is_alone() && self.is_busy(*host))
+            }
+            Step::Convert { guest, .. } => {
+                self.private.is_some()
+                    && self.within(*guest, self.window)
+                    && guest.pages().all(|page| self.resolve(page).is_some())
+                    && !self.is_busy_for(*guest)
             }
             Step::Exchange { first, second, pages } => {
                 let (first, second) = (Span::new(*first, *pages), Span::new(*second, *pages));
@@ -245,6 +289,7 @@ impl Model {
             Step::Stop { vcpu } => self.stop(*vcpu, 0),
             Step::Host { act, host } => self.host(*act, *host),
             Step::Exchange { first, second, pages } => self.exchange(*first, *second, *pages),
+            Step::Convert { guest, private } => self.convert(*guest, *private),
             _ => {}
         }
         self.step += 1;
@@ -266,10 +311,20 @@ impl Model {
         }
     }
 
-    /// A memslot is deleted.
+    /// A memslot is deleted. Its guest pages are shared then.
     pub fn delete(&mut self, slot: u32) {
         self.forget(slot);
+        if let Some(guest) = self.slots.get(&slot).map(|it| it.place.guest()) {
+            self.convert(guest, false);
+        }
         self.slots.remove(&slot);
+    }
+
+    /// Guest pages become private or shared.
+    pub fn convert(&mut self, guest: Span, private: bool) {
+        if let Some(pages) = &mut self.private {
+            pages[guest.at as usize..guest.end() as usize].fill(private);
+        }
     }
 
     /// A log starts or ends.
@@ -394,8 +449,13 @@ impl Model {
     /// The host did something to its pages.
     pub fn host(&mut self, act: Act, host: Span) {
         let step = self.step;
+        if act == Act::Punch {
+            let (from, to) = (host.at + self.memory, host.end() + self.memory);
+            return self.content[from as usize..to as usize].fill(Stamp::default());
+        }
         for page in host.pages() {
             let now = match act {
+                Act::Balloon if (page - host.at) % 2 == 0 => Stamp::default(),
                 Act::Store => stamp_of_host(step, page, false),
                 Act::Merge => stamp_of_host(step, page, true),
                 Act::Remove => Stamp::default(),

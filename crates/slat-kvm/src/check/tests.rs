@@ -16,6 +16,10 @@ enum Fault {
     Readonly,
     /// A discarded page keeps its content for the guest alone.
     Stale,
+    /// A page that was made private is still shared.
+    Convert,
+    /// A counter of the system is wrong when a page is discarded.
+    Counter,
     /// A vCPU makes no progress.
     Hang,
 }
@@ -26,6 +30,10 @@ struct Fake {
     ring: bool,
     full: bool,
     shared: bool,
+    counts: bool,
+    /// Pages of the host's memory; those of private memory lie behind them.
+    memory: u64,
+    private: BTreeSet<u64>,
     host: Vec<Stamp>,
     /// What vCPUs see in place of the host's page.
     stale: BTreeMap<u64, Stamp>,
@@ -50,7 +58,10 @@ impl Fake {
             ring: history.way == Way::Ring,
             full: history.way == Way::InitiallySet,
             shared: history.backing == Kind::Shared,
-            host: vec![Stamp::default(); history.memory as usize],
+            counts: true,
+            memory: history.memory,
+            private: BTreeSet::new(),
+            host: vec![Stamp::default(); 2 * history.memory as usize],
             stale: BTreeMap::new(),
             slots: BTreeMap::new(),
             log: BTreeSet::new(),
@@ -70,7 +81,8 @@ impl Fake {
         self.slots.iter().find_map(|(id, (place, log))| {
             place.guest().pages().contains(&page).then(|| {
                 let within = page - place.at;
-                (*id, within, place.host + within, place.readonly, *log)
+                let private = if self.private.contains(&page) { self.memory } else { 0 };
+                (*id, within, place.host + within + private, place.readonly, *log)
             })
         })
     }
@@ -165,6 +177,9 @@ impl System for Fake {
                 self.log.extend((0..full).map(|page| (id, page)));
             }
         } else {
+            self.private.retain(|page| {
+                old.is_none_or(|(place, _)| !place.guest().pages().contains(page))
+            });
             self.deleted.extend(old.map(|(place, _)| place));
         }
         self.beside();
@@ -220,11 +235,17 @@ impl System for Fake {
         self.beside();
         let empties = match act {
             Act::Discard => !self.shared,
-            Act::Remove => true,
+            Act::Remove | Act::Balloon | Act::Punch => true,
             _ => false,
         };
         if empties {
-            for page in host.pages() {
+            self.counts &= self.fault != Fault::Counter;
+            let (from, every) = match act {
+                Act::Punch => (self.memory, 1),
+                Act::Balloon => (0, 2),
+                _ => (0, 1),
+            };
+            for page in host.pages().step_by(every).map(|page| from + page) {
                 let old = std::mem::take(&mut self.host[page as usize]);
                 if self.fails(Fault::Stale, page) {
                     self.stale.insert(page, old);
@@ -232,6 +253,21 @@ impl System for Fake {
             }
         }
         Ok(())
+    }
+
+    fn convert(&mut self, guest: Span, private: bool) -> Result<(), Trouble> {
+        self.beside();
+        for page in guest.pages() {
+            match private && !self.fails(Fault::Convert, page) {
+                true => self.private.insert(page),
+                false => self.private.remove(&page),
+            };
+        }
+        Ok(())
+    }
+
+    fn audit(&mut self, _pages: u64, _quiet: bool) -> Result<(), Trouble> {
+        self.counts.then_some(()).ok_or_else(|| Trouble::Wrong("a counter".into()))
     }
 
     fn exchange(&mut self, first: u64, second: u64, pages: u64) -> Result<(), Trouble> {
@@ -265,6 +301,9 @@ fn means() -> Means {
         Act::Guard,
         Act::Minor,
         Act::Age,
+        Act::Balloon,
+        Act::Recover,
+        Act::Punch,
     ];
     Means {
         memory: 256,
@@ -302,7 +341,7 @@ fn a_system_that_loses_nothing_holds() {
 #[test]
 fn every_loss_is_noticed() {
     use Fault::*;
-    for fault in [Write, Dirty, Protect, Hole, Readonly, Stale, Hang] {
+    for fault in [Write, Dirty, Protect, Hole, Readonly, Stale, Convert, Counter, Hang] {
         let caught = |history: &History| matches!(run(history, fault), Ended::Lost(_));
         let caught = histories(20).filter(caught).count();
         assert!(caught >= 5, "{fault:?} was noticed in {caught} histories");
@@ -365,7 +404,7 @@ fn each_class_takes_the_steps_that_it_is_about() {
 #[test]
 fn a_host_that_lacks_something_has_no_history_of_it() {
     let none = Means { ways: vec![Way::Legacy], acts: Vec::new(), ..means() };
-    for (name, has) in [("rings", false), ("userfaultfd", false), ("log", true)] {
+    for (name, has) in [("rings", false), ("userfaultfd", false), ("guest-memfd", false), ("log", true)] {
         assert_eq!(Class::named(name).unwrap().lacks(&none).is_none(), has, "{name}");
     }
 }
