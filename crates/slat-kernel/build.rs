@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() {
-    let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("../../linux");
+    let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("linux");
     println!("cargo::rerun-if-changed={}", folder.display());
     let mut list = "&[\n".to_owned();
     add(&folder, "", &mut list);
@@ -15,7 +15,6 @@ fn main() {
 
 /// Adds each file of a folder: its path below the top, and its text.
 fn add(top: &Path, below: &str, list: &mut String) {
-    // A copy of this crate alone has no edits.
     let entries = fs::read_dir(top.join(below)).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();

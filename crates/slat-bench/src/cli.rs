@@ -42,7 +42,7 @@ impl Scenarios for Tables {
 /// Description of this program for the lab.
 pub static PROGRAM: Program = Program {
     name: "slat-bench",
-    version: env!("CARGO_PKG_VERSION"),
+    version: slat_lab::VERSION,
     command: Cli::command,
     measures: |words| words.first().is_some_and(|word| Tables::has(word)),
     example: "split --backing 2m",
@@ -76,7 +76,8 @@ Exit codes:
 ///
 /// Needs no root, no KVM and changes no setting.
 #[derive(Debug, Parser)]
-#[command(name = "slat-bench", version, after_help = AFTER_HELP, max_term_width = 100)]
+#[command(name = "slat-bench", version = slat_lab::VERSION, after_help = AFTER_HELP)]
+#[command(max_term_width = 100)]
 #[command(subcommand_help_heading = "Commands", arg_required_else_help = true)]
 pub struct Cli {
     /// The command.

@@ -38,7 +38,7 @@ fn measures(words: &[String]) -> bool {
 /// Name, version and command line of this program, as `slat-lab` uses them.
 pub static PROGRAM: Program = Program {
     name: "slat",
-    version: env!("CARGO_PKG_VERSION"),
+    version: slat_lab::VERSION,
     command: cli::Cli::command,
     measures,
     example: "bench dirty-log --memory 1g",

@@ -65,7 +65,7 @@ const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/edits.rs")
 
 /// Returns the folder of Slat's own edits: that of the sources, or a copy in the cache.
 fn own() -> Result<PathBuf, Error> {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../linux");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("linux");
     if sources.is_dir() {
         return Ok(sources);
     }

@@ -15,6 +15,7 @@ pub use plan::{MergeArgs, PlanArgs, Share};
 pub use render::RenderArgs;
 
 use clap::{Subcommand, ValueEnum};
+use std::path::PathBuf;
 
 /// What is done with results, and how command lines are repeated.
 #[derive(Debug, Subcommand)]
@@ -36,8 +37,15 @@ pub enum Common {
         /// The shell to print it for
         shell: clap_complete::Shell,
     },
-    /// Print the manual page, for `man -l -`
-    Manual,
+    /// Print a manual page, for `man -l -`, or write all pages
+    Manual {
+        /// The subcommand, as in `bench dirty-log` [default: the program]
+        #[arg(conflicts_with = "all")]
+        subcommand: Vec<String>,
+        /// Write the pages of the program and of its subcommands into this folder
+        #[arg(long, value_name = "DIR")]
+        all: Option<PathBuf>,
+    },
 }
 
 /// On or off.

@@ -34,3 +34,6 @@ pub mod trust;
 pub mod turns;
 pub mod unit;
 pub mod verdict;
+
+/// Version of the programs, with the commit that they were built from.
+pub const VERSION: &str = env!("SLAT_VERSION");

@@ -1,5 +1,6 @@
 //! The commands of every program: run a scenario, show its results, compare.
 
+mod manual;
 pub mod output;
 mod plan_job;
 
@@ -63,10 +64,11 @@ pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<Exi
             output::print(&String::from_utf8_lossy(&script))?;
             Ok(ExitCode::SUCCESS)
         }
-        Common::Manual => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new((program.command)()).render(&mut page)?;
-            output::print(&String::from_utf8_lossy(&page))?;
+        Common::Manual { subcommand, all } => {
+            match all {
+                Some(folder) => manual::write(program, folder)?,
+                None => manual::print(program, subcommand)?,
+            }
             Ok(ExitCode::SUCCESS)
         }
     }

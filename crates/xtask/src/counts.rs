@@ -100,6 +100,8 @@ fn count() -> anyhow::Result<Vec<Row>> {
         let folder = target().join("counts").join(profile.replace(' ', "-"));
         let mut build = cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
         build.args(["--features", "counts", "--bin", "slat-counts"]);
+        // Callgrind looks for functions by their names.
+        build.args(["--config", "profile.release.strip='none'"]);
         for setting in *settings {
             build.args(["--config", setting]);
         }

@@ -13,6 +13,8 @@ mod kernels;
 mod litmus;
 mod miri;
 mod msrv;
+mod notes;
+mod packages;
 mod peers;
 mod publish;
 #[cfg(test)]
@@ -47,6 +49,8 @@ Examples:
   cargo xtask static --arch x86_64 --arch aarch64    programs for `slat emulate`
   cargo xtask dist                   programs to copy to other machines
   cargo xtask stick                  a USB stick that proves the tables on the machine that boots it
+  cargo xtask package                a .deb, and an image of a container
+  cargo xtask notes                  what changed since the last tag
   cargo xtask hypervisor run         Linux on the hypervisor, in QEMU
   cargo xtask setup                  install what the tests need, and stop";
 
@@ -132,6 +136,15 @@ enum Task {
         /// The file to write [default: target/slat-stick.img]
         image: Option<PathBuf>,
     },
+    /// Build a `.deb` with the static `slat`, and what an image of a container is made of, into
+    /// target/dist
+    Package,
+    /// Print the changes since a tag, by crate, for the notes of a release
+    Notes {
+        /// The tag, or another commit [default: the last tag, or all]
+        #[arg(long)]
+        since: Option<String>,
+    },
     /// Run Linux on the hypervisor, in QEMU
     #[command(subcommand)]
     Hypervisor(Hypervisor),
@@ -173,6 +186,10 @@ fn main() -> ExitCode {
         Task::Static { arch, program } => static_build::run(&arch, &program),
         Task::Dist => dist::run(),
         Task::Stick { image } => stick::run(image),
+        Task::Package => packages::build().map(|(deb, image)| {
+            println!("{}\n{}: podman build", deb.display(), image.display());
+        }),
+        Task::Notes { since } => notes::run(since.as_deref()),
         Task::Hypervisor(Hypervisor::Run(args)) => hypervisor::run(&args),
         Task::Hypervisor(Hypervisor::Guest { dir, kernel, kexec }) => {
             hypervisor::image_to(&dir, kernel, kexec)

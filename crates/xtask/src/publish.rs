@@ -1,6 +1,6 @@
 //! Packs the published crates as for a registry, and builds them from the packages.
 
-use crate::stages::{Outcome, PUBLISHED, cargo, ran};
+use crate::stages::{INSTALLED, Outcome, PUBLISHED, cargo, ran};
 use crate::target;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -12,17 +12,22 @@ pub fn pack() -> anyhow::Result<Outcome> {
     home.map_or(Ok(()), |home| forget_packed(&home.join("registry")))?;
     let mut pack = cargo(&["package", "--quiet", "--allow-dirty", "--target-dir"]);
     pack.arg(target().join("publish"));
-    for name in PUBLISHED {
+    for name in all() {
         pack.args(["--package", name]);
     }
     ran(&mut pack)
+}
+
+/// Returns the crates, each after those that it depends on.
+fn all() -> impl Iterator<Item = &'static str> {
+    PUBLISHED.into_iter().chain(INSTALLED)
 }
 
 /// Removes cargo's copies of crates that were packed before: cargo unpacks them by the path of the
 /// local registry and by version, and would use an earlier state.
 fn forget_packed(registry: &Path) -> io::Result<()> {
     let ours = |name: &str| {
-        PUBLISHED.iter().any(|published| {
+        all().any(|published| {
             let version = name.strip_prefix(published).and_then(|rest| rest.strip_prefix('-'));
             version.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()))
         })

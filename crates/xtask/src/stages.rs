@@ -2,7 +2,7 @@
 
 use crate::{
     api, counts, docs, e2e, emulators, fences, hypervisor, in_ci, kernels, litmus, miri, msrv,
-    peers, publish, root, setup, size, target, walkers,
+    packages, peers, publish, root, setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -25,6 +25,10 @@ pub enum Stage {
     Bare,
     /// The published crates, packed, and built from the packages; with --deep
     Publish,
+    /// Licences and sources of all dependencies, by cargo-deny; with --deep
+    Deny,
+    /// The program as it is shipped: a `.deb`, and an image of a container; with --deep
+    Packages,
     /// The public interface of these crates, against the last tag; with --deep
     Api,
     /// The stack of each of the engine's operations, without an operating system; with --deep
@@ -116,6 +120,10 @@ pub fn slat_bench() -> Command {
 /// Crates that are published, each after those that it depends on.
 pub const PUBLISHED: [&str; 4] = ["slat", "slat-guest", "slat-sim", "slat-reclaim"];
 
+/// Crates that are published after them so that `cargo install slat-cli` works. Their interfaces
+/// are for the programs alone, and change freely.
+pub const INSTALLED: [&str; 5] = ["slat-kvm", "slat-lab", "slat-kernel", "slat-bench", "slat-cli"];
+
 /// Returns the command for the tests that are programs.
 fn tests() -> Command {
     let mut tests = cargo(&["test", "--tests"]);
@@ -125,12 +133,14 @@ fn tests() -> Command {
 
 impl Stage {
     /// Stages that CI runs after the command of the README; they take as long again.
-    const DEEP: [Self; 19] = [
+    const DEEP: [Self; 21] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
         Self::Bare,
         Self::Publish,
+        Self::Deny,
+        Self::Packages,
         Self::Api,
         Self::Stack,
         Self::Counts,
@@ -168,6 +178,8 @@ impl Stage {
             Self::Msrv => msrv::oldest(),
             Self::Bare => msrv::bare(),
             Self::Publish => publish::pack(),
+            Self::Deny => packages::deny(),
+            Self::Packages => packages::test(),
             Self::Counts => counts::run(false),
             Self::Api => api::check(),
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
@@ -317,13 +329,14 @@ mod tests {
 
     #[test]
     fn each_published_crate_has_the_licences_and_a_page() {
-        for name in PUBLISHED {
+        for name in PUBLISHED.into_iter().chain(INSTALLED) {
             let folder = crate::root().join("crates").join(name);
             for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
                 let read = |folder: &std::path::Path| std::fs::read(folder.join(licence)).unwrap();
                 assert_eq!(read(&folder), read(crate::root()), "{name}: {licence}");
             }
-            assert!(folder.join("README.md").is_file(), "{name}");
+            let has_page = folder.join("README.md").is_file();
+            assert!(has_page || INSTALLED.contains(&name), "{name}");
         }
     }
 

@@ -118,10 +118,6 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
     if effort == Effort::Quick {
         build.arg("--no-default-features").env("CARGO_PROFILE_EMULATED_OPT_LEVEL", "0");
     }
-    if effort == Effort::Release {
-        // Users need no debug information, and the program is a fifth as large without.
-        build.env("CARGO_PROFILE_RELEASE_STRIP", "symbols").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
-    }
     build.env("CARGO_TARGET_DIR", &folder);
     let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
     ensure!(status.success(), "{build:?} failed: {status}");
@@ -136,6 +132,14 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
         }
     }
     Ok(())
+}
+
+/// Returns Rust's target of an architecture, and the folder of the programs that were built for
+/// release.
+pub fn built(arch: Architecture) -> anyhow::Result<(String, PathBuf)> {
+    let (target, _) = linked(arch)?;
+    let folder = folder().join(&target).join("release");
+    Ok((target, folder))
 }
 
 /// Builds the work of the hypervisor's guests, quickly, and returns its path.
@@ -174,6 +178,6 @@ pub fn test_program(build: &mut Command, source: &str) -> anyhow::Result<PathBuf
 }
 
 /// A separate folder: these flags would otherwise rebuild everything each time.
-fn folder() -> PathBuf {
+pub fn folder() -> PathBuf {
     target().join("static-build")
 }

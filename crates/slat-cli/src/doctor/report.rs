@@ -104,7 +104,7 @@ impl Examination {
         }
         let document = Document {
             schema: SCHEMA,
-            tool: env!("CARGO_PKG_VERSION"),
+            tool: slat_lab::VERSION,
             findings: &self.findings,
             scenarios: &self.verdicts,
         };
@@ -160,7 +160,7 @@ mod tests {
     fn json_has_the_documented_keys() {
         let json = examination(&fake::cloud()).json().unwrap();
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();
-        assert_eq!((&value["schema"], &value["tool"]), (&1.into(), &"0.1.0".into()));
+        assert_eq!((&value["schema"], &value["tool"]), (&1.into(), &slat_lab::VERSION.into()));
         let device = value["findings"].as_array().unwrap();
         let device = device.iter().find(|finding| finding["name"] == "/dev/kvm").unwrap();
         assert_eq!((&device["group"], &device["status"]), (&"kvm".into(), &"missing".into()));

@@ -78,7 +78,7 @@ impl<'a> Report<'a> {
         let verdicts = guests.iter().map(|guest| verdict::of(guest)).collect();
         Self {
             schema: SCHEMA,
-            tool: env!("CARGO_PKG_VERSION"),
+            tool: slat_lab::VERSION,
             began: 0,
             seconds: 0.0,
             every: 0.0,
