@@ -118,7 +118,8 @@ impl Report {
             text += &wrapped(&format!(" {:<12} {}", class.name, class.text(self)));
         }
         if !self.moved.is_empty() {
-            let moved = self.moved.iter().map(|(name, count)| format!("{name} {}", grouped(*count)));
+            let moved =
+                self.moved.iter().map(|(name, count)| format!("{name} {}", grouped(*count)));
             text += &wrapped(&format!(
                 " {:<12} meanwhile: {}",
                 "whole host",
@@ -147,7 +148,8 @@ impl Report {
             parameters.collect::<Vec<_>>().join(" ")
         );
         for (class, finding) in lost {
-            letter += &format!("\nClass {}, of {} histories:\n", class.name, class.counts.histories);
+            letter +=
+                &format!("\nClass {}, of {} histories:\n", class.name, class.counts.histories);
             letter += &wrapped(&class.text(self));
             let _ = writeln!(
                 letter,

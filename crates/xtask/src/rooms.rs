@@ -63,6 +63,15 @@ fn words(text: &str) -> Vec<&str> {
     text[..end.unwrap_or(text.len())].split("::").collect()
 }
 
+/// Returns the path at the start of a text, or those of a group in braces, each as words. Of a
+/// group within a group the first path stands for all.
+fn paths(text: &str) -> Vec<Vec<&str>> {
+    match text.strip_prefix('{').and_then(|group| group.split_once('}')) {
+        Some((group, _)) => group.split(',').map(|path| words(path.trim())).collect(),
+        None => vec![words(text)],
+    }
+}
+
 /// Returns the path from which the root of a crate exports `item`, as words.
 fn home<'t>(root: &'t str, item: &str) -> Option<Vec<&'t str>> {
     let mut exports = root.split("pub use ").skip(1).filter_map(|rest| rest.split(';').next());
@@ -94,13 +103,12 @@ fn uses(name: &str) -> Uses {
         let inside = path.strip_prefix(&root).unwrap().with_extension("");
         let above: Vec<&str> =
             inside.parent().unwrap().iter().map(|it| it.to_str().unwrap()).collect();
-        let of_root = text.split("crate::").skip(1).map(|place| {
-            let words = words(place);
+        let of_root = text.split("crate::").skip(1).flat_map(paths).map(|words| {
             let home = home(&exports, words[0]).filter(|_| !rooms.contains(words[0]));
             home.unwrap_or(words)
         });
-        let beside =
-            text.split("super::").skip(1).map(|place| [&above[..], &words(place)].concat());
+        let beside = text.split("super::").skip(1).flat_map(paths);
+        let beside = beside.map(|words| [&above[..], &words].concat());
         for words in of_root.chain(beside) {
             let mut used = room(&words).unwrap();
             while let (false, Some((whole, _))) = (rooms.contains(&used), used.rsplit_once("::")) {

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, bail};
 use slat_kernel::vm::qemu::Qemu;
-use std::fs::File;
 use slat_kernel::vm::{Architecture, Archive, Request, kept};
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;

@@ -1,7 +1,7 @@
 //! A guest as options describe it: its shape, the work of its vCPUs, its runs and its measurements.
 
 use super::options::{GuestArgs, LogArgs};
-use super::values::{HotSet, Others};
+use super::values::{HotSet, Others, SEED};
 use serde_json::{Map, Value, json};
 use slat_kvm::figure::{self, Figure};
 use slat_kvm::guest::Shape;
@@ -13,9 +13,6 @@ use slat_lab::rate::Rate;
 use slat_lab::record::{KVM, Measurement};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
-
-/// Seed of all random orders. It is fixed, so that all runs touch the same pages.
-pub const SEED: u64 = 0x51a7;
 
 /// The options that describe a guest.
 pub struct Asked<'a> {

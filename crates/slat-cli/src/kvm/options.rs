@@ -2,10 +2,9 @@
 //!
 //! They have the names that Linux's KVM selftests use for the same options.
 
-use super::guest::SEED;
 use super::patterns::Recorded;
 use super::repeat::{Repeat, Times};
-use super::values::{ClearChunk, HotSet, KvmBacking, Others};
+use super::values::{ClearChunk, HotSet, KvmBacking, Others, SEED};
 use clap::Args;
 use serde_json::{Map, Value};
 use slat_kvm::scenario::visits::Visits;

@@ -1,12 +1,12 @@
 //! The scenario `reclaim`: a guest with less memory than it uses.
 
-use super::guest::SEED;
 use super::kept::Answer;
 use super::one_way::{OneWay, admits, in_turns};
 use super::options::GuestArgs;
 use super::runs::asked;
 use super::tables::{MEANING, is, of, said};
 use super::values::HotSet;
+use super::values::SEED;
 use super::visits_tables::{lines_by, median_of};
 use crate::needs::GUEST;
 use anyhow::Context;

@@ -7,6 +7,9 @@ use slat_lab::size::Size;
 use std::fmt;
 use std::str::FromStr;
 
+/// Seed of all random orders. It is fixed, so that all runs touch the same pages.
+pub const SEED: u64 = 0x51a7;
+
 /// A way of logging under KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum KvmWay {

@@ -62,13 +62,16 @@ fn has_heading(text: &str, name: &str) -> bool {
     false
 }
 
-/// Finds all pages below a folder, except in build folders.
+/// Finds all pages below a folder, except in build folders and in links to folders.
 pub(super) fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in root().join(folder).read_dir().unwrap().map(Result::unwrap) {
         let path = folder.join(entry.file_name());
         let name = entry.file_name();
         if entry.path().is_dir() {
-            if name != "target" && !name.to_string_lossy().starts_with('.') {
+            if !entry.path().is_symlink()
+                && name != "target"
+                && !name.to_string_lossy().starts_with('.')
+            {
                 pages(&path, found);
             }
         } else if path.extension().is_some_and(|extension| extension == "md") {
