@@ -45,7 +45,7 @@ const KNOWN: [Known; 24] = [
     ("flush_once_test", "", ARM),
     ("ageing_race_test", "", ARM),
     ("dirty_log_race_test", "", ARM),
-    ("vmid_rollover_test", "", ARM),
+    ("vmid_rollover_test", "-r 2", ARM),
     ("nx_huge_pages_test", "-t 887563923 -p 100 -r", X86),
     ("dirty_log_page_splitting_test", "-b 16M -s anonymous_hugetlb_2mb", X86),
     ("set_memory_region_test", "", None),
