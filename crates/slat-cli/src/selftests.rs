@@ -46,7 +46,7 @@ const KNOWN: [Known; 28] = [
     ("flush_once_test", "", ARM),
     ("ageing_race_test", "", ARM),
     ("dirty_log_race_test", "", ARM),
-    ("vmid_rollover_test", "", ARM),
+    ("vmid_rollover_test", "-r 2", ARM),
     ("ageing_range_test", "", ARM),
     ("ageing_range_test", "", X86),
     ("nx_huge_pages_test", "-t 887563923 -p 100 -r", X86),

@@ -426,6 +426,11 @@ bool slat_kvm_pgtable_stage2_test_clear_young(struct kvm_pgtable *pgt, u64 addr,
 	return young;
 }
 
+static int slat_relax(void *vm, u64 addr, enum kvm_pgtable_prot prot)
+{
+	return slat_kvm_relax(vm, addr, slat_prot(prot));
+}
+
 #if SLAT_KVM_PGT_FN
 int slat_kvm_pgtable_stage2_relax_perms(struct kvm_pgtable *pgt, u64 addr,
 					enum kvm_pgtable_prot prot,
@@ -444,7 +449,7 @@ int slat_kvm_pgtable_stage2_relax_perms(struct kvm_pgtable *pgt, u64 addr,
 		return kvm_pgtable_stage2_relax_perms(pgt, addr, prot);
 #endif
 	slat_assert_read(pgt);
-	return slat_kvm_relax(vm, addr, slat_prot(prot));
+	return slat_relax(vm, addr, prot);
 }
 
 int slat_kvm_pgtable_stage2_flush(struct kvm_pgtable *pgt, u64 addr, u64 size)
