@@ -1,6 +1,6 @@
 //! One vCPU: VMXON, a VMCS, and the guest's code. SDM 3C, appendix B, has the fields.
 
-use super::cases::Why;
+use super::cases::{Fault, LOWEST_ADDRESS, Why};
 use super::machine::{Memory, Serial};
 pub use super::maps::cases;
 use core::arch::x86_64::__cpuid;
@@ -40,6 +40,22 @@ const LINEAR: u64 = 1 << 7;
 const FINAL: u64 = 1 << 8;
 /// CPUs may report more than these.
 const BASIC: u64 = 0x1bf;
+
+const fn fault(what: &'static str, in_leaf: bool, set: u64, clear: u64) -> Fault {
+    Fault { what, in_leaf, set, clear }
+}
+
+/// "Format of an EPT Page-Table Entry": rights 2:0, memory type 5:3.
+pub const FAULTS: [Fault; 8] = [
+    fault("a leaf keeps the right to write", true, 1 << 1, 0),
+    fault("a leaf keeps the right to execute", true, 1 << 2, 0),
+    fault("a leaf has a reserved memory type", true, 1 << 3, 1 << 5),
+    fault("a leaf's address is off by a leaf", true, LOWEST_ADDRESS, 0),
+    fault("a leaf has a reserved bit", true, 1 << 51, 0),
+    fault("a leaf is dirty before it is written", true, DIRTY, 0),
+    fault("a table lacks the right to write", false, 0, 1 << 1),
+    fault("a table is accessed always", false, ACCESSED, 0),
+];
 
 /// An action of the guest, at a linear address that equals the physical one.
 #[derive(Clone, Copy)]
@@ -109,14 +125,16 @@ fn invept() {
 }
 
 /// Returns the format that the CPU walks, or says why there is none.
-pub fn format() -> Option<Tree> {
+pub fn format(says: bool) -> Option<Tree> {
     if rdmsr(0x3a) & 5 == 1 {
         let _ = writeln!(Serial, "the firmware has disabled VMX (IA32_FEATURE_CONTROL)");
         return None;
     }
     match Ept::from_capabilities(rdmsr(0x48c), __cpuid(0x8000_0008).eax & 0xff) {
         Ok(format) => {
-            let _ = writeln!(Serial, "{format:?}");
+            if says {
+                let _ = writeln!(Serial, "{format:?}");
+            }
             Some(format)
         }
         Err(missing) => {
