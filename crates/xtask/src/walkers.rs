@@ -83,7 +83,7 @@ const WALKERS: [Walker; 7] = [
         target: "riscv64gc-unknown-none-elf",
         machine: Emulated::Kernel {
             qemu: RISCV64,
-            options: &["-M", "virt", "-cpu", "rv64", "-bios", "none"],
+            options: &["-M", "virt", "-cpu", "rv64", "-smp", "2", "-bios", "none"],
             status: 0,
         },
     },
@@ -142,7 +142,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs all walkers; those that take half a minute only if `long`.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
-    if let Some(o) = std::env::var_os("ONLY") { for w in WALKERS.iter().filter(|w| w.program.contains(o.to_str().unwrap())) { w.run()?; } return Ok(Outcome::Ran(vec![])); }
+    if let Some(o) = std::env::var_os("ONLY") {
+        for w in WALKERS.iter().filter(|w| w.program.contains(o.to_str().unwrap())) {
+            w.run()?;
+        }
+        return Ok(Outcome::Ran(vec![]));
+    }
     let mut left_out = Vec::new();
     for walker in WALKERS.iter().chain(LONG.iter().filter(|_| long)) {
         match walker.set_up() {
