@@ -142,12 +142,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs all walkers; those that take half a minute only if `long`.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
-    if let Some(o) = std::env::var_os("ONLY") {
-        for w in WALKERS.iter().filter(|w| w.program.contains(o.to_str().unwrap())) {
-            w.run()?;
-        }
-        return Ok(Outcome::Ran(vec![]));
-    }
     let mut left_out = Vec::new();
     for walker in WALKERS.iter().chain(LONG.iter().filter(|_| long)) {
         match walker.set_up() {

@@ -78,11 +78,17 @@ pub struct Exit {
 pub struct Vcpu {
     vmxon: Memory<4096>,
     vmcs: Memory<4096>,
+    log: Memory<4096>,
     launched: AtomicBool,
 }
 
 pub static VCPUS: [Vcpu; 2] = [const {
-    Vcpu { vmxon: Memory::new(), vmcs: Memory::new(), launched: AtomicBool::new(false) }
+    Vcpu {
+        vmxon: Memory::new(),
+        vmcs: Memory::new(),
+        log: Memory::new(),
+        launched: AtomicBool::new(false),
+    }
 }; 2];
 
 unsafe extern "sysv64" {
@@ -193,6 +199,11 @@ fn control(msr: u32, wanted: u64) -> u64 {
     possible
 }
 
+/// Page-modification logging, if the CPU has it.
+fn logs() -> u64 {
+    rdmsr(0x48b) >> 32 & 1 << 17
+}
+
 /// Turns VMX off.
 pub fn off() {
     // SAFETY: no guest runs.
@@ -234,7 +245,11 @@ impl Vcpu {
         vmwrite(0x4002, control(controls + 1, 1 << 7 | 1 << 31)); // HLT; secondary controls
         // EPT, and VPID where the CPU has it: entries then stay over exits.
         let vpid = rdmsr(0x48b) >> 32 & 1 << 5;
-        vmwrite(0x401e, control(0x48b, 1 << 1 | vpid));
+        let log = if root.format.accessed_dirty { logs() } else { 0 };
+        vmwrite(0x401e, control(0x48b, 1 << 1 | vpid | log));
+        if log != 0 {
+            vmwrite(0x200e, self.log.hpa());
+        }
         if vpid != 0 {
             vmwrite(0, 1);
         }
@@ -259,12 +274,21 @@ impl Vcpu {
         self.enter(program, at, value, flush)
     }
 
+    /// Returns the pages that the CPU logged in the last run as becoming dirty (PML), if it can.
+    pub fn logged(&self) -> Option<impl Iterator<Item = u64>> {
+        let next = (logs() != 0).then(|| vmread(0x812))?;
+        Some((next + 1..512).map(|n| self.log.read(8 * n)))
+    }
+
     /// Runs the guest at `program`, with these values of RDI and RSI.
     pub fn enter(&self, program: u64, rdi: u64, rsi: u64, flush: bool) -> Exit {
         if flush {
             invept();
         }
         vmwrite(0x681e, program);
+        if logs() != 0 {
+            vmwrite(0x812, 511);
+        }
         let mut registers = [rdi, rsi, 0];
         let launched = self.launched.swap(true, Ordering::Relaxed);
         let interrupts: u64;
