@@ -83,7 +83,7 @@ const WALKERS: [Walker; 7] = [
         target: "riscv64gc-unknown-none-elf",
         machine: Emulated::Kernel {
             qemu: RISCV64,
-            options: &["-M", "virt", "-cpu", "rv64", "-bios", "none"],
+            options: &["-M", "virt", "-cpu", "rv64", "-smp", "2", "-bios", "none"],
             status: 0,
         },
     },

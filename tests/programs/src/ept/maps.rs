@@ -39,6 +39,15 @@ pub fn cases<'p>(
     for pages in [range(READ, 1 << 12), range(GUEST_TABLES, 0x3000), range(BLOCK, 2 << 20)] {
         guest.relax(pages, Access::Write).expect("mapped").flush_local();
     }
+    guest.clean(range(READ, 1 << 12)).expect("mapped");
+    guest.invalidate();
+    for (what, expected) in [("a cleaned page is logged at its write", 1), ("and once", 0)] {
+        let exit = fixture.run(Does::Write(READ, 1));
+        if let Some(log) = fixture.vcpu.logged() {
+            let count = log.filter(|&page| page == READ).count();
+            fixture.says(what, exit.code == EXIT_CALL && count == expected);
+        }
+    }
     MEMORY.write(READ + 0x18, 0x5678);
     MEMORY.write(BLOCK + 0x18, 0x9abc);
     for (entry, gpa, level, expected) in MAPS {

@@ -1,6 +1,6 @@
 //! One vCPU: VMXON, a VMCS, and the guest's code. SDM 3C, appendix B, has the fields.
 
-use super::cases::Why;
+use super::cases::{Fault, LOWEST_ADDRESS, Why};
 use super::machine::{Memory, Serial};
 pub use super::maps::cases;
 use core::arch::x86_64::__cpuid;
@@ -41,6 +41,22 @@ const FINAL: u64 = 1 << 8;
 /// CPUs may report more than these.
 const BASIC: u64 = 0x1bf;
 
+const fn fault(what: &'static str, in_leaf: bool, set: u64, clear: u64) -> Fault {
+    Fault { what, in_leaf, set, clear }
+}
+
+/// "Format of an EPT Page-Table Entry": rights 2:0, memory type 5:3.
+pub const FAULTS: [Fault; 8] = [
+    fault("a leaf keeps the right to write", true, 1 << 1, 0),
+    fault("a leaf keeps the right to execute", true, 1 << 2, 0),
+    fault("a leaf has a reserved memory type", true, 1 << 3, 1 << 5),
+    fault("a leaf's address is off by a leaf", true, LOWEST_ADDRESS, 0),
+    fault("a leaf has a reserved bit", true, 1 << 51, 0),
+    fault("a leaf is dirty before it is written", true, DIRTY, 0),
+    fault("a table lacks the right to write", false, 0, 1 << 1),
+    fault("a table is accessed always", false, ACCESSED, 0),
+];
+
 /// An action of the guest, at a linear address that equals the physical one.
 #[derive(Clone, Copy)]
 pub enum Does {
@@ -62,11 +78,17 @@ pub struct Exit {
 pub struct Vcpu {
     vmxon: Memory<4096>,
     vmcs: Memory<4096>,
+    log: Memory<4096>,
     launched: AtomicBool,
 }
 
 pub static VCPUS: [Vcpu; 2] = [const {
-    Vcpu { vmxon: Memory::new(), vmcs: Memory::new(), launched: AtomicBool::new(false) }
+    Vcpu {
+        vmxon: Memory::new(),
+        vmcs: Memory::new(),
+        log: Memory::new(),
+        launched: AtomicBool::new(false),
+    }
 }; 2];
 
 unsafe extern "sysv64" {
@@ -109,14 +131,16 @@ fn invept() {
 }
 
 /// Returns the format that the CPU walks, or says why there is none.
-pub fn format() -> Option<Tree> {
+pub fn format(says: bool) -> Option<Tree> {
     if rdmsr(0x3a) & 5 == 1 {
         let _ = writeln!(Serial, "the firmware has disabled VMX (IA32_FEATURE_CONTROL)");
         return None;
     }
     match Ept::from_capabilities(rdmsr(0x48c), __cpuid(0x8000_0008).eax & 0xff) {
         Ok(format) => {
-            let _ = writeln!(Serial, "{format:?}");
+            if says {
+                let _ = writeln!(Serial, "{format:?}");
+            }
             Some(format)
         }
         Err(missing) => {
@@ -175,6 +199,11 @@ fn control(msr: u32, wanted: u64) -> u64 {
     possible
 }
 
+/// Page-modification logging, if the CPU has it.
+fn logs() -> u64 {
+    rdmsr(0x48b) >> 32 & 1 << 17
+}
+
 /// Turns VMX off.
 pub fn off() {
     // SAFETY: no guest runs.
@@ -216,7 +245,11 @@ impl Vcpu {
         vmwrite(0x4002, control(controls + 1, 1 << 7 | 1 << 31)); // HLT; secondary controls
         // EPT, and VPID where the CPU has it: entries then stay over exits.
         let vpid = rdmsr(0x48b) >> 32 & 1 << 5;
-        vmwrite(0x401e, control(0x48b, 1 << 1 | vpid));
+        let log = if root.format.accessed_dirty { logs() } else { 0 };
+        vmwrite(0x401e, control(0x48b, 1 << 1 | vpid | log));
+        if log != 0 {
+            vmwrite(0x200e, self.log.hpa());
+        }
         if vpid != 0 {
             vmwrite(0, 1);
         }
@@ -241,12 +274,21 @@ impl Vcpu {
         self.enter(program, at, value, flush)
     }
 
+    /// Returns the pages that the CPU logged in the last run as becoming dirty (PML), if it can.
+    pub fn logged(&self) -> Option<impl Iterator<Item = u64>> {
+        let next = (logs() != 0).then(|| vmread(0x812))?;
+        Some((next + 1..512).map(|n| self.log.read(8 * n)))
+    }
+
     /// Runs the guest at `program`, with these values of RDI and RSI.
     pub fn enter(&self, program: u64, rdi: u64, rsi: u64, flush: bool) -> Exit {
         if flush {
             invept();
         }
         vmwrite(0x681e, program);
+        if logs() != 0 {
+            vmwrite(0x812, 511);
+        }
         let mut registers = [rdi, rsi, 0];
         let launched = self.launched.swap(true, Ordering::Relaxed);
         let interrupts: u64;

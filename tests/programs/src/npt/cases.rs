@@ -1,9 +1,11 @@
 //! The cases of x86: accesses of the guest, and the exits that they must cause. `cpu` is a
 //! vendor's.
 
-use super::cpu::{self, ACCESSED, CALL, DIRTY, Does, EXIT_CALL, Exit, GUEST_TABLES, Tree, Vcpu};
+use super::cpu::{
+    self, ACCESSED, CALL, DIRTY, Does, EXIT_CALL, Exit, FAULTS, GUEST_TABLES, Tree, Vcpu,
+};
 use super::machine::{Memory, Serial};
-use super::platform::Machine;
+use super::platform::{Machine, TABLES};
 use core::fmt::Write;
 use slat::{
     Access, AgeBitmaps, AgeOptions, Attributes, Gpa, GpaRange, Guard, Hpa, PageSize, Reader,
@@ -36,6 +38,16 @@ pub enum Why {
     Walk,
 }
 
+/// A fault made on purpose, as a format might have it: in each entry of a walk, leaf or table, bits
+/// are set and others clear while the guest runs.
+#[derive(Clone, Copy)]
+pub struct Fault {
+    pub what: &'static str,
+    pub in_leaf: bool,
+    pub set: u64,
+    pub clear: u64,
+}
+
 /// A guest, the root of its tables, and whether all cases were right so far.
 pub struct Fixture<'p> {
     pub machine: &'p Machine,
@@ -44,23 +56,52 @@ pub struct Fixture<'p> {
     pub levels: usize,
     /// Of the CPU's physical addresses.
     pub address_bits: u32,
+    pub fault: Option<&'static Fault>,
     right: bool,
 }
 
 impl Fixture<'_> {
     pub fn says(&mut self, what: &str, right: bool) {
         self.right &= right;
-        let _ = writeln!(Serial, "{}: {what}", if right { "right" } else { "wrong" });
+        if self.fault.is_none() {
+            let _ = writeln!(Serial, "{}: {what}", if right { "right" } else { "wrong" });
+        }
     }
 
     pub fn run(&self, does: Does) -> Exit {
-        self.vcpu.run(does, self.machine.take_stale())
+        let (Does::Read(gpa) | Does::Write(gpa, _) | Does::Execute(gpa)) = does;
+        let Some(fault) = self.fault else {
+            return self.vcpu.run(does, self.machine.take_stale());
+        };
+        let walk = || self.entries(gpa).enumerate();
+        let last = walk().count() - 1;
+        let wrong = walk().filter(|(n, (_, entry))| {
+            let is_leaf = *n == last && entry & 7 != 0;
+            is_leaf == fault.in_leaf && (is_leaf || *n < last)
+        });
+        // A leaf's address is off by a leaf.
+        let size = if last + 1 == self.levels { 0 } else { 9 };
+        let shift = |bits: u64| if bits == LOWEST_ADDRESS { bits << size } else { bits };
+        let [mut undo, mut entries] = [[(0, 0); 5], [(0, 0); 5]];
+        let mut count = 0;
+        for (_, (at, entry)) in wrong {
+            entries[count] = (at - TABLES.hpa(), (entry | shift(fault.set)) & !fault.clear);
+            undo[count] = (entries[count].0, entry ^ entries[count].1);
+            count += 1;
+        }
+        entries[..count].iter().for_each(|&(at, entry)| TABLES.write(at, entry));
+        self.machine.take_stale();
+        let exit = self.vcpu.run(does, true);
+        // The CPU's marks stay.
+        undo[..count].iter().for_each(|&(at, bits)| TABLES.write(at, TABLES.read(at) ^ bits));
+        self.machine.set_stale();
+        exit
     }
 
     /// Checks that the guest did the action; returns the value that it read.
     fn done(&mut self, what: &str, does: Does) -> u64 {
         let exit = self.run(does);
-        if exit.code != EXIT_CALL {
+        if exit.code != EXIT_CALL && self.fault.is_none() {
             let _ = writeln!(Serial, "  {exit:x?}");
         }
         self.says(what, exit.code == EXIT_CALL);
@@ -71,7 +112,7 @@ impl Fixture<'_> {
     fn faults(&mut self, what: &str, does: Does, why: Why, gpa: u64) {
         let exit = self.run(does);
         let right = cpu::refused(&exit, does, why, gpa);
-        if !right {
+        if !right && self.fault.is_none() {
             let _ = writeln!(Serial, "  {exit:x?}, at {gpa:#x}");
         }
         self.says(what, right);
@@ -95,6 +136,9 @@ impl Fixture<'_> {
         tables.filter(|(_, entry)| entry & ACCESSED == 0).count()
     }
 }
+
+/// In a [`Fault`]: the lowest bit of the leaf's address.
+pub const LOWEST_ADDRESS: u64 = 1 << 12;
 
 pub fn range(start: u64, size: u64) -> GpaRange {
     GpaRange::new(Gpa(start), size).expect("a range")
@@ -227,9 +271,21 @@ fn blocks(
     all(fixture, "and all of it is read");
 }
 
-/// Makes tables and a guest, and checks all; returns whether all was right.
+/// Checks all, and that each fault made on purpose is noticed; returns whether all was right.
 pub fn run() -> bool {
-    let Some(format) = cpu::format() else { return false };
+    let mut right = check(None);
+    for fault in &FAULTS {
+        let is_noticed = right && !check(Some(fault));
+        let word = if is_noticed { "right" } else { "wrong" };
+        let _ = writeln!(Serial, "{word}: a fault made on purpose is noticed: {}", fault.what);
+        right &= is_noticed;
+    }
+    right
+}
+
+/// Makes tables and a guest, and checks them; returns whether all was right.
+fn check(fault: Option<&'static Fault>) -> bool {
+    let Some(format) = cpu::format(fault.is_none()) else { return false };
     let machine = Machine::new();
     MEMORY.clear();
     let bits = format.output_bits.min(if format.five_levels { 52 } else { 48 });
@@ -251,12 +307,15 @@ pub fn run() -> bool {
     let levels = usize::from(tables.geometry().root_level) + 1;
     let root = tables.root().0;
     let address_bits = format.output_bits;
-    let mut fixture = Fixture { machine: &machine, vcpu, root, levels, address_bits, right: true };
+    let mut fixture =
+        Fixture { machine: &machine, vcpu, root, levels, address_bits, fault, right: true };
     marks(&mut fixture, &mut guest);
     faults(&mut fixture, &mut guest);
     subtrees(&mut fixture, &mut guest);
     blocks(&mut fixture, &mut guest, &mut cache);
-    cpu::cases(&mut fixture, &mut guest, &mut cache);
+    if fault.is_none() {
+        cpu::cases(&mut fixture, &mut guest, &mut cache);
+    }
     cpu::off();
     fixture.right
 }

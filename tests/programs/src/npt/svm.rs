@@ -1,6 +1,6 @@
 //! One vCPU: a VMCB (15.5.1, appendix B "VMCB Layout"), and the guest's code.
 
-use super::cases::{Fixture, GuardOf, MEMORY, Why, range};
+use super::cases::{Fault, Fixture, GuardOf, LOWEST_ADDRESS, MEMORY, Why, range};
 use super::machine::{Memory, Serial};
 use super::platform::Machine;
 use core::arch::asm;
@@ -33,6 +33,22 @@ const PROGRAMS: [(u64, u64); 3] =
 pub const CALL: u64 = 0xd9_010f;
 
 pub const EXIT_CALL: u64 = 0x81;
+
+const fn fault(what: &'static str, in_leaf: bool, set: u64, clear: u64) -> Fault {
+    Fault { what, in_leaf, set, clear }
+}
+
+/// 5.4: present, write, user, no execute.
+pub const FAULTS: [Fault; 8] = [
+    fault("a leaf keeps the right to write", true, 1 << 1, 0),
+    fault("a leaf keeps the right to execute", true, 0, 1 << 63),
+    fault("a leaf is not for users", true, 0, 1 << 2),
+    fault("a leaf's address is off by a leaf", true, LOWEST_ADDRESS, 0),
+    fault("a leaf has a reserved bit", true, 1 << 51, 0),
+    fault("a leaf is dirty before it is written", true, DIRTY, 0),
+    fault("a table lacks the right to write", false, 0, 1 << 1),
+    fault("a table is accessed always", false, ACCESSED, 0),
+];
 
 /// An action of the guest, at a linear address that equals the physical one.
 #[derive(Clone, Copy)]
@@ -73,7 +89,7 @@ pub fn prepare<const BYTES: usize>(memory: &Memory<BYTES>) {
 }
 
 /// Returns the format that the CPU walks, or says why there is none.
-pub fn format() -> Option<Tree> {
+pub fn format(says: bool) -> Option<Tree> {
     let (features, sizes, svm) =
         (__cpuid(0x8000_0001), __cpuid(0x8000_0008).eax, __cpuid(0x8000_000a).edx);
     let (disabled, cr4): (u32, u64);
@@ -90,7 +106,9 @@ pub fn format() -> Option<Tree> {
         Ok(format) => {
             // The tables have as many levels as the host's own.
             let format = Npt { five_levels: cr4 >> 12 & 1 == 1, ..format };
-            let _ = writeln!(Serial, "{format:?}");
+            if says {
+                let _ = writeln!(Serial, "{format:?}");
+            }
             Some(format)
         }
         Err(missing) => {

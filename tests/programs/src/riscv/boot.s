@@ -5,10 +5,19 @@
 .global _start
 _start:
     csrr    t0, mhartid
-0:  bnez    t0, 0b
     la      sp, STACK
-    la      t0, broken_below
-    csrw    mtvec, t0
+    la      t1, broken_below
+    la      t2, boot
+    beqz    t0, 0f
+    // The second hart, with half of the stack: interrupts from the first one.
+    li      t1, 0x10000
+    sub     sp, sp, t1
+    la      t1, interrupted
+    la      t2, second
+    li      t0, 8
+    csrw    mie, t0
+0:  csrw    mtvec, t1
+    csrw    mepc, t2
     // All of memory to S-mode, by one entry of the PMP.
     li      t0, -1
     csrw    pmpaddr0, t0
@@ -22,11 +31,28 @@ _start:
     csrc    mstatus, t0
     li      t0, 0x2800
     csrs    mstatus, t0
-    la      t0, boot
-    csrw    mepc, t0
     la      t0, broken
     csrw    stvec, t0
     csrw    satp, zero
+    mret
+
+// Another hart's interrupt: a fence of all guests if it asks for one, and an answer.
+.align 2
+interrupted:
+    csrw    mscratch, t0
+    csrr    t0, mcause
+    bgez    t0, broken_below
+    li      t0, 0x2000004
+    sw      zero, 0(t0)
+    la      t0, ASKED
+    ld      t0, 0(t0)
+    addi    t0, t0, -1
+    bnez    t0, 1f
+    .insn r 0x73, 0, 0x31, x0, x0, x0
+1:  la      t0, ASKED
+    sd      zero, 0(t0)
+    fence
+    csrr    t0, mscratch
     mret
 
 .align 2
@@ -91,5 +117,18 @@ guest_code:
 .align 4
     jr      a0
 .align 4
+    ecall
+.align 4
+// Reads a page, reports what it found and counts, writes to the page, until it is told to leave.
+1:  ld      t1, 0(a0)
+    sd      t1, 0(a1)
+    ld      t2, 16(a0)
+    addi    t2, t2, 1
+    sd      t2, 16(a0)
+    ld      t2, 16(a1)
+    addi    t2, t2, 1
+    sd      t2, 16(a1)
+    ld      t3, 8(a1)
+    beqz    t3, 1b
     ecall
 .align 4

@@ -13,7 +13,7 @@ global_asm!(include_str!("boot.s"));
 
 unsafe extern "C" {
     fn enter(pc: u64, a0: u64, a1: u64) -> u64;
-    static guest_code: [u64; 8];
+    static guest_code: [u64; 14];
 }
 
 /// The pieces of `guest_code`, by their offset.
@@ -22,6 +22,7 @@ const STORE: u64 = 16;
 const JUMP: u64 = 32;
 /// An `ecall`.
 pub const CALL: u64 = 48;
+const LOOP: u64 = 64;
 
 /// Memory that neither the program nor its tables use.
 pub const FREE: u64 = 0x8400_0000;
@@ -113,6 +114,11 @@ impl Guest {
         self.run(JUMP, gpa, 0)
     }
 
+    /// Uses a page over and over, until a word of the report says so.
+    pub fn repeat(&self, gpa: u64, report: u64) -> Outcome {
+        self.run(LOOP, gpa, report)
+    }
+
     fn run(&self, piece: u64, a0: u64, a1: u64) -> Outcome {
         // SAFETY: `enter` keeps what the C ABI asks for. The guest can only run its pieces of code,
         // in memory that its tables map; none of it belongs to this program, whose image ends far
@@ -129,8 +135,8 @@ impl Guest {
 
 /// The guest's code, in a page of memory.
 pub fn write_code(hpa: u64) {
-    // SAFETY: the code is 64 bytes, and nothing else uses the page.
-    unsafe { word(hpa).cast::<[u64; 8]>().write(guest_code) };
+    // SAFETY: the code is at least 112 bytes less padding, and nothing else uses the page.
+    unsafe { word(hpa).cast::<[u64; 14]>().write(guest_code) };
     // SAFETY: orders the stores before later fetches of this hart.
     unsafe { asm!("fence.i", options(nostack)) };
 }
@@ -158,8 +164,8 @@ impl Machine {
 }
 
 // SAFETY: frames are handed out once each, from memory that nothing else uses, at the address of
-// the frame, as HS-mode translates nothing (satp: Bare); there is one hart, which the fence in
-// `invalidate` covers; the rest are constants, and nothing unwinds.
+// the frame, as HS-mode translates nothing (satp: Bare); the fence in `invalidate` covers this hart,
+// and those who let another one use tables make it execute a fence; the rest are constants, and nothing unwinds.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let start = self.next.get().next_multiple_of(bytes as u64);

@@ -7,12 +7,12 @@
 //! ```text
 //! cargo build --release -p slat-programs --no-default-features --features riscv \
 //!     --bin slat-walker-riscv --target riscv64gc-unknown-none-elf
-//! qemu-system-riscv64 -M virt -cpu rv64 -bios none -nographic \
+//! qemu-system-riscv64 -M virt -cpu rv64 -smp 2 -bios none -nographic \
 //!     -kernel target/riscv64gc-unknown-none-elf/release/slat-walker-riscv
 //! ```
 //!
-//! QEMU drops all translations at each entry of a guest, so this program cannot show a missing
-//! HFENCE.GVMA. QEMU 7.2 always sets A and D; QEMU 10 also faults instead, with
+//! QEMU drops all translations at each entry of a guest. So a second hart stays in one, and shows
+//! an HFENCE.GVMA that is missing or on the wrong hart (`pair.rs`). QEMU 7.2 always sets A and D; QEMU 10 also faults instead, with
 //! `-cpu rv64,svade=on,svadu=off`.
 
 #![cfg_attr(target_os = "none", no_std, no_main)]
@@ -21,6 +21,8 @@
 mod checks;
 #[cfg(target_os = "none")]
 mod machine;
+#[cfg(target_os = "none")]
+mod pair;
 #[cfg(target_os = "none")]
 #[path = "../walk.rs"]
 mod walk;

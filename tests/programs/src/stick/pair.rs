@@ -196,7 +196,7 @@ impl Pair<'_, '_> {
 
 /// Checks all changes with this CPU and another; returns whether all were right.
 pub fn run(number: usize) -> bool {
-    let Some(format) = cpu::format() else { return false };
+    let Some(format) = cpu::format(false) else { return false };
     let machine = Machine::new();
     MEMORY.clear();
     let bits = if format.five_levels { 52 } else { 48 };

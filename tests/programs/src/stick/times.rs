@@ -50,7 +50,7 @@ impl Best {
 
 /// Times all.
 pub fn run() {
-    let Some(format) = cpu::format() else { return };
+    let Some(format) = cpu::format(false) else { return };
     let machine = Machine::new();
     MEMORY.clear();
     let bits = format.output_bits.min(if format.five_levels { 52 } else { 48 });

@@ -257,6 +257,83 @@ impl<'m, U: Unit> History<'m, U> {
     }
 }
 
+/// Moves of a test, and the pages of each.
+const MOVES: usize = 16;
+const MOVED: u64 = 4;
+
+impl<U: Unit> History<'_, U> {
+    /// Lets the device write a new value to a page, as the `turn`th of a move; returns the value,
+    /// and whether it arrived in this memory.
+    fn device_writes(&mut self, page: u64, turn: u64, memory: [u64; 2]) -> Option<u64> {
+        self.written += 1;
+        self.qemu.put(self.memory + BLOCKS * BLOCK + 16, self.written);
+        self.device.fill(SCRATCH + 16);
+        self.device.spill(page * PAGE + 64 + 8 * turn);
+        let is_there = |memory| self.qemu.get(memory + 64 + 8 * turn) == self.written;
+        memory.into_iter().any(is_there).then_some(self.written)
+    }
+
+    /// Moves four pages to other memory, while the device writes to one of them between any two
+    /// steps. It may be refused, and tries again later; returns how many of its writes arrived and
+    /// are not there afterwards.
+    ///
+    /// The units here set no dirty state, so the writes are kept off by protection.
+    fn moves_under_writes(&mut self) -> usize {
+        let first = self.random.u64(..PAGES / MOVED) * MOVED;
+        let (page, range) = (first + self.random.u64(..MOVED), range(first, MOVED));
+        let from = self.model[first as usize].unwrap().memory;
+        // Memory of no page.
+        let to = self.memory + BLOCKS * BLOCK + (16 << 12);
+        let places = [from, to].map(|memory| memory + (page - first) * PAGE);
+        let mut arrived = Vec::new();
+        let mut writes = |history: &mut Self, turn| {
+            arrived.push(history.device_writes(page, turn, places).map(|value| (turn, value)));
+        };
+        writes(self, 0);
+        {
+            let mut guard = self.space.enter();
+            guard.write_protect(range).unwrap();
+            guard.invalidate();
+        }
+        writes(self, 1);
+        for word in (0..MOVED * PAGE).step_by(8) {
+            self.qemu.put(to + word, self.qemu.get(from + word));
+        }
+        writes(self, 2);
+        {
+            let mut guard = self.space.enter();
+            guard.replace(range, Hpa(from), Hpa(to), Attributes::RAM).unwrap();
+            guard.invalidate();
+        }
+        writes(self, 3);
+        let is_lost =
+            |&(turn, value): &(u64, u64)| self.qemu.get(places[1] + 64 + 8 * turn) != value;
+        let lost = arrived.iter().flatten().filter(|write| is_lost(write)).count();
+        // The last one has the right again, and the first one had it.
+        let refused = [0, 3].into_iter().filter(|&turn| arrived[turn as usize].is_none()).count();
+        // Back, so that the next move finds it.
+        self.unmap(first, MOVED);
+        self.machine.unit.invalidate(
+            &Invalidation { vmid: Vmid(GUEST), range: None, leaf: None, tables: true },
+            GUEST,
+        );
+        let size = PageSize::SIZE_4K;
+        self.space.map(range, Hpa(from), Attributes::RAM, size).unwrap();
+        lost + refused
+    }
+}
+
+/// Moves memory under a device's writes; returns how many writes were lost, or refused for no
+/// reason.
+pub fn moves<U: Unit>(fault: Fault, seed: u64) -> usize {
+    let qemu = Rc::new(Qemu::start(U::board()));
+    let machine = Machine::<U>::new(Rc::clone(&qemu));
+    let mut history = History::new(qemu, &machine, seed);
+    history.map(0, PAGES, PageSize::SIZE_4K);
+    machine.fault.set(fault);
+    (0..MOVES).map(|_| history.moves_under_writes()).sum()
+}
+
 /// Runs a history; returns the step that was wrong, and why.
 pub fn run<U: Unit>(fault: Fault, seed: u64) -> Option<(usize, String)> {
     let qemu = Rc::new(Qemu::start(U::board()));

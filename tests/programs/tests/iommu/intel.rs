@@ -1,4 +1,5 @@
-//! QEMU's VT-d unit, in legacy mode: one root table, one context, one domain.
+//! QEMU's VT-d unit: one root table, one context, one domain; in scalable mode the context leads to
+//! a PASID table, whose entry for requests without a PASID has the second stage.
 
 use crate::qemu::{Board, Qemu};
 use crate::unit::{GUEST, Old, SLOT, Unit};
@@ -17,34 +18,53 @@ const QUEUE: u64 = 0x10_0000;
 const STATUS: u64 = 0x10_2000;
 const ROOT: u64 = 0x10_4000;
 const CONTEXT: u64 = 0x10_5000;
+/// In scalable mode, the directory of PASIDs and a table of them.
+const DIRECTORY: u64 = 0x10_6000;
+const PASIDS: u64 = 0x10_7000;
 /// Where the device's registers are.
 const DEVICE: u64 = 0xfe00_0000;
 
-pub static BOARD: Board = Board {
-    program: "qemu-system-x86_64",
-    memory: 0,
-    // At the reset vector: cli; hlt; jmp to hlt.
-    code: &[0xfa, 0xf4, 0xeb, 0xfd],
-    at: 65520,
-    bytes: 65536,
-    options: &[
-        "-M",
-        "q35,memory-backend=mem",
-        "-device",
-        "intel-iommu,aw-bits=48",
-        "-device",
-        "edu,addr=4.0,dma_mask=0xffffffffffffffff",
-    ],
-};
+const fn board(options: &'static [&'static str]) -> Board {
+    Board {
+        program: "qemu-system-x86_64",
+        memory: 0,
+        // At the reset vector: cli; hlt; jmp to hlt.
+        code: &[0xfa, 0xf4, 0xeb, 0xfd],
+        at: 65520,
+        bytes: 65536,
+        options,
+    }
+}
+
+static LEGACY: Board = board(&[
+    "-M",
+    "q35,memory-backend=mem",
+    "-device",
+    "intel-iommu,aw-bits=48",
+    "-device",
+    "edu,addr=4.0,dma_mask=0xffffffffffffffff",
+]);
+
+static SCALABLE_MODE: Board = board(&[
+    "-M",
+    "q35,memory-backend=mem",
+    "-device",
+    "intel-iommu,aw-bits=48,x-scalable-mode=on",
+    "-device",
+    "edu,addr=4.0,dma_mask=0xffffffffffffffff",
+]);
 
 /// The unit.
-pub struct Intel {
+pub struct Intel<const SCALABLE: bool> {
     qemu: Rc<Qemu>,
     iotlb: Iotlb,
     tail: Cell<u64>,
 }
 
-impl Intel {
+impl<const SCALABLE: bool> Intel<SCALABLE> {
+    /// Bytes of a descriptor in the queue.
+    const DESCRIPTOR: u64 = if SCALABLE { 32 } else { 16 };
+
     /// Returns its capability register and its extended one.
     fn capabilities(qemu: &Qemu) -> [u64; 2] {
         [8, 0x10].map(|register| qemu.read64(UNIT + register))
@@ -57,20 +77,20 @@ impl Intel {
             let at = self.tail.get();
             self.qemu.put(QUEUE + at, low);
             self.qemu.put(QUEUE + at + 8, high);
-            self.tail.set((at + 16) % 4096);
+            self.tail.set((at + Self::DESCRIPTOR) % 4096);
         }
         self.qemu.write64(UNIT + 0x88, self.tail.get());
         assert_eq!(self.qemu.get(STATUS) & 0xffff_ffff, 1, "the wait is complete");
     }
 }
 
-impl Unit for Intel {
+impl<const SCALABLE: bool> Unit for Intel<SCALABLE> {
     type Format = Ept<true>;
     const ADDRESS_BITS: u32 = 48;
     const OLD: Old = Old::Used;
 
     fn board() -> &'static Board {
-        &BOARD
+        if SCALABLE { &SCALABLE_MODE } else { &LEGACY }
     }
 
     fn new(qemu: Rc<Qemu>) -> Self {
@@ -92,18 +112,27 @@ impl Unit for Intel {
             qemu.out32(0xcfc, value);
         }
         qemu.put(ROOT, CONTEXT | 1);
-        let entry = CONTEXT + 16 * (SLOT << 3);
-        qemu.put(entry, root.0 | 1);
-        // An address width of 48 bits.
-        qemu.put(entry + 8, 2 | u64::from(GUEST) << 8);
+        if SCALABLE {
+            // Devices 0 to 15 have the lower context table.
+            qemu.put(CONTEXT + 32 * (SLOT << 3), DIRECTORY | 1);
+            qemu.put(DIRECTORY, PASIDS | 1);
+            // Second stage alone, an address width of 48 bits.
+            qemu.put(PASIDS, root.0 | 2 << 6 | 2 << 2 | 1);
+            qemu.put(PASIDS + 8, GUEST.into());
+        } else {
+            let entry = CONTEXT + 16 * (SLOT << 3);
+            qemu.put(entry, root.0 | 1);
+            // An address width of 48 bits.
+            qemu.put(entry + 8, 2 | u64::from(GUEST) << 8);
+        }
         let command = |bit: u64| {
             // What stays on; the other bits are commands that are done.
             let status = qemu.read32(UNIT + 0x1c) & 0x96ff_ffff;
             qemu.write32(UNIT + 0x18, status | 1 << bit);
         };
-        qemu.write64(UNIT + 0x90, QUEUE);
+        qemu.write64(UNIT + 0x90, QUEUE | u64::from(SCALABLE) << 11);
         command(26);
-        qemu.write64(UNIT + 0x20, ROOT);
+        qemu.write64(UNIT + 0x20, ROOT | u64::from(SCALABLE) << 10);
         command(30);
         // Contexts and translations of before.
         self.send([1 | 1 << 4, 0]);

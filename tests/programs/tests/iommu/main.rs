@@ -17,7 +17,7 @@ mod riscv;
 mod seed;
 mod unit;
 
-use history::run;
+use history::{moves, run};
 use machine::Fault;
 
 /// Runs a history, and the same with each fault.
@@ -31,7 +31,13 @@ fn judge<U: unit::Unit>() {
 
 #[test]
 fn intel_a_device_sees_each_change_and_each_fault() {
-    judge::<intel::Intel>();
+    judge::<intel::Intel<false>>();
+}
+
+#[test]
+fn intel_scalable_mode_shows_each_change() {
+    assert_eq!(run::<intel::Intel<true>>(Fault::None, seed::seed()), None);
+    assert!(run::<intel::Intel<true>>(Fault::NoInvalidation, seed::seed()).is_some());
 }
 
 #[test]
@@ -47,4 +53,28 @@ fn arm_ranges_reach_all_that_changed() {
 #[test]
 fn riscv_a_device_sees_each_change_and_each_fault() {
     judge::<riscv::Riscv>();
+}
+
+/// Moves memory that a device writes meanwhile; without an invalidation a write is lost.
+fn judge_moves<U: unit::Unit>() {
+    let seed = seed::seed();
+    assert_eq!(moves::<U>(Fault::None, seed), 0);
+    for fault in [Fault::NoInvalidation, Fault::OtherGuest, Fault::FirstPage] {
+        assert!(moves::<U>(fault, seed) > 0, "{fault:?} is not noticed");
+    }
+}
+
+#[test]
+fn intel_memory_that_moves_loses_no_write_of_a_device() {
+    judge_moves::<intel::Intel<false>>();
+}
+
+#[test]
+fn arm_memory_that_moves_loses_no_write_of_a_device() {
+    judge_moves::<arm::Arm<true>>();
+}
+
+#[test]
+fn riscv_memory_that_moves_loses_no_write_of_a_device() {
+    judge_moves::<riscv::Riscv>();
 }
