@@ -117,7 +117,7 @@ pub struct Results {
 }
 
 /// Parameters of KVM that count what ran on the engine, with the series `slat-engine`.
-const COUNTERS: [&str; 3] = ["slat_vms", "slat_refused", "slat_calls"];
+const COUNTERS: [&str; 4] = ["slat_vms", "slat_refused", "slat_calls", "slat_faults"];
 
 fn parameter(name: &str) -> String {
     format!("/sys/module/kvm/parameters/{name}")
@@ -126,11 +126,13 @@ fn parameter(name: &str) -> String {
 impl Results {
     /// Returns a sentence on what ran on the engine, if the kernel has it.
     pub fn engine(&self) -> Option<String> {
-        let [vms, refused, calls] = COUNTERS.map(|name| self.counters.get(name));
+        let [vms, refused, calls, faults] = COUNTERS.map(|name| self.counters.get(name));
         let (vms, refused, calls) = (vms?, refused?, calls?);
+        // RISC-V's alone says what its faults found.
+        let faults = faults.map(|faults| format!("; faults: {faults}")).unwrap_or_default();
         Some(format!(
             "Stage 2 on the engine: {vms} VMs; {refused} VMs that could not use it (the kernel's \
-             log says why); calls: {calls}."
+             log says why); calls: {calls}{faults}."
         ))
     }
 

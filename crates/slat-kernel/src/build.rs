@@ -520,6 +520,22 @@ mod tests {
     }
 
     #[test]
+    fn edits_whose_objects_are_for_another_architecture_are_an_error() {
+        let (_folder, tree) = tree();
+        let mut edited = Edited::new(&tree, Vec::new()).unwrap();
+        let series = crate::Edits::read(None).unwrap().find(&["slat-engine".to_owned()]).unwrap();
+        edited.patches = series.into_iter().map(|edit| (edit, Vec::new())).collect();
+        let (stop, tell) = (AtomicBool::new(false), Teller { say: &|_| {}, note: &|_| {} });
+        let kept = tempfile::tempdir().unwrap();
+        let (tree, edited, folder, stop) = (&tree, &edited, kept.path(), &stop);
+        let build = |arch| Build { tree, edited, arch, options: "", folder, jobs: 1, stop, tell };
+        assert_eq!(build(Architecture::Aarch64).rust_objects().len(), 1);
+        assert_eq!(build(Architecture::Riscv64).rust_objects().len(), 1);
+        let error = build(Architecture::X86_64).run().map(drop).unwrap_err().to_string();
+        assert!(error.contains("no object of Rust for x86_64"), "{error}");
+    }
+
+    #[test]
     fn a_build_names_its_edits_in_the_release() {
         let (folder, tree) = tree();
         let edited = edited(&tree);

@@ -249,6 +249,17 @@ mod tests {
     }
 
     #[test]
+    fn an_object_is_for_the_versions_that_it_names_or_for_all() {
+        let parse = |text: &str| RustObject::parse(Path::new("/e/1/engine.rust"), text);
+        let is_for = |object: &RustObject, version: &str| object.is_for(version.parse().unwrap());
+        let all = parse(TEXT).unwrap();
+        assert!(is_for(&all, "6.1") && is_for(&all, "7.3"));
+        let some = parse(&format!("{TEXT}# versions: ..6.15\n")).unwrap();
+        assert!(is_for(&some, "6.12") && !is_for(&some, "6.15"));
+        assert!(parse(&format!("{TEXT}# versions: 6\n")).is_err());
+    }
+
+    #[test]
     fn an_option_that_breaks_it_is_refused_with_the_reason() {
         let object = RustObject::parse(Path::new("/e/1/engine.rust"), TEXT).unwrap();
         assert!(object.check("CONFIG_BAD=n\n# CONFIG_BAD is not set\n").is_ok());

@@ -34,8 +34,16 @@ static unsigned long slat_levels = 5;
 module_param(slat_levels, ulong, 0444);
 MODULE_PARM_DESC(slat_levels, "The most levels of G-stage page tables: 3, 4 or 5");
 
+/* The most bits of a VMID, of all VMs. */
+static unsigned long slat_vmid_bits = 16;
+module_param(slat_vmid_bits, ulong, 0444);
+MODULE_PARM_DESC(slat_vmid_bits, "The most bits of a VMID; 0: no VMIDs");
+
 /* VMs made on the engine, and VMs that stayed on C although slat was set. */
 static atomic_long_t slat_vms, slat_refused;
+
+/* VMs that are in C now. */
+static atomic_t slat_in_c;
 
 enum slat_op { FAULT, MAP, UNMAP, WRPROTECT, AGE, SPLIT, NR_OPS };
 
@@ -247,6 +255,11 @@ void slat_limit_mode(unsigned long *mode, unsigned long *levels)
 	*mode = (HGATP_MODE_SV39X4 + slat_levels - 3) << HGATP_MODE_SHIFT;
 }
 
+unsigned long slat_limit_vmids(unsigned long bits)
+{
+	return min(bits, slat_vmid_bits);
+}
+
 static int slat_init(struct kvm *kvm, unsigned long gpa_bits)
 {
 	struct slat_config config = {
@@ -272,21 +285,42 @@ static int slat_init(struct kvm *kvm, unsigned long gpa_bits)
 	kvm->arch.slat.read_lock = READ_ONCE(slat_read_lock);
 	kvm->arch.slat.split_cache.gfp_zero = __GFP_ZERO;
 	kvm->arch.slat.vm = vm;
+	kvm->arch.slat.is_on = true;
 	atomic_long_inc(&slat_vms);
 	return 0;
 }
 
 bool slat_alloc(struct kvm *kvm, unsigned long gpa_bits, int *ret)
 {
-	if (!READ_ONCE(slat))
-		return false;
-	*ret = slat_init(kvm, gpa_bits);
-	if (*ret != -EINVAL)
-		return true;
-	atomic_long_inc(&slat_refused);
-	pr_info_ratelimited("kvm: slat: tables of %s (%d) are in C: no such geometry\n",
-			    current->comm, task_pid_nr(current));
+	if (READ_ONCE(slat)) {
+		*ret = slat_init(kvm, gpa_bits);
+		if (*ret != -EINVAL)
+			return true;
+		atomic_long_inc(&slat_refused);
+		pr_info_ratelimited("kvm: slat: tables of %s (%d) are in C: no such geometry\n",
+				    current->comm, task_pid_nr(current));
+	}
+	atomic_inc(&slat_in_c);
 	return false;
+}
+
+void slat_left_c(void)
+{
+	/* Whoever does not see the VM sees that it has no tables. */
+	smp_mb__before_atomic();
+	atomic_dec(&slat_in_c);
+}
+
+/*
+ * C's tables are freed at once, so it ages under mmu_lock. A notifier is of one
+ * VM, which is counted for as long as it has tables.
+ */
+bool slat_ages_lockless(void)
+{
+	bool none = !atomic_read(&slat_in_c);
+
+	smp_rmb();
+	return none;
 }
 
 /* No vCPU runs. Other threads may be in notifiers. */
@@ -300,6 +334,8 @@ void slat_free(struct kvm *kvm)
 	kvm->arch.pgd = NULL;
 	kvm->arch.pgd_phys = 0;
 	write_unlock(&kvm->mmu_lock);
+	if (!vm)
+		return;
 
 	/* Ageing may be without mmu_lock. */
 	if (IS_ENABLED(CONFIG_KVM_MMU_LOCKLESS_AGING))
@@ -406,6 +442,9 @@ int slat_fault(struct kvm_vcpu *vcpu, struct kvm_memory_slot *slot, gpa_t gpa,
 	if (!logging && pfn_valid(pfn))
 		size = slat_size(kvm, slot, gpa, hva);
 	vm = slat_enter(kvm, FAULT);
+	ret = -EFAULT;
+	if (!vm)
+		goto out;
 	ret = slat_kvm_fault(vm, gpa, size, pfn << PAGE_SHIFT,
 			     SLAT_R | SLAT_X | (writable ? SLAT_W : 0),
 			     riscv_has_extension_unlikely(RISCV_ISA_EXT_SVVPTC), mc);
@@ -442,6 +481,8 @@ int slat_map_device(struct kvm *kvm, struct kvm_mmu_memory_cache *mc, gpa_t gpa,
 	int ret;
 
 	lockdep_assert_held_write(&kvm->mmu_lock);
+	if (!vm)
+		return -EFAULT;
 	if (riscv_has_extension_unlikely(RISCV_ISA_EXT_SVPBMT))
 		prot |= SLAT_DEVICE;
 	ret = slat_kvm_map(vm, gpa & PAGE_MASK, PAGE_SIZE, hpa, prot, mc);

@@ -3,8 +3,7 @@
 #define __RISCV_KVM_SLAT_H__
 
 /*
- * The G-stage of a VM on Slat's engine: see arch/riscv/kvm/slat.c. Functions
- * without slat_is_on() are called for such VMs only.
+ * The G-stage of a VM on Slat's engine: see arch/riscv/kvm/slat.c.
  */
 #include <linux/kvm_types.h>
 
@@ -14,7 +13,10 @@ struct kvm_memory_slot;
 struct kvm_vcpu;
 
 struct kvm_slat {
-	/* The tables, or NULL */
+	/* It is on the engine. Constant for a VM. */
+	bool is_on;
+
+	/* The tables; NULL when the VM has given them back */
 	void *vm;
 
 	/* Dirty logs take mmu_lock for reading. Constant for a VM. */
@@ -25,7 +27,7 @@ struct kvm_slat {
 	struct kvm_mmu_memory_cache split_cache;
 };
 
-#define slat_is_on(kvm)	((kvm)->arch.slat.vm != NULL)
+#define slat_is_on(kvm)	((kvm)->arch.slat.is_on)
 
 /* Returns whether the VM is on the engine, or could not be made. */
 bool slat_alloc(struct kvm *kvm, unsigned long gpa_bits, int *ret);
@@ -42,6 +44,10 @@ void slat_split(struct kvm *kvm, gpa_t start, gpa_t end);
 bool slat_age(struct kvm *kvm, struct kvm_gfn_range *range, bool clear);
 int slat_capability(struct kvm *kvm, long ext);
 void slat_limit_mode(unsigned long *mode, unsigned long *levels);
+unsigned long slat_limit_vmids(unsigned long bits);
+void slat_left_c(void);
+bool slat_ages_lockless(void);
+#define kvm_arch_lockless_aging()	slat_ages_lockless()
 
 void kvm_arch_dirty_log_lock(struct kvm *kvm);
 void kvm_arch_dirty_log_unlock(struct kvm *kvm);
