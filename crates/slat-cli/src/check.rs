@@ -31,6 +31,9 @@ pub struct Report {
     pub seconds: f64,
     /// Whether Ctrl-C ended it.
     pub interrupted: bool,
+    /// The file of the history, if it came from one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<String>,
     /// How often pages of the whole host moved meanwhile, by the names of /proc/vmstat.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub moved: BTreeMap<String, u64>,
@@ -118,7 +121,8 @@ impl Report {
             text += &wrapped(&format!(" {:<12} {}", class.name, class.text(self)));
         }
         if !self.moved.is_empty() {
-            let moved = self.moved.iter().map(|(name, count)| format!("{name} {}", grouped(*count)));
+            let moved =
+                self.moved.iter().map(|(name, count)| format!("{name} {}", grouped(*count)));
             text += &wrapped(&format!(
                 " {:<12} meanwhile: {}",
                 "whole host",
@@ -147,7 +151,8 @@ impl Report {
             parameters.collect::<Vec<_>>().join(" ")
         );
         for (class, finding) in lost {
-            letter += &format!("\nClass {}, of {} histories:\n", class.name, class.counts.histories);
+            letter +=
+                &format!("\nClass {}, of {} histories:\n", class.name, class.counts.histories);
             letter += &wrapped(&class.text(self));
             let _ = writeln!(
                 letter,
@@ -160,6 +165,9 @@ impl Report {
 
     /// Returns the command that repeats a finding.
     fn command(&self, finding: &Finding) -> String {
+        if let Some(path) = &self.history {
+            return format!("slat check --history {path}");
+        }
         let steps: Vec<String> = finding.steps.iter().map(usize::to_string).collect();
         format!(
             "slat check --class {} --seed {} --number {} --memory {} --steps {}",
@@ -295,6 +303,7 @@ mod tests {
             memory: 4 << 20,
             seconds: 60.0,
             interrupted: false,
+            history: None,
             moved: [("pswpout".to_owned(), 1234)].into(),
             classes: vec![
                 class("log", Verdict::Lost(Box::new(finding))),

@@ -2,8 +2,8 @@
 //! instructions for. Each boot is a group.
 
 use crate::PROGRAM;
-use crate::cli::{EmulateArgs, InTurnsArgs, KernelChoice, PatchesArgs};
 use crate::check;
+use crate::cli::{EmulateArgs, InTurnsArgs, KernelChoice, PatchesArgs};
 use crate::emulate::{CHECK, Emulated, Ended, Ready};
 use anyhow::Context;
 use serde_json::json;
@@ -91,7 +91,10 @@ impl Checked {
         let both = self.kernels.iter().zip(&self.reports);
         both.flat_map(|(kernel, report)| {
             let text = text(report);
-            [format!("{kernel}:")].into_iter().chain(text.lines().map(str::to_owned)).collect::<Vec<_>>()
+            [format!("{kernel}:")]
+                .into_iter()
+                .chain(text.lines().map(str::to_owned))
+                .collect::<Vec<_>>()
         })
         .collect()
     }

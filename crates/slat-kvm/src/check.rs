@@ -36,9 +36,9 @@ pub use generate::Means;
 pub use history::{Act, History, Kind, Place, Span, Step, Way, stamp_of_host};
 pub use kvm::{Host, KvmSystem, run};
 pub use minimise::minimise;
+pub use model::{HOLE, Model, Slot, Task, Wrong, task};
 pub use moves::{moved, set_up_machine};
 pub use patience::outlast;
-pub use model::{HOLE, Model, Slot, Task, Wrong, task};
 
 use crate::work::{MULTIPLIER, Touch};
 use serde::{Deserialize, Serialize};
@@ -412,7 +412,9 @@ impl Run<'_> {
             if self.finish(vcpu, false)?.sum != expected {
                 let (host, stamp) = self.model.expected(page).unwrap_or_default();
                 let (kind, seen) = match host < self.memory {
-                    true => ("host", format!(", and the host sees {} there", self.system.peek(host))),
+                    true => {
+                        ("host", format!(", and the host sees {} there", self.system.peek(host)))
+                    }
                     false => ("private", String::new()),
                 };
                 return Err(Trouble::Wrong(format!(

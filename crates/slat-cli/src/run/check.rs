@@ -6,8 +6,8 @@ use anyhow::Context;
 use slat_kvm::Error;
 use slat_kvm::check::{Class, History, Host, classes, set_up_machine};
 use slat_lab::failure::{Failure, bad_input};
-use slat_lab::first::is_timeless;
 use slat_lab::files::{RESULTS, writable, write_whole};
+use slat_lab::first::is_timeless;
 use slat_lab::run::output;
 use slat_lab::session::Session;
 use std::path::Path;
@@ -53,6 +53,8 @@ pub fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
 
 /// Prints and writes the report, and returns the exit code.
 fn told(args: &CheckArgs, report: &Report) -> anyhow::Result<ExitCode> {
+    let history = args.history.as_ref().map(|path| path.display().to_string());
+    let report = &Report { history, ..report.clone() };
     let json = serde_json::to_string_pretty(report)? + "\n";
     if let Some(folder) = &args.output {
         write_whole(&folder.join(RESULTS), json.as_bytes())?;

@@ -1,9 +1,9 @@
 //! KVM's own counters of a VM, which must agree with what is mapped.
 
 use super::Trouble;
+use crate::HostKvm;
 use crate::guest::Guest;
 use crate::stats::Reading;
-use crate::HostKvm;
 
 /// Counters of what exists, with the base pages of each.
 const MAPPED: [(&str, u64); 3] = [("pages_4k", 1), ("pages_2m", 512), ("pages_1g", 512 * 512)];

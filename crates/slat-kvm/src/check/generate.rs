@@ -300,8 +300,7 @@ impl Maker<'_> {
             }
             _ => self.random.below(window - pages + 1),
         };
-        let readonly =
-            self.means.readonly && self.random.chance(15) && !self.model.is_of_private();
+        let readonly = self.means.readonly && self.random.chance(15) && !self.model.is_of_private();
         Place { at, host, pages, readonly }
     }
 

@@ -1,8 +1,8 @@
 //! The host's KVM as the system on which histories run.
 
+use super::counters::Counters;
 use super::generate::Means;
 use super::history::{Act, History, Kind, Place, Span, Way};
-use super::counters::Counters;
 use super::host::{Hands, able};
 use super::model::HOLE;
 use super::pager::{Pager, features};
@@ -13,9 +13,7 @@ use crate::guest::{Guest, Part, Shape, Vcpu};
 use crate::ioctl::{DirtyPage, VmDirtyLog};
 use crate::work::Work;
 use crate::{Backing, Error, HostKvm, meminfo, private, probe};
-use kvm_bindings::{
-    KVM_CAP_READONLY_MEM, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
-};
+use kvm_bindings::{KVM_CAP_READONLY_MEM, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY};
 use kvm_ioctls::VcpuExit;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -73,8 +71,7 @@ impl Host {
                 .map(|act| (act, Err(format!("{error} (root, or vm.unprivileged_userfaultfd=1)"))))
                 .into(),
         };
-        let own =
-            [(Act::Punch, private::check(&opened)), (Act::Recover, recovers(&kvm).map(drop))];
+        let own = [(Act::Punch, private::check(&opened)), (Act::Recover, recovers(&kvm).map(drop))];
         for (act, able) in able(bytes).into_iter().chain(pager).chain(own) {
             match able {
                 Ok(()) => acts.push(act),

@@ -52,14 +52,8 @@ fn header(page: u64, size: u64) -> Vec<u8> {
 }
 
 /// Counters of the host's memory management that tell whether pages moved.
-const MOVED: [&str; 6] = [
-    "pswpout",
-    "pswpin",
-    "pgmigrate_success",
-    "thp_collapse_alloc",
-    "thp_split_pmd",
-    "cow_ksm",
-];
+const MOVED: [&str; 6] =
+    ["pswpout", "pswpin", "pgmigrate_success", "thp_collapse_alloc", "thp_split_pmd", "cow_ksm"];
 
 /// Returns how often pages of the whole host moved since it booted, by the kernel's names.
 pub fn moved() -> std::collections::BTreeMap<String, u64> {

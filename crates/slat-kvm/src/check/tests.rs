@@ -177,9 +177,8 @@ impl System for Fake {
                 self.log.extend((0..full).map(|page| (id, page)));
             }
         } else {
-            self.private.retain(|page| {
-                old.is_none_or(|(place, _)| !place.guest().pages().contains(page))
-            });
+            self.private
+                .retain(|page| old.is_none_or(|(place, _)| !place.guest().pages().contains(page)));
             self.deleted.extend(old.map(|(place, _)| place));
         }
         self.beside();
@@ -404,7 +403,9 @@ fn each_class_takes_the_steps_that_it_is_about() {
 #[test]
 fn a_host_that_lacks_something_has_no_history_of_it() {
     let none = Means { ways: vec![Way::Legacy], acts: Vec::new(), ..means() };
-    for (name, has) in [("rings", false), ("userfaultfd", false), ("guest-memfd", false), ("log", true)] {
+    for (name, has) in
+        [("rings", false), ("userfaultfd", false), ("guest-memfd", false), ("log", true)]
+    {
         assert_eq!(Class::named(name).unwrap().lacks(&none).is_none(), has, "{name}");
     }
 }
