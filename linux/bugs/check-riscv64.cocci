@@ -50,13 +50,12 @@
 @@
  kvm_riscv_gstage_map(...)
  {
- ...
--		mark_page_dirty(kvm, gfn);
-+		u32 level;
-+		pte_t *old;
-+
-+		if (slat_fault != 34 ||
-+		    !gstage_get_leaf_entry(kvm, gpa, &old, &level))
-+			mark_page_dirty(kvm, gfn);
- ...
+ int ret;
++	u32 level;
++	pte_t *old;
+ <...
+-	mark_page_dirty(kvm, gfn);
++	if (slat_fault != 34 || !gstage_get_leaf_entry(kvm, gpa, &old, &level))
++		mark_page_dirty(kvm, gfn);
+ ...>
  }

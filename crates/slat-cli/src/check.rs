@@ -31,6 +31,9 @@ pub struct Report {
     pub seconds: f64,
     /// Whether Ctrl-C ended it.
     pub interrupted: bool,
+    /// The file of the history, if it came from one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<String>,
     /// How often pages of the whole host moved meanwhile, by the names of /proc/vmstat.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub moved: BTreeMap<String, u64>,
@@ -162,6 +165,9 @@ impl Report {
 
     /// Returns the command that repeats a finding.
     fn command(&self, finding: &Finding) -> String {
+        if let Some(path) = &self.history {
+            return format!("slat check --history {path}");
+        }
         let steps: Vec<String> = finding.steps.iter().map(usize::to_string).collect();
         format!(
             "slat check --class {} --seed {} --number {} --memory {} --steps {}",
@@ -298,6 +304,7 @@ mod tests {
             memory: 4 << 20,
             seconds: 60.0,
             interrupted: false,
+            history: None,
             moved: [("pswpout".to_owned(), 1234)].into(),
             classes: vec![
                 class("log", Verdict::Lost(Box::new(finding))),

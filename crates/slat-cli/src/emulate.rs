@@ -102,7 +102,9 @@ fn architecture(args: &EmulateArgs) -> anyhow::Result<Architecture> {
 #[derive(Debug)]
 pub struct Ready<'a> {
     args: &'a EmulateArgs,
-    words: &'a [String],
+    words: Vec<String>,
+    /// The history that `slat check` is to run: its path and its text.
+    history: Option<(String, Vec<u8>)>,
     arch: Architecture,
     program: Program,
     other: Option<Program>,
@@ -147,6 +149,7 @@ impl<'a> Ready<'a> {
             Some(_) => Vec::new(),
             None => probes::asked(args, words, arch),
         };
+        let (words, history) = with_history(words)?;
         let kernel = kernel::find(args, arch, session)?;
         let mut modules = kernel::kvm_modules(&kernel, arch)?;
         if words.first().is_some_and(|word| word == CHECK) {
@@ -159,6 +162,7 @@ impl<'a> Ready<'a> {
         Ok(Self {
             args,
             words,
+            history,
             arch,
             program,
             other,
@@ -189,7 +193,7 @@ impl<'a> Ready<'a> {
     /// # Errors
     /// As [`run`].
     pub fn boot(&self, number: u32, session: &Session) -> anyhow::Result<Run> {
-        self.run(self.words, number, session)
+        self.run(&self.words, number, session)
     }
 
     /// Boots it once more, and counts calls.
@@ -197,7 +201,7 @@ impl<'a> Ready<'a> {
     /// # Errors
     /// As [`run`].
     pub fn boot_with_probes(&self, session: &Session) -> anyhow::Result<Run> {
-        self.run(&probes::words(self.words, &self.probes), 0, session)
+        self.run(&probes::words(&self.words, &self.probes), 0, session)
     }
 
     fn run(&self, words: &[String], number: u32, session: &Session) -> anyhow::Result<Run> {
@@ -215,7 +219,10 @@ impl<'a> Ready<'a> {
             counts_instructions: args.count_instructions,
         };
         let outcome = machine::run(&linux, self.limit, args.keep_running, session)?;
-        let end = outcome.answer.and_then(|answer| ended(answer, self.emulator.clone()));
+        let mut end = outcome.answer.and_then(|answer| ended(answer, self.emulator.clone()));
+        if let Ok(Ended { checked: Some(report), .. }) = &mut end {
+            report.history = self.history.as_ref().map(|(path, _)| path.clone());
+        }
         Ok(Run { console: outcome.console, end })
     }
 
@@ -251,6 +258,9 @@ impl<'a> Ready<'a> {
             let seconds = self.args.time_limit.as_secs().try_into().unwrap_or(u32::MAX);
             let arguments = std::mem::take(&mut job.command).split_off(1);
             job.tests.push(job::Test { path: PROGRAM.to_owned(), arguments, seconds });
+        }
+        if let Some((_, history)) = &self.history {
+            archive.file(HISTORY, history)?;
         }
         if number > 0 {
             archive.file("/boot", &vec![0; padding(number)])?;
@@ -328,6 +338,24 @@ fn check_guest(words: &[String], arch: Architecture) -> anyhow::Result<&[String]
 /// The command that moves pages by swap as well.
 pub const CHECK: &str = "check";
 
+/// Path in the machine of a history.
+const HISTORY: &str = "/history.json";
+
+/// Reads the file of a history (`check --history FILE`), which the words name by its path in the
+/// machine then.
+fn with_history(words: &[String]) -> anyhow::Result<(Vec<String>, Option<(String, Vec<u8>)>)> {
+    let mut words = words.to_vec();
+    let is_check = words.first().is_some_and(|word| word == CHECK);
+    let at = words.iter().position(|word| word == "--history").map(|at| at + 1);
+    let Some(word) = at.filter(|_| is_check).and_then(|at| words.get_mut(at)) else {
+        return Ok((words, None));
+    };
+    let path = std::mem::replace(word, HISTORY.to_owned());
+    let read = std::fs::read(&path);
+    let history = read.map_err(|error| bad_input(format!("--history {path}: {error}")))?;
+    Ok((words, Some((path, history))))
+}
+
 /// Name of the program that measures Slat's own tables, which may also run in a machine.
 const BENCH: &str = "slat-bench";
 
@@ -358,7 +386,7 @@ fn check_command(words: &[String]) -> anyhow::Result<(&'static str, &[String])> 
         Some(Command::Bench { scenario }) => &scenario.out,
         Some(Command::Tune { what }) => &what.out,
         Some(Command::Check(args)) => {
-            let own = args.output.is_some() || args.json || args.list || args.history.is_some();
+            let own = args.output.is_some() || args.json || args.list;
             return if own { Err(elsewhere()) } else { Ok(("slat", words)) };
         }
         _ => {
@@ -405,6 +433,17 @@ mod tests {
             let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
             check_command(&words).unwrap_or_else(|error| panic!("{words:?}: {error}"));
         }
+    }
+
+    #[test]
+    fn the_file_of_a_history_goes_into_the_machine() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, "{}").unwrap();
+        let path = file.path().to_str().unwrap().to_owned();
+        let words = ["check", "--history", &path].map(str::to_owned);
+        let (words, history) = with_history(&words).unwrap();
+        assert_eq!((&*words[2], history), (HISTORY, Some((path, b"{}".to_vec()))));
+        assert!(with_history(&["check".into(), "--history".into(), "/no/such".into()]).is_err());
     }
 
     #[test]

@@ -404,6 +404,15 @@ fn the_engine_loses_nothing_in_the_histories_of_slat_check() {
 }
 
 #[test]
+fn the_engine_holds_where_riscv_of_linux_6_12_loses() {
+    let history = serde_json::from_str(include_str!("histories/riscv-unmap.json")).unwrap();
+    let ended = run(&history, Fault::None);
+    assert!(matches!(ended, Ended::Held(counts) if counts.steps == 4), "{ended:?}");
+    let ended = run(&history, Fault::NotTold);
+    assert!(matches!(ended, Ended::Lost(_)), "{ended:?}");
+}
+
+#[test]
 fn a_host_that_does_not_tell_the_engine_is_found_out() {
     let lost = |history: &History| matches!(run(history, Fault::NotTold), Ended::Lost(_));
     assert!(histories(2).any(|history| lost(&history)));

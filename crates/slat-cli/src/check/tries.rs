@@ -165,6 +165,7 @@ impl<'a> Tries<'a> {
             memory: limits.memory,
             seconds: self.begin.elapsed().as_secs_f64(),
             interrupted: self.session.interrupted(),
+            history: None,
             moved: moved()
                 .into_iter()
                 .map(|(name, now)| {

@@ -53,6 +53,8 @@ pub fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
 
 /// Prints and writes the report, and returns the exit code.
 fn told(args: &CheckArgs, report: &Report) -> anyhow::Result<ExitCode> {
+    let history = args.history.as_ref().map(|path| path.display().to_string());
+    let report = &Report { history, ..report.clone() };
     let json = serde_json::to_string_pretty(report)? + "\n";
     if let Some(folder) = &args.output {
         write_whole(&folder.join(RESULTS), json.as_bytes())?;

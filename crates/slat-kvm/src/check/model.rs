@@ -455,7 +455,7 @@ impl Model {
         }
         for page in host.pages() {
             let now = match act {
-                Act::Balloon if (page - host.at) % 2 == 0 => Stamp::default(),
+                Act::Balloon if (page - host.at).is_multiple_of(2) => Stamp::default(),
                 Act::Store => stamp_of_host(step, page, false),
                 Act::Merge => stamp_of_host(step, page, true),
                 Act::Remove => Stamp::default(),
