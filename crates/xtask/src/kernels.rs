@@ -182,8 +182,7 @@ fn split_in_a_loop(tree: &str) -> anyhow::Result<()> {
 /// are not counted; they take less than the difference between two scans of one kernel.
 fn lockless_ageing(tree: &str) -> anyhow::Result<()> {
     let bytes = (PAGES << 12).to_string();
-    let words =
-        ["bench", "age", "-v", "1", "-b", &bytes, "-r", "1", "--tracking", "page-idle"];
+    let words = ["bench", "age", "-v", "1", "-b", &bytes, "-r", "1", "--tracking", "page-idle"];
     let [mut instructions, mut visits] = [[0.0; 2]; 2];
     for (at, switch) in ["kvm.lockless_aging=1", "kvm.lockless_aging=0"].iter().enumerate() {
         let probe = ["--append", switch, "--probe", "kvm_age_gfn"];
