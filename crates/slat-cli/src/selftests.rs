@@ -28,7 +28,7 @@ const POWER: Option<Architecture> = Some(Architecture::Ppc64le);
 
 /// The tests of the code that the edits touch, with sizes that take seconds in an emulator. On Arm,
 /// tests of [`TAKE_MODE`] also get `-m`; without it, each of them runs up to twelve guest modes.
-const KNOWN: [Known; 28] = [
+const KNOWN: [Known; 30] = [
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
     ("dirty_log_test", "-i 3 -I 20 -M clear-log", None),
@@ -49,6 +49,8 @@ const KNOWN: [Known; 28] = [
     ("vmid_rollover_test", "-r 2", ARM),
     ("ageing_range_test", "", ARM),
     ("ageing_range_test", "", X86),
+    ("mglru_perf_test", "-b 16M -i 2", ARM),
+    ("mglru_perf_test", "-b 16M -i 2", X86),
     ("nx_huge_pages_test", "-t 887563923 -p 100 -r", X86),
     ("dirty_log_page_splitting_test", "-b 16M -s anonymous_hugetlb_2mb", X86),
     ("set_memory_region_test", "", None),
