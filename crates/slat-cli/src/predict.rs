@@ -1,10 +1,10 @@
 //! `slat predict`: forecasts of a migration from figures, for each way to migrate.
 //!
-//! Pre-copy is the model of `forecast`. With multifd, several threads copy, each at its own rate, up
-//! to the link. Auto-converge is QEMU's: from the second
-//! round on, a round that dirties more than half of what it copied slows the vCPUs down, by 20 % at
-//! first and by 10 % more each further time, to 99 % at most. Post-copy copies all memory once
-//! while the guest runs, then moves the vCPUs, which wait for each page that is not there yet.
+//! Pre-copy is the model of `forecast`. With multifd, several threads copy, each at its own rate,
+//! up to the link. Auto-converge is QEMU's: from the second round on, a round that dirties more
+//! than half of what it copied slows the vCPUs down, by 20 % at first and by 10 % more each further
+//! time, to 99 % at most. Post-copy copies all memory once while the guest runs, then moves the
+//! vCPUs, which wait for each page that is not there yet.
 
 use crate::cli::{PredictArgs, WriteOrder};
 use crate::forecast::{self, Guest, Writes};

@@ -1,5 +1,6 @@
-//! A page on patches, for a reply to them: does each compile, what does the kernel's own checker say,
-//! which selftests change, is a write lost, what is new in the kernel's log, which phases take more instructions.
+//! A page on patches, for a reply to them: does each compile, what does the kernel's own checker
+//! say, which selftests change, is a write lost, what is new in the kernel's log, which phases take
+//! more instructions.
 
 use crate::cli::{
     ConfigArgs, CountedArgs, InTurnsArgs, KernelChoice, MachineArgs, ReviewArgs, TestArgs, TreeArgs,

@@ -7,7 +7,8 @@
 //! series that `git am` accepts. The tree itself is never written to.
 //!
 //! This crate contains no code of Linux. It carries the edits of the repository's folder `linux` as
-//! data; they are under Linux's licence, GPL-2.0-only. Edited trees exist only on the user's machine.
+//! data; they are under Linux's licence, GPL-2.0-only. Edited trees exist only on the user's
+//! machine.
 
 mod build;
 mod config;

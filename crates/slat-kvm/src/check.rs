@@ -1,10 +1,10 @@
 //! `slat check`: does this host's KVM lose a write?
 //!
-//! A [`History`] is a list of steps of vCPUs and of the host on a guest's memory, drawn from a seed.
-//! [`check()`] runs it on a [`System`] and compares, after each step, with a [`Model`] of what the
-//! memory holds and of what the log must tell. The model knows each content, because the guest's
-//! stamps are numbers of steps that the host computes as well. A history in which something is
-//! lost is cut down by [`minimise()`].
+//! A [`History`] is a list of steps of vCPUs and of the host on a guest's memory, drawn from a
+//! seed. [`check()`] runs it on a [`System`] and compares, after each step, with a [`Model`] of
+//! what the memory holds and of what the log must tell. The model knows each content, because the
+//! guest's stamps are numbers of steps that the host computes as well. A history in which something
+//! is lost is cut down by [`minimise()`].
 //!
 //! | checked | when |
 //! |---|---|

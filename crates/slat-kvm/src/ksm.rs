@@ -1,5 +1,5 @@
-//! The kernel's merging of pages with equal contents (admin-guide/mm/ksm.rst), for the duration of a
-//! run.
+//! The kernel's merging of pages with equal contents (admin-guide/mm/ksm.rst), for the duration of
+//! a run.
 
 use crate::Error;
 use crate::knobs::Knobs;

@@ -68,8 +68,8 @@ pub struct Pair {
     /// The second divided by the first; NaN if both are 0.
     pub ratio: f64,
     /// The confidence interval of that ratio, at the level at which the row was tested; of
-    /// instructions, the ratios of any two boots. It lies beyond the threshold exactly if the row is
-    /// faster or slower.
+    /// instructions, the ratios of any two boots. It lies beyond the threshold exactly if the row
+    /// is faster or slower.
     pub interval: Option<(f64, f64)>,
     /// Number of groups of each; a group is a guest, a process, or a boot of an emulated machine.
     pub groups: [usize; 2],

@@ -1,9 +1,9 @@
 //! KVM's stage-2 page tables on Slat's engine: what the functions `kvm_pgtable_stage2_*` of Linux
 //! do for arm64, one method each, and on RISC-V a fault.
 //!
-//! Linux calls it through `kernel/entry.rs` or `kernel/riscv.rs`, which `slat kernel` builds into an object of a kernel
-//! with the edits `linux/slat-engine`. It knows nothing of Linux but its conventions, so that its
-//! tests run on any machine.
+//! Linux calls it through `kernel/entry.rs` or `kernel/riscv.rs`, which `slat kernel` builds into
+//! an object of a kernel with the edits `linux/slat-engine`. It knows nothing of Linux but its
+//! conventions, so that its tests run on any machine.
 //!
 //! # Locks
 //! KVM holds `mmu_lock` around each call, for reading in a fault (map, relax, mkyoung) and for

@@ -209,8 +209,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// [`Guard::set_owner`], which look at the range first, look at one table and then change it.
     /// Each call finishes at least one table; if that was a table to be cut or pushed down, the
     /// address where the call pauses may be the one where it began. The limit does not bound
-    /// lookups, operations on one page, [`Guard::replace_table`], nor those that answer by bitmap and
-    /// stop nowhere ([`Guard::age`]).
+    /// lookups, operations on one page, [`Guard::replace_table`], nor those that answer by bitmap
+    /// and stop nowhere ([`Guard::age`]).
     ///
     /// An operation that refuses a range reads only the entries at its ends; but [`Guard::map`] and
     /// [`Guard::set_owner`] read all of the range first. With a limit they check only the part that

@@ -1,6 +1,6 @@
 //! The stage `api`: the public interface of the published crates, against the last tag.
 
-use crate::stages::{Outcome, PUBLISHED, cargo, ran};
+use crate::workspace::{Outcome, PUBLISHED, cargo, ran};
 use crate::{root, setup};
 use std::process::Command;
 

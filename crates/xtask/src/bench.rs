@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: compares the engine's operations with their thresholds.
 
-use crate::stages::slat_bench;
 use crate::target;
+use crate::workspace::slat_bench;
 use anyhow::{Context, bail};
 
 /// Builds for release, measures, and prints thresholds and results. A missed threshold is no

@@ -4,7 +4,7 @@
 //! Unlike times, counts are the same on a noisy machine. They depend on the compiler: with another
 //! one than the table's, they are not compared.
 
-use crate::stages::{Outcome, cargo};
+use crate::workspace::{Outcome, cargo};
 use crate::{root, setup, target};
 use anyhow::{Context, bail, ensure};
 use std::fmt::Write as _;

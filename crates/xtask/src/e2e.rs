@@ -1,6 +1,6 @@
 //! Runs the `slat` command as a user does, on small sizes, and checks its files.
 
-use crate::stages::programs;
+use crate::workspace::programs;
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use std::fs;

@@ -1,7 +1,7 @@
 //! Runs the command in emulated machines of other kinds, and checks its counts.
 
-use crate::stages::{Outcome, TESTED, cargo, ran};
 use crate::static_build::{self, Effort, Program, test_program};
+use crate::workspace::{Outcome, TESTED, cargo, ran};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;

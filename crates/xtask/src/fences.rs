@@ -3,7 +3,7 @@
 //! loads in a run of entries would be eight fences in each place.
 
 use crate::size;
-use crate::stages::Outcome;
+use crate::workspace::Outcome;
 use anyhow::{Context, ensure};
 use object::{Object as _, ObjectSection as _, SectionKind};
 use std::path::Path;

@@ -3,8 +3,8 @@
 
 use crate::peers;
 use crate::setup;
-use crate::stages::{Outcome, programs, ran};
 use crate::static_build::{self, Effort, Program};
+use crate::workspace::{Outcome, programs, ran};
 use crate::{in_ci, root, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;

@@ -2,7 +2,7 @@
 //! test that `crates/slat/tests/litmus.rs` writes must have the result that it states, and so must
 //! those of KVM on the engine.
 
-use crate::stages::{Outcome, TESTED, cargo, ran};
+use crate::workspace::{Outcome, TESTED, cargo, ran};
 use crate::{in_ci, root, setup, target};
 use anyhow::{Context, bail, ensure};
 use std::collections::BTreeMap;

@@ -26,6 +26,7 @@ mod static_build;
 mod stick;
 mod test;
 mod walkers;
+mod workspace;
 
 use clap::{Parser, Subcommand};
 use slat_kernel::vm::{Architecture, Debian};
@@ -178,14 +179,14 @@ fn main() -> ExitCode {
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Peers { arguments } => peers::run(&arguments),
         Task::Counts { accept } => counts::run(accept).map(|outcome| {
-            if let stages::Outcome::Skipped(reason) = outcome {
+            if let workspace::Outcome::Skipped(reason) = outcome {
                 println!("not compared: {reason}");
             }
         }),
         Task::Size { stack } => size::run(stack),
         Task::Static { arch, program } => static_build::run(&arch, &program),
         Task::Dist => dist::run(),
-        Task::Stick { image } => stick::run(image),
+        Task::Stick { image } => walkers::stick().and_then(|program| stick::run(&program, image)),
         Task::Package => packages::build().map(|(deb, image)| {
             println!("{}\n{}: podman build", deb.display(), image.display());
         }),

@@ -1,6 +1,6 @@
 //! Runs tests of the libraries under Miri, to find undefined behaviour.
 
-use crate::stages::{Outcome, ran};
+use crate::workspace::{Outcome, ran};
 use crate::{msrv, setup, target};
 
 /// Tests of a crate whose names contain one of `names`; all if there are none.

@@ -1,7 +1,7 @@
 //! Other toolchains and targets: the oldest Rust that the libraries support, and a machine without
 //! an operating system.
 
-use crate::stages::{Outcome, PUBLISHED, cargo, ran};
+use crate::workspace::{Outcome, PUBLISHED, cargo, ran};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;

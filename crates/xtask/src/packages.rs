@@ -1,8 +1,8 @@
 //! The program as it is shipped: a static program in a `.deb` and in an image of a container; and
 //! what its dependencies may be.
 
-use crate::stages::{Outcome, cargo, ran};
 use crate::static_build::{self, Effort, Program};
+use crate::workspace::{Outcome, cargo, ran};
 use crate::{in_ci, root, setup, target};
 use anyhow::{Context, ensure};
 use std::fs;

@@ -1,6 +1,6 @@
 //! `cargo xtask peers`: installs what the comparison with Linux and crates needs, and runs it.
 
-use crate::stages::{Outcome, SLAT_BENCH, TESTED, cargo, ran, slat_bench};
+use crate::workspace::{Outcome, SLAT_BENCH, TESTED, cargo, ran, slat_bench};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, bail, ensure};
 use std::path::{Path, PathBuf};

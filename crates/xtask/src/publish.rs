@@ -1,7 +1,7 @@
 //! Packs the published crates as for a registry, and builds them from the packages.
 
-use crate::stages::{INSTALLED, Outcome, PUBLISHED, cargo, ran};
 use crate::target;
+use crate::workspace::{INSTALLED, Outcome, PUBLISHED, cargo, ran};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 

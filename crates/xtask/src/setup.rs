@@ -198,8 +198,8 @@ pub fn update() -> anyhow::Result<()> {
 }
 
 /// Waits until no other stage, in a process of its own, installs anything: neither apt-get nor
-/// rustup waits for another of its kind. If the lock cannot be had, the installer may fail, and says
-/// so.
+/// rustup waits for another of its kind. If the lock cannot be had, the installer may fail, and
+/// says so.
 fn turn() -> Option<File> {
     let lock = File::create(crate::target().join("setup.lock")).ok()?;
     lock.lock().ok()?;

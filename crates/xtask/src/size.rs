@@ -7,8 +7,8 @@
 //! writes to the object files. Not counted are the platform, which the user writes, panics, and
 //! functions like `memcpy`. A function that calls itself counts once.
 
-use crate::stages::Outcome;
-use crate::{setup, stages, target};
+use crate::workspace::Outcome;
+use crate::{setup, target, workspace};
 use anyhow::{Context, bail, ensure};
 use object::read::archive::ArchiveFile;
 use object::{
@@ -98,7 +98,8 @@ pub fn archive(
     variables: &[(&str, &str)],
 ) -> anyhow::Result<PathBuf> {
     let folder = target().join("size");
-    let mut build = stages::cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
+    let mut build =
+        workspace::cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
     build.args(["--lib", "--target", triple, "--no-default-features", "--features", feature]);
     build
         .env("CARGO_TARGET_DIR", &folder)
@@ -106,7 +107,7 @@ pub fn archive(
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "0");
-    stages::ran(build.envs(variables.iter().copied()))?;
+    workspace::ran(build.envs(variables.iter().copied()))?;
     Ok(folder.join(triple).join("release/libslat_size.a"))
 }
 

@@ -1,7 +1,7 @@
 //! `cargo xtask static`: static `slat` and `slat-bench`, which need nothing of a system, for
 //! emulated machines.
 
-use crate::stages::cargo;
+use crate::workspace::cargo;
 use crate::{setup, target};
 use anyhow::{Context, ensure};
 use clap::ValueEnum;

@@ -1,7 +1,7 @@
 //! `cargo xtask stick`: an image for a USB stick, whose program proves the engine's tables on the
 //! machine that boots it. `tests/programs/src/stick` has the program.
 
-use crate::{target, walkers};
+use crate::target;
 use anyhow::{Context, ensure};
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions};
 use std::fs;
@@ -20,10 +20,10 @@ const FOLDERS: [&str; 2] = ["EFI", "EFI/BOOT"];
 const PROGRAM: &str = "EFI/BOOT/BOOTX64.EFI";
 const REPORT: &str = "slat.txt";
 
-/// Builds the program and writes the image.
-pub fn run(image: Option<PathBuf>) -> anyhow::Result<()> {
+/// Writes an image with this program, and says how to use it.
+pub fn run(program: &Path, image: Option<PathBuf>) -> anyhow::Result<()> {
     let image = image.unwrap_or_else(|| target().join("slat-stick.img"));
-    write(&walkers::stick()?, &image)?;
+    write(program, &image)?;
     let image = image.display();
     println!(
         "{image}\n\

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: runs every stage, and always prints a summary at the end.
 
-use crate::stages::{Outcome, Stage};
+use crate::stages::Stage;
+use crate::workspace::Outcome;
 use crate::{emulators, in_ci, peers, target};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::ValueEnum;

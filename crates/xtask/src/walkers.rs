@@ -4,7 +4,7 @@
 
 mod bochs;
 
-use crate::stages::{Outcome, cargo, ran};
+use crate::workspace::{Outcome, cargo, ran};
 use crate::{in_ci, setup, stick, target};
 use anyhow::{Context, ensure};
 use slat_kernel::vm::qemu::{AARCH64, CONSOLE, Ended, Machine, Qemu, RISCV64, X86_64};
@@ -127,8 +127,8 @@ const POWER_FLAGS: &str =
 
 /// Debian's firmware for x86-64.
 const FIRMWARE: &str = "/usr/share/ovmf/OVMF.fd";
-/// What the second CPU of an emulator, which stays in a guest, does not see of changes whose invalidation is
-/// left out, or reaches the first CPU alone.
+/// What the second CPU of an emulator, which stays in a guest, does not see of changes whose
+/// invalidation is left out, or reaches the first CPU alone.
 const STALE: [&str; 5] = [
     "Unmap: no invalidation: STALE; on this CPU alone: STALE",
     "Move: no invalidation: STALE; on this CPU alone: STALE",

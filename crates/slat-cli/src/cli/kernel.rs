@@ -113,7 +113,8 @@ pub struct EditsArgs {
 #[derive(Clone, Debug, Default, Args)]
 pub struct ConfigArgs {
     /// More options for the kernel's configuration: checked (lockdep, KASAN and their like), kcsan,
-    /// private (guest_memfd, x86), 16k, 64k (pages of arm64), or a file with CONFIG_NAME=y a line; each has objects of its own
+    /// private (guest_memfd, x86), 16k, 64k (pages of arm64), or a file with CONFIG_NAME=y a line;
+    /// each has objects of its own
     #[arg(long, value_name = "NAME|FILE")]
     pub config: Option<PathBuf>,
 }

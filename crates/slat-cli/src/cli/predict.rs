@@ -133,7 +133,8 @@ pub struct PredictArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count::vcpus())]
     pub channels: u32,
 
-    /// What one thread copies, where that is less than the link [default: all that the link carries]
+    /// What one thread copies, where that is less than the link [default: all that the link
+    /// carries]
     #[arg(long, value_name = "RATE")]
     pub channel_rate: Option<Rate>,
 

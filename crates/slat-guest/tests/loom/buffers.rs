@@ -1,5 +1,5 @@
-//! Buffers of addresses that hardware marked dirty, emptied into the log by the vCPU's thread at its
-//! exits while another thread reads and clears the log.
+//! Buffers of addresses that hardware marked dirty, emptied into the log by the vCPU's thread at
+//! its exits while another thread reads and clears the log.
 
 use crate::fixture::*;
 use crate::paused::{FIRST, Fixture, follow, hardware, logs};

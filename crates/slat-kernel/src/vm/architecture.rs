@@ -74,8 +74,8 @@ impl Architecture {
             Self::X86_64 => "pc",
             Self::Aarch64 => "virt,virtualization=on,gic-version=3",
             Self::Riscv64 => "virt",
-            // KVM HV asks QEMU to enter its guests. TCG has no protection from speculation to offer,
-            // and its own small firmware is enough for `-kernel`.
+            // KVM HV asks QEMU to enter its guests. TCG has no protection from speculation to
+            // offer, and its own small firmware is enough for `-kernel`.
             Self::Ppc64le => {
                 "pseries,x-vof=on,cap-nested-hv=on,cap-cfpc=broken,cap-sbbc=broken,\
                  cap-ibs=broken,cap-ccf-assist=off,cap-htm=off"

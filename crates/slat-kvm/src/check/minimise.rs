@@ -1,7 +1,7 @@
 //! Cuts a history in which something is lost down to few steps (delta debugging, Zeller 1999).
 
-/// Returns the indices of few steps of which `loses` still says that something is lost. `loses` runs
-/// the steps of some indices, and returns nothing when there is no more time.
+/// Returns the indices of few steps of which `loses` still says that something is lost. `loses`
+/// runs the steps of some indices, and returns nothing when there is no more time.
 ///
 /// The steps that are left are in their order. Steps that make no sense without the others are left
 /// out when the history runs, so that every part of a history is one.

@@ -17,12 +17,12 @@
 //! # Threads in a table of pages meanwhile
 //! All entries but the first stay as they are, so the step is as short for a full table as for an
 //! empty one. A thread that came in before step 2 goes on there, and leaves at the end of the
-//! table, or at the first entry. What it does took effect before the block. *Invariant*: it can lose
-//! nothing. No table hangs below a page. A leaf that it maps is replaced, as it would be a moment
-//! later. A leaf that it takes out is its own, because this step hands out none. A state that it
-//! clears, it reports. A mark that it sets after step 3 is for an access that comes again, through
-//! the block. Marks that are not in the table, because a thread has a leaf frozen, are assumed.
-//! No thread comes in after step 2.
+//! table, or at the first entry. What it does took effect before the block. *Invariant*: it can
+//! lose nothing. No table hangs below a page. A leaf that it maps is replaced, as it would be a
+//! moment later. A leaf that it takes out is its own, because this step hands out none. A state
+//! that it clears, it reports. A mark that it sets after step 3 is for an access that comes again,
+//! through the block. Marks that are not in the table, because a thread has a leaf frozen, are
+//! assumed. No thread comes in after step 2.
 
 use super::map::{MapError, maintenance};
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
@@ -49,8 +49,8 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
     /// An invalidation is executed inside, between the old leaves and the new one, and accesses
     /// fault until it has completed. Afterwards the guest does not reach the memory of the old
     /// leaves, which is not handed out: the caller knows it, or unmaps it instead. The new leaf is
-    /// accessed or dirty if `attributes` say so or if one of the old leaves is; where they say both,
-    /// no old leaf is read. All else is as `attributes` say.
+    /// accessed or dirty if `attributes` say so or if one of the old leaves is; where they say
+    /// both, no old leaf is read. All else is as `attributes` say.
     ///
     /// It is an unmap and a map, of which other threads see nothing in between. A thread that is in
     /// the table already may go on there: it is told that it mapped a page, which the block has

@@ -1,7 +1,7 @@
 //! Builds of the hypervisor: one for each form of stage 2, because nearly all of it is compiled for
 //! the form.
 
-use crate::stages::cargo;
+use crate::workspace::cargo;
 use crate::{setup, target};
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;

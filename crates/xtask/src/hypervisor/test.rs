@@ -3,7 +3,7 @@
 
 use super::build::{Build, program};
 use super::{Ending, Granule, RunArgs, boot};
-use crate::stages::Outcome;
+use crate::workspace::Outcome;
 use crate::{in_ci, target};
 use anyhow::{Context, ensure};
 use std::sync::Mutex;

@@ -164,8 +164,9 @@ impl Machine {
 }
 
 // SAFETY: frames are handed out once each, from memory that nothing else uses, at the address of
-// the frame, as HS-mode translates nothing (satp: Bare); the fence in `invalidate` covers this hart,
-// and those who let another one use tables make it execute a fence; the rest are constants, and nothing unwinds.
+// the frame, as HS-mode translates nothing (satp: Bare); the fence in `invalidate` covers this
+// hart, and those who let another one use tables make it execute a fence; the rest are constants,
+// and nothing unwinds.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let start = self.next.get().next_multiple_of(bytes as u64);

@@ -16,8 +16,8 @@ pub const INTERVAL: Duration = Duration::from_millis(5);
 pub enum Way {
     /// `MADV_PAGEOUT` of the pages in their order, by a VMM that does not know which are used.
     PageOut,
-    /// The limit of a control group; the kernel chooses. With version 1, it kills a process of which
-    /// it finds no page that is not in use.
+    /// The limit of a control group; the kernel chooses. With version 1, it kills a process of
+    /// which it finds no page that is not in use.
     Limit,
     /// `memory.reclaim` of a control group, again and again; the kernel chooses.
     Reclaim,

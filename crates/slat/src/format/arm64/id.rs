@@ -88,8 +88,8 @@ pub struct IdRegisters {
     pub mmfr2: u64,
     /// ID_AA64ISAR0_EL1.
     pub isar0: u64,
-    /// MIDR_EL1, for errata; 0 if no CPU has one that concerns stage 2. Where CPUs differ, take that
-    /// of one for which [`repeats_tlbi`] is true.
+    /// MIDR_EL1, for errata; 0 if no CPU has one that concerns stage 2. Where CPUs differ, take
+    /// that of one for which [`repeats_tlbi`] is true.
     pub midr: u64,
 }
 

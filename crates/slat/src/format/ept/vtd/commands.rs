@@ -92,8 +92,8 @@ pub const fn wait(status: Hpa, data: u32) -> Descriptor {
     [(data as u64) << 32 | FENCE | STATUS | WAIT, status.0 & !3]
 }
 
-/// Pieces of a range of pages, each as large as its alignment, the end and the unit allow: the first
-/// page, and the base-2 logarithm of the number of pages.
+/// Pieces of a range of pages, each as large as its alignment, the end and the unit allow: the
+/// first page, and the base-2 logarithm of the number of pages.
 #[derive(Clone, Debug)]
 struct Chunks {
     at: u64,
