@@ -150,6 +150,33 @@ fn a_guest_is_restored_and_snapshots_of_it_are_taken_in_each_way() {
 }
 
 #[test]
+fn a_guest_is_moved_forked_squeezed_and_the_best_restore_is_named() {
+    refused(&["bench", "postcopy", "--queue", "much"], &["much"]);
+    refused(&["bench", "reclaim", "--hot-set", "20"], &["10:90"]);
+    refused(&["bench", "restore", "--pattern", "no-such"], &["no-such", "requests"]);
+    if !kvm_is_usable() {
+        return;
+    }
+    let small = ["--memory", "8m", "--runs", "1"];
+    let run = |words: &[&str]| report(&[words, &small].concat());
+    let json = run(&["bench", "postcopy", "--dirty-rate", "50MiB/s", "--link", "2Gbit/s"]);
+    let moved = named(&json, "all-there");
+    assert!(!moved.is_empty() && moved.iter().any(|m| m["params"]["way"] == "pre-copy"), "{json}");
+    let json = run(&["bench", "fork", "--guests", "3", "--way", "private,memfd"]);
+    let each = |at: usize| named(&json, "resident-each")[at]["samples"][0].as_f64().unwrap();
+    assert!(each(0) < each(1) && (each(1) - 8.0).abs() < 0.1, "{json}");
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    let trace_words = ["--way", "balloon", "--allowed", "50", "--trace", trace.to_str().unwrap()];
+    let json = run(&[&["bench", "reclaim"][..], &trace_words].concat());
+    assert!(json["verdict"]["says"][1].as_str().unwrap().contains("by balloon"), "{json}");
+    assert_eq!(std::fs::read_to_string(trace).unwrap().lines().count(), 2048);
+    let json = run(&["tune", "restore", "--way", "eager,private", "--pattern", "script"]);
+    let said = json["verdict"]["says"][0].as_str().unwrap();
+    assert!(said.contains("to answer soonest"), "{said}");
+}
+
+#[test]
 fn slots_come_and_go_while_vcpus_run_and_memory_is_on_the_node_it_is_bound_to() {
     refused(&["bench", "memslot", "--cpu-node", "0", "--pin", "0"], &["--pin"]);
     if !kvm_is_usable() {

@@ -103,9 +103,6 @@ impl Guest {
         let vm = vm.map_err(Error::os("KVM_CREATE_VM"))?;
         enable(&vm, shape)?;
         arch::set_up_vm(&vm)?;
-        if shape.async_faults {
-            arch::allow_async_faults(&vm)?;
-        }
 
         let boot = Boot::new(window, shape.vcpus, shape.records)?;
         let memory = memory()?;
@@ -131,9 +128,6 @@ impl Guest {
         for index in 0..shape.vcpus {
             let fd = machine.vm.create_vcpu(index as u64).map_err(Error::os("KVM_CREATE_VCPU"))?;
             arch::set_up_vcpu(&kvm, &machine.vm, &fd, machine.boot.mailbox_gpa(index))?;
-            if shape.async_faults {
-                arch::allow_interrupts(&fd)?;
-            }
             if host.binary_stats {
                 vcpu_stats.push(Stats::open(&fd)?);
             }

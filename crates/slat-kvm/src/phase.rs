@@ -87,6 +87,8 @@ phases! {
     Restore = "restore",
     /// vCPUs visit their memory again, after the host has done something to it.
     Revisit = "revisit",
+    /// Memory is taken away from the guest.
+    Shrink = "shrink",
     /// The host looks for pages with equal contents, and merges them.
     Merge = "merge",
     /// vCPUs are stopped while the last pages are copied.

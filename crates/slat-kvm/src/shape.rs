@@ -32,9 +32,6 @@ pub struct Shape {
     /// NUMA nodes of the host to which the memory is bound. If it is empty, the kernel places the
     /// memory.
     pub nodes: Vec<u32>,
-    /// Whether KVM may take a fault of the host's memory asynchronously (x86): another thread
-    /// brings the page while the vCPU is halted.
-    pub async_faults: bool,
     /// Functions of the kernel whose calls are counted in each phase. A name that ends in `?` is
     /// skipped if the function cannot be counted.
     pub probes: Vec<String>,
@@ -57,7 +54,6 @@ impl Default for Shape {
             nx_huge_pages: true,
             slot_zap_all: true,
             nodes: Vec::new(),
-            async_faults: false,
             probes: Vec::new(),
             records: 0,
         }

@@ -16,7 +16,8 @@ fn guest(mode: Mode) -> Option<(Guest, Vec<Vcpu>)> {
         eprintln!("skipped: {error}");
         return None;
     }
-    let shape = Shape { memory: MEMORY, vcpus: 2, mode, ..Shape::default() };
+    // Room for the longest list of pages.
+    let shape = Shape { memory: MEMORY, vcpus: 2, mode, records: 8, ..Shape::default() };
     Some(Guest::new(&shape).unwrap())
 }
 
@@ -149,6 +150,7 @@ fn the_guest_touches_what_the_model_says_in_any_order() {
         Order::Sequential,
         Order::Random { seed: 9 },
         Order::Hot { seed: 10, percent: 5, share: 70 },
+        Order::Listed { pages: &[70, 3, 3, 1_000_007, 4] },
     ];
     for order in orders {
         let work = Work { order, round: 5, ..write_share(60) };

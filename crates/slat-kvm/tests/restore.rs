@@ -89,21 +89,6 @@ fn a_recorded_order_is_the_order_of_the_faults() {
 }
 
 #[test]
-#[cfg(target_arch = "x86_64")]
-fn a_guest_whose_faults_are_asynchronous_has_its_memory_back() {
-    if kvm_or_skip().is_none() {
-        return;
-    }
-    let image = image(16 << 20);
-    for way in [Way::Private, Way::Copy] {
-        let mut config = config(way);
-        config.shape.async_faults = true;
-        let Some(report) = restored_or_skip(&config, &image) else { continue };
-        assert_eq!(report.times.at.len(), 2 * 512, "{way:?}");
-    }
-}
-
-#[test]
 fn prefetch_of_a_recorded_order_removes_the_faults() {
     if kvm_or_skip().is_none() {
         return;

@@ -148,7 +148,7 @@ pub struct PredictArgs {
 
     /// Take what a logged write costs from a report of `slat bench dirty-log` of this host
     #[arg(long, value_name = "REPORT", conflicts_with = "logged_write")]
-    pub logged_write_of: Option<PathBuf>,
+    pub measured: Option<PathBuf>,
 
     /// Round trip of the link, which each remote fault of post-copy waits for
     #[arg(long, value_name = "TIME", default_value = "100us", value_parser = time::any)]

@@ -52,7 +52,6 @@ impl Asked<'_> {
             nodes: self.guest.run.kvm.memory_node.clone(),
             probes: self.guest.run.kvm.probe.clone(),
             records: 0,
-            async_faults: false,
         })
     }
 

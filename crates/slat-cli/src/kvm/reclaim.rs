@@ -25,7 +25,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Phases of a run.
-const PHASES: u64 = 4;
+const PHASES: u64 = 5;
 
 /// Ways to take memory away from a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -148,10 +148,6 @@ pub struct RestoreArgs {
     #[arg(long, value_name = "off|on,...", value_delimiter = ',', default_value = "off")]
     pub thp: Vec<Switch>,
 
-    /// KVM's asynchronous page faults: another thread brings a page while the vCPU is halted (x86)
-    #[arg(long, value_name = "off|on,...", value_delimiter = ',', default_value = "off")]
-    pub async_faults: Vec<Switch>,
-
     /// Whether the file is in the page cache at the start
     #[arg(long, value_name = "warm|cold,...", value_delimiter = ',', default_value = "warm")]
     pub cache: Vec<PageCache>,
@@ -260,7 +256,6 @@ struct Choice {
     way: RestoreWay,
     thp: Switch,
     prefetch: Switch,
-    async_faults: Switch,
     cache: PageCache,
     handlers: u32,
 }
@@ -281,14 +276,7 @@ fn choices(args: &RestoreArgs) -> Vec<Choice> {
             for (&cache, &handlers) in
                 args.cache.iter().flat_map(|cache| handlers.iter().map(move |n| (cache, n)))
             {
-                all.extend(args.async_faults.iter().map(|&async_faults| Choice {
-                    way,
-                    thp,
-                    prefetch,
-                    async_faults,
-                    cache,
-                    handlers,
-                }));
+                all.push(Choice { way, thp, prefetch, cache, handlers });
             }
         }
     }
@@ -338,13 +326,12 @@ fn prepare(
     choice: &Choice,
     order: Option<&Arc<[u64]>>,
 ) -> anyhow::Result<Option<Config>> {
-    let Choice { way, thp, prefetch, async_faults, cache, handlers } = *choice;
+    let Choice { way, thp, prefetch, cache, handlers } = *choice;
     let prefetched = (prefetch == Switch::On).then_some(order);
     if prefetched == Some(None) {
         return Ok(None);
     }
-    let mut config = config(args, way.way(), thp, cache, handlers)?;
-    config.shape.async_faults = async_faults == Switch::On;
+    let config = config(args, way.way(), thp, cache, handlers)?;
     Ok(Some(Config { prefetch: prefetched.flatten().cloned(), ..config }))
 }
 
@@ -359,9 +346,6 @@ fn params(args: &RestoreArgs, choice: &Choice) -> Map<String, Value> {
     add("cache", choice.cache.to_string().into());
     if args.thp != [Switch::Off] {
         add("thp", choice.thp.to_string().into());
-    }
-    if args.async_faults != [Switch::Off] {
-        add("async_faults", choice.async_faults.to_string().into());
     }
     if args.handlers != [1] {
         add("handlers", choice.handlers.into());

@@ -45,7 +45,7 @@ fn verdict(results: &[Measurement]) -> Verdict {
         let (pages, each) = (median_of(row, restore::SLOW)?, median_of(row, restore::SLOW_TIME)?);
         row.params.get("slow").filter(|_| pages > 0.0)?;
         Some(format!(
-            "{} pages came more than five times slower than the median, {} each ({} asked).",
+            "{} pages came more than five times slower than the median, by {} ({} asked).",
             thousands(pages as i64),
             seconds(each),
             row.param("slow").unwrap_or_default(),

@@ -5,6 +5,7 @@ use super::kept::Answer;
 use super::one_way::{OneWay, admits, in_turns};
 use super::options::{GuestArgs, VisitArgs};
 use super::tables::{MEANING, is, of, said};
+use super::visits_tables::strips_of;
 use crate::needs::GUEST;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
@@ -92,6 +93,10 @@ impl Scenario for Snapshot {
         reads: |m| is(m, snapshot::RESULTS.name),
         verdict,
         tables: |results| of(results, &snapshot::RESULTS),
+        plots: |results| {
+            let title = "How long an incremental snapshot stops the guest";
+            strips_of(results, snapshot::RESULTS.name, snapshot::ROUND, title)
+        },
         meaning: MEANING,
         ..Renderer::NONE
     };

@@ -2,7 +2,7 @@
 
 use super::restore::{Restore, RestoreArgs};
 use super::tables::{MEANING, columns, is};
-use super::visits_tables::median_of;
+use super::visits_tables::{median_of, strips_of};
 use crate::needs::GUEST;
 use slat_kvm::figure::Figure;
 use slat_kvm::scenario::restore;
@@ -44,6 +44,10 @@ impl Scenario for TuneRestore {
         tables: |results| {
             let slat_kvm::figure::Results { title, columns: shown, note, .. } = restore::RESULTS;
             columns(results, RESULTS, title, shown, note).into_iter().collect()
+        },
+        plots: |results| {
+            let title = "When the working set of a restored guest is there";
+            strips_of(results, RESULTS, restore::WORKING_SET, title)
         },
         meaning: MEANING,
         ..Renderer::NONE

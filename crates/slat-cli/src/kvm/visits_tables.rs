@@ -4,9 +4,11 @@ use slat_kvm::figure::Figure;
 use slat_lab::numbers::seconds;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Chart;
+use slat_lab::report::charts::strips::{self, Strip};
 use slat_lab::report::charts::sweep;
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::median;
+use slat_lab::unit::Unit;
 
 /// Returns the median of a figure, if the row has it.
 pub fn median_of(row: &Row<'_>, figure: Figure) -> Option<f64> {
@@ -62,4 +64,23 @@ pub fn lines_by(
     }
     let swept = lines.iter().any(|(_, points)| points.len() > 1);
     swept.then(|| sweep::chart(title, axes, shown, &lines)).flatten().into_iter().collect()
+}
+
+/// Draws all samples of a figure, with a strip for each row.
+pub fn strips_of(
+    results: &[Measurement],
+    scenario: &str,
+    figure: Figure,
+    title: &str,
+) -> Vec<Chart> {
+    let rows = rows(results, scenario, &["vcpu"]);
+    let labels = Labels::of(&rows);
+    let mut strips = Vec::new();
+    for row in &rows {
+        let Some(measured) = row.whole(figure) else { continue };
+        let label = labels.cells(row).join(", ");
+        strips.push(Strip { label, family: scenario, samples: &measured.samples });
+    }
+    let svg = strips::svg(&strips, &Unit::from(figure.unit()));
+    svg.map(|svg| Chart { title: title.to_owned(), svg }).into_iter().collect()
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Returns an error if the figures cannot be, or if a report has none.
 pub fn predict(args: &PredictArgs) -> anyhow::Result<ExitCode> {
     let mut args = args.clone();
-    if let Some(path) = &args.logged_write_of {
+    if let Some(path) = &args.measured {
         let report = slat_lab::run::read(&PROGRAM, path)?;
         let cost = kvm::logged::cost(&report.results).ok_or_else(|| {
             bad_input(format!(

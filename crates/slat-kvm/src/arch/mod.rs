@@ -116,20 +116,6 @@ mod unsupported;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
 pub(crate) use unsupported::*;
 
-/// Lets KVM wait for a page of the host while it runs other vCPUs' threads (asynchronous page
-/// faults). It must come before the first vCPU.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn allow_async_faults(_: &kvm_ioctls::VmFd) -> Result<(), crate::Error> {
-    let (capability, needed_for) = ("asynchronous page faults (x86)", "--async-faults on");
-    Err(crate::Error::MissingCapability { capability, needed_for })
-}
-
-/// Lets interrupts come, without which KVM takes no fault asynchronously.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn allow_interrupts(_: &kvm_ioctls::VcpuFd) -> Result<(), crate::Error> {
-    Ok(())
-}
-
 /// Guest address of the code. Page 0 is left empty, so that a jump through a null pointer fails.
 pub(crate) const CODE_GPA: u64 = 0x1000;
 /// Guest addresses of the guest's own tables: the root, followed by the tables of the third level,

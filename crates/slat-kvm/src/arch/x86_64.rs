@@ -269,21 +269,6 @@ pub(crate) fn set_up_vm(vm: &VmFd) -> Result<(), Error> {
     vm.set_tss_address(0xfffb_d000).map_err(Error::os("KVM_SET_TSS_ADDR"))
 }
 
-/// Lets KVM take faults asynchronously: it does so only for vCPUs with a local APIC in the kernel.
-/// While the page comes, the vCPU is halted, as this guest has no second task to go on with. It
-/// must come before the first vCPU.
-pub(crate) fn allow_async_faults(vm: &VmFd) -> Result<(), Error> {
-    vm.create_irq_chip().map_err(Error::os("KVM_CREATE_IRQCHIP"))
-}
-
-/// Lets interrupts come, without which KVM takes no fault asynchronously. None does: the guest has
-/// no device.
-pub(crate) fn allow_interrupts(vcpu: &VcpuFd) -> Result<(), Error> {
-    let mut registers = vcpu.get_regs().map_err(Error::os("KVM_GET_REGS"))?;
-    registers.rflags |= 1 << 9;
-    vcpu.set_regs(&registers).map_err(Error::os("KVM_SET_REGS"))
-}
-
 /// Puts a vCPU in long mode and ring 3, at the start of the code.
 pub(crate) fn set_up_vcpu(kvm: &Kvm, _vm: &VmFd, vcpu: &VcpuFd, mailbox: u64) -> Result<(), Error> {
     let cpuid = kvm

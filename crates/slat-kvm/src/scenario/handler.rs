@@ -4,7 +4,7 @@
 //! the guest has written since. A fault on a claimed chunk needs no answer, because the kernel
 //! wakes all that wait for a page when it is mapped, and looks again before it lets anyone wait.
 
-use super::link::Wire;
+use super::link::{Wire, exact_sleeps};
 use crate::image::Image;
 use crate::memory::HostMemory;
 use crate::uffd::{self, Uffd, feature};
@@ -214,6 +214,9 @@ impl<'a> Handler<'a> {
     }
 
     fn answer(&self) -> Result<(), Error> {
+        if self.slow.is_some() {
+            exact_sleeps();
+        }
         let mut counted = Duration::ZERO;
         while !self.over.load(Ordering::Acquire) {
             let mut ready =

@@ -270,7 +270,7 @@ fn take_due<T>(queue: &mut VecDeque<(Instant, T)>, now: Instant) -> Option<(Inst
 }
 
 /// Lets the thread's sleeps end when they are due, not up to 50 µs later, which is the usual slack.
-fn exact_sleeps() {
+pub(super) fn exact_sleeps() {
     // SAFETY: the call takes one number, and changes nothing but the thread's timers. If it fails,
     // pages come later, as on a slower link.
     let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };

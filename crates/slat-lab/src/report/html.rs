@@ -149,13 +149,13 @@ fn answers(report: &Report, renderers: &[Renderer]) -> Vec<Section> {
     let mut sections = Vec::new();
     for renderer in renderers {
         let own = renderer.own(&report.results);
-        if !renderer.folded {
-            sections.extend((renderer.tables)(&own).iter().map(table_section));
-        }
         sections.extend((renderer.plots)(&own).into_iter().map(|chart| Section {
             title: chart.title,
             content: html! { figure { (PreEscaped(chart.svg)) } },
         }));
+        if !renderer.folded {
+            sections.extend((renderer.tables)(&own).iter().map(table_section));
+        }
     }
     sections.extend(tables::unread(&report.results, renderers).iter().map(table_section));
     if !report.repeated.is_empty() {
