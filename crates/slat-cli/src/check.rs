@@ -274,6 +274,7 @@ mod tests {
             backing: Kind::Huge,
             way: Way::Manual,
             vcpus: 2,
+            private: false,
             steps: vec![
                 Step::Log { slot: 1, on: true },
                 Step::Write { vcpu: 0, guest: Span::new(3, 4), random: None },
