@@ -103,8 +103,8 @@ fn architecture(args: &EmulateArgs) -> anyhow::Result<Architecture> {
 pub struct Ready<'a> {
     args: &'a EmulateArgs,
     words: Vec<String>,
-    /// The history that `slat check` is to run: its path and its text.
-    history: Option<(String, Vec<u8>)>,
+    /// The history that `slat check` is to run.
+    history: Option<File>,
     arch: Architecture,
     program: Program,
     other: Option<Program>,
@@ -338,12 +338,15 @@ fn check_guest(words: &[String], arch: Architecture) -> anyhow::Result<&[String]
 /// The command that moves pages by swap as well.
 pub const CHECK: &str = "check";
 
+/// A file of this host, by its path, and what it holds.
+type File = (String, Vec<u8>);
+
 /// Path in the machine of a history.
 const HISTORY: &str = "/history.json";
 
 /// Reads the file of a history (`check --history FILE`), which the words name by its path in the
 /// machine then.
-fn with_history(words: &[String]) -> anyhow::Result<(Vec<String>, Option<(String, Vec<u8>)>)> {
+fn with_history(words: &[String]) -> anyhow::Result<(Vec<String>, Option<File>)> {
     let mut words = words.to_vec();
     let is_check = words.first().is_some_and(|word| word == CHECK);
     let at = words.iter().position(|word| word == "--history").map(|at| at + 1);

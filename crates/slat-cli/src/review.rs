@@ -375,7 +375,9 @@ fn content(args: &ReviewArgs, words: &str, session: &mut Session) -> anyhow::Res
         Ok(checked) => checked,
         Err(error) => return Ok(failed(what, &error, command)),
     };
-    Ok(part(what, checked.answer(), command, checked.lines()))
+    // What was lost is of use only as a whole.
+    let part = part(what, checked.answer(), command, Vec::new());
+    Ok(Part { lines: checked.lines(), ..part })
 }
 
 /// Boots both kernels in turns: what takes more instructions, and what is new in the log.
