@@ -28,7 +28,7 @@ const POWER: Option<Architecture> = Some(Architecture::Ppc64le);
 
 /// The tests of the code that the edits touch, with sizes that take seconds in an emulator. On Arm,
 /// tests of [`TAKE_MODE`] also get `-m`; without it, each of them runs up to twelve guest modes.
-const KNOWN: [Known; 30] = [
+const KNOWN: [Known; 32] = [
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
     ("dirty_log_test", "-i 3 -I 20 -M clear-log", None),
@@ -51,6 +51,8 @@ const KNOWN: [Known; 30] = [
     ("ageing_range_test", "", X86),
     ("mglru_perf_test", "-b 16M -i 2", ARM),
     ("mglru_perf_test", "-b 16M -i 2", X86),
+    ("guest_reclaim_perf_test", "-b 32M -l 20M", ARM),
+    ("guest_reclaim_perf_test", "-b 32M -l 20M", X86),
     ("nx_huge_pages_test", "-t 887563923 -p 100 -r", X86),
     ("dirty_log_page_splitting_test", "-b 16M -s anonymous_hugetlb_2mb", X86),
     ("set_memory_region_test", "", None),

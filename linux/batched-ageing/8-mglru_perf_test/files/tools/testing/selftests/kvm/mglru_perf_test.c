@@ -17,6 +17,7 @@
 
 #define MEMORY_GPA	0x80000000ul
 #define MEMORY_SLOT	1
+#define LOCKLESS	"/sys/module/kvm/parameters/lockless_aging"
 #define LRU_GEN		"/sys/kernel/debug/lru_gen"
 
 static const struct mode {
@@ -130,7 +131,11 @@ int main(int argc, char **argv)
 	for (i = 0; i < ARRAY_SIZE(modes); i++) {
 		if (mode && mode != &modes[i])
 			continue;
-		set("/sys/module/kvm/parameters/lockless_aging", modes[i].lockless);
+		/* A kernel without the switch takes the lock. */
+		if (!access(LOCKLESS, F_OK))
+			set(LOCKLESS, modes[i].lockless);
+		else if (i)
+			break;
 		set("/sys/kernel/mm/lru_gen/enabled", modes[i].components);
 		for (round = 0; round < rounds; round++) {
 			unsigned long generation = newest(&group, &young);

@@ -19,6 +19,7 @@
 
 #define MEMORY_GPA	0x80000000ul
 #define MEMORY_SLOT	1
+#define LOCKLESS	"/sys/module/kvm/parameters/lockless_aging"
 #define GROUPS		"/tmp/slat-groups"
 #define GROUP		GROUPS "/guest"
 
@@ -144,7 +145,11 @@ int main(int argc, char **argv)
 	for (i = 0; i < ARRAY_SIZE(modes); i++) {
 		if (mode && mode != &modes[i])
 			continue;
-		set("/sys/module/kvm/parameters/lockless_aging", modes[i].lockless);
+		/* A kernel without the switch takes the lock. */
+		if (!access(LOCKLESS, F_OK))
+			set(LOCKLESS, modes[i].lockless);
+		else if (i)
+			break;
 		set("/sys/kernel/mm/lru_gen/enabled", modes[i].components);
 
 		vm = __vm_create_with_one_vcpu(&vcpu, pages, guest_code);
