@@ -147,7 +147,7 @@ impl<'a> Ready<'a> {
             None => probes::asked(args, words, arch),
         };
         let kernel = kernel::find(args, arch, session)?;
-        let mut modules = kernel::kvm_modules(&kernel, arch)?;
+        let mut modules = kernel::modules(&kernel, arch, &args.module)?;
         let mut append = modules::give(&args.module_param, &mut modules);
         append.extend(args.parts.append.clone());
         let append = append.join(" ");

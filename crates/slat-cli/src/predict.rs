@@ -20,6 +20,7 @@ const THROTTLE: [f64; 3] = [0.2, 0.1, 0.99];
 
 /// The forecast of one way to migrate a guest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Prediction {
     /// The link, in bytes per second.
     pub link: f64,

@@ -134,9 +134,8 @@ fn named(slat: &mut Command) -> anyhow::Result<()> {
     let said = String::from_utf8(said.stdout)?;
     println!("{}", said.trim());
     let commit = said.split_once('(').and_then(|(_, rest)| rest.split([',', ')']).next());
-    let is_commit = commit.is_some_and(|commit| {
-        commit.len() == 12 && commit.chars().all(|c| c.is_ascii_hexdigit())
-    });
+    let is_commit = commit
+        .is_some_and(|commit| commit.len() == 12 && commit.chars().all(|c| c.is_ascii_hexdigit()));
     ensure!(is_commit, "`{}` names no commit", said.trim());
     Ok(())
 }
