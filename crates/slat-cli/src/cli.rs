@@ -55,10 +55,10 @@ The engine's own tables are measured by slat-bench: cargo run --release -p slat-
 
 Exit codes:
   0    all that was asked for was measured, or skipped with the reason shown
-  1    a measurement failed, or cannot be done on this host; slat check: KVM lost a write
+  1    a measurement failed, or a guest went wrong; slat check: KVM lost a write
   2    the command line or its values cannot be right
   3    an emulated machine gave no report
-  4    slat doctor --for, slat check: this host cannot run that
+  4    this host cannot do that, and nothing was measured; --json has the reason in `skipped`
   5    --time-limit came first; what was measured until then has been written
   6    --fail-if-noisy: the run cannot be trusted; it has been written
   130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
@@ -137,6 +137,12 @@ pub enum Command {
     /// Build Linux with edits to its KVM, boot it, test it, or write the edits as patches
     #[command(arg_required_else_help = true)]
     Kernel(KernelArgs),
+    /// Print the JSON schema of what a command prints, or the names of all
+    Schema {
+        /// What prints the JSON [default: list them]
+        #[arg(value_parser = crate::schema::names())]
+        name: Option<String>,
+    },
     /// Run a program and count the calls of kernel functions meanwhile
     #[command(hide = true)]
     Calls(CallsArgs),
@@ -153,5 +159,18 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_short_help_of_each_command_is_one_screen() {
+        fn check(command: &clap::Command) {
+            let help = command.clone().render_help().to_string();
+            let lines = help.lines().count();
+            let wide = help.lines().map(|line| line.chars().count()).max();
+            assert!(lines <= 24 && wide <= Some(80), "{lines} lines of {wide:?}:\n{help}");
+            let is_real = |sub: &&clap::Command| sub.get_name() != "help";
+            command.get_subcommands().filter(is_real).for_each(check);
+        }
+        check(&slat_lab::cli::short::shorten(Cli::command()));
     }
 }

@@ -65,6 +65,7 @@ impl For {
 
 /// The state of the host in one respect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
     /// As measurements need it.
@@ -88,6 +89,7 @@ impl Status {
 
 /// A group of findings, as they are printed together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Group {
     /// The processor, and the hypervisor below this host.
@@ -129,6 +131,7 @@ impl Group {
 
 /// What would improve a finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
     /// A command, which may need root.
@@ -167,6 +170,7 @@ impl Change {
 
 /// A finding: the state of the host in one respect, why it matters, and what would change it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Finding {
     /// The group of the finding.
     pub group: Group,

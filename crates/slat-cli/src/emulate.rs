@@ -151,7 +151,7 @@ impl<'a> Ready<'a> {
         };
         let (words, history) = with_history(words)?;
         let kernel = kernel::find(args, arch, session)?;
-        let mut modules = kernel::kvm_modules(&kernel, arch)?;
+        let mut modules = kernel::modules(&kernel, arch, &args.module)?;
         if words.first().is_some_and(|word| word == CHECK) {
             modules.extend(kernel::swap_modules(&kernel));
         }

@@ -6,8 +6,9 @@
 //! - accesses, each at the usual time of warm memory;
 //! - faults, by the kernel's count, each at the median of the stalls (by the guest's clock);
 //! - waiting of the vCPU threads for a CPU, by the scheduler's count;
-//! - the rest: faults that took longer than the median, exits that are no faults, pauses of a paced
-//!   guest, the hypervisor below. It is printed even if it is negative.
+//! - of a paced guest, its pauses: what is between its accesses by its own clock;
+//! - the rest: faults that took longer than the median, exits that are no faults, the hypervisor
+//!   below. It is printed even if it is negative.
 //!
 //! The rest is computed from the others, so an error in a count or in a cost shows in it.
 
@@ -31,6 +32,7 @@ const KINDS: [(&str, &str); 4] = [
 
 /// The explanation of one phase. Times are in seconds, summed over all vCPUs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Explained {
     /// The scenario and the phase.
     pub what: [String; 2],
@@ -48,6 +50,8 @@ pub struct Explained {
     pub fault: f64,
     /// Time that vCPU threads waited for a CPU.
     pub waited: f64,
+    /// Time that a guest with a dirty rate paused to keep to it.
+    pub paused: f64,
     /// Number of calls.
     pub calls: f64,
     /// Mean time of a call.
@@ -77,6 +81,7 @@ fn one(m: &Measurement, counts_faults: bool) -> Option<Explained> {
         kinds: Vec::new(),
         fault: 0.0,
         waited: 0.0,
+        paused: 0.0,
         calls: count(m, "ioctls").unwrap_or(0.0),
         call: 0.0,
         unexplained: 0.0,
@@ -94,9 +99,25 @@ fn one(m: &Measurement, counts_faults: bool) -> Option<Explained> {
     let faults = count(m, if counts_faults { "pf_taken" } else { "exits" }).unwrap_or(0.0);
     let (usual, fault) = (ns("usual_ns")?, ns("stall_p50_ns")?);
     let waited = ns("waited_ns")?;
-    let unexplained = total - usual - faults * fault - waited;
+    let stalled = ns("stalled_ns").filter(|_| m.params.contains_key("dirty_rate"));
+    let paused = stalled.map_or(0.0, |stalled| (total - usual - stalled).max(0.0));
+    // Waiting for a CPU within a pause costs the guest nothing, and is no part of its stalls.
+    let left = total - usual - faults * fault - paused;
+    let waited = if stalled.is_some() { waited.min(left.max(0.0)) } else { waited };
+    let unexplained = left - waited;
     let call = calls(empty.calls);
-    Some(Explained { total, usual, faults, kinds, fault, waited, call, unexplained, ..empty })
+    Some(Explained {
+        total,
+        usual,
+        faults,
+        kinds,
+        fault,
+        waited,
+        paused,
+        call,
+        unexplained,
+        ..empty
+    })
 }
 
 /// Returns a count of the occurrence of the phase that the times are from.
@@ -117,7 +138,7 @@ const ASKED: [Phase; 3] = [Phase::Dirty, Phase::Run, Phase::Execute];
 
 /// Returns the sentence on where the vCPUs' time went, in all guests together.
 fn sentence(explained: &[Explained]) -> Option<String> {
-    // A guest with a dirty rate pauses, and no counter has the time of the pauses.
+    // A guest with a dirty rate pauses most of the time, which is no cost.
     let paced = |it: &Explained| it.params.contains_key("dirty_rate");
     let asked = |it: &&Explained| {
         ASKED.iter().any(|phase| *phase == *it.what[1]) && it.fault > 0.0 && !paced(it)
@@ -175,6 +196,7 @@ fn table(explained: &[Explained]) -> Table {
         "a fault",
         "all faults",
         "waited",
+        "paused",
         "calls",
         "a call",
         "unexplained",
@@ -203,6 +225,7 @@ fn table(explained: &[Explained]) -> Table {
             shown(it.fault),
             shown(it.faults * it.fault),
             shown(it.waited),
+            shown(it.paused),
             number(it.calls),
             shown(it.call),
             format!("{part:.0} %"),
@@ -219,8 +242,8 @@ fn table(explained: &[Explained]) -> Table {
         notes: vec![
             "Time of all vCPUs of a phase, or of the host's calls. As usual: accesses at the time \
              that one takes on warm memory. A fault: the median stall by the guest's own clock, \
-             times the kernel's count of faults (of exits where it counts no faults). Unexplained \
-             is what is left: below 0 if most faults were quicker than the median of the stalls."
+             times the kernel's count of faults (of exits where it counts no faults). Paused: a \
+             guest that keeps to a dirty rate, between its accesses. Unexplained is what is left: below 0 if most faults were quicker than the median of the stalls."
                 .to_owned(),
         ],
     }
@@ -260,6 +283,18 @@ mod tests {
         assert_eq!(it.faults, 50_000.0);
         assert_eq!(it.kinds, [("without the lock".to_owned(), 40_000.0)]);
         assert!((it.unexplained - 0.1).abs() < 1e-9, "{it:?}");
+    }
+
+    #[test]
+    fn the_pauses_of_a_paced_guest_are_explained() {
+        let mut paced = dirty();
+        paced.params.insert("dirty_rate".to_owned(), 1.into());
+        paced.counts.extend([("stalled_ns".to_owned(), 550_000_000)]);
+        paced.counts.insert("vcpu_ns".to_owned(), 10_000_000_000);
+        let it = &explain(&[paced])[0];
+        assert!((it.paused - 9.35).abs() < 1e-9, "{it:?}");
+        // Of its stalls: 0.5 s are faults, and it may have waited in the rest.
+        assert!((it.waited - 0.05).abs() < 1e-9 && it.unexplained.abs() < 1e-9, "{it:?}");
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod predict;
 mod renderers;
 pub mod review;
 pub mod run;
+pub mod schema;
 pub mod selftests;
 pub mod show;
 pub mod watch;

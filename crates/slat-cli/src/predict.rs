@@ -24,6 +24,7 @@ const AUTO_CONVERGE: &str = "auto-converge";
 
 /// The forecast of one way to migrate a guest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Prediction {
     /// The link, in bytes per second.
     pub link: f64,

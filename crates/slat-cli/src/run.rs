@@ -10,10 +10,10 @@ mod predict;
 mod show_job;
 mod watch;
 
-use crate::PROGRAM;
 use crate::cli::{Cli, Command};
+use crate::{PROGRAM, schema};
 use clap::Parser;
-use slat_lab::run;
+use slat_lab::run::{self, output};
 use slat_lab::session::Session;
 use std::process::ExitCode;
 
@@ -22,6 +22,7 @@ pub fn main() -> ExitCode {
     if slat_lab::first::is_first_process() {
         slat_lab::first::main();
     }
+    slat_lab::cli::short::answer(&PROGRAM);
     match Cli::try_parse() {
         Ok(cli) => run::exit(&PROGRAM, execute(&cli)),
         Err(error) => {
@@ -45,6 +46,10 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Kernel(args)) => kernel::kernel(args),
         Some(Command::Calls(args)) => kernel::calls(args),
         Some(Command::Predict(args)) => predict::predict(args),
+        Some(Command::Schema { name }) => {
+            output::print(&schema::text(name.as_deref()))?;
+            Ok(ExitCode::SUCCESS)
+        }
         Some(Command::Show(args)) => show_job::show(args),
         Some(Command::Common(common)) => run::common(&PROGRAM, common),
     }

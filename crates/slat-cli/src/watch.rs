@@ -2,7 +2,7 @@
 
 pub mod exposition;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 pub mod live;
 pub mod migration;
 pub mod page;

@@ -82,6 +82,33 @@ fn the_main_job_answers_both_questions_and_ctrl_c_keeps_what_was_measured() {
 fn the_manual_is_a_page_of_man() {
     let page = contains(".TH slat 1").and(contains("Exit codes"));
     slat(&["manual"]).assert().success().stdout(page);
+    let page = contains(".TH slat-bench-dirty-log 1").and(contains("initially\\-set"));
+    slat(&["manual", "bench", "dirty-log"]).assert().success().stdout(page);
+    refused(&["manual", "watch", "it"], &["`slat watch` has no subcommand it"]);
+}
+
+#[test]
+fn short_help_is_printed_and_names_the_long_one() {
+    let help = contains("--qmp").not().and(contains("slat watch --help"));
+    slat(&["watch", "-h"]).assert().success().stdout(help.and(contains("--listen")));
+    slat(&["-h"]).assert().success().stdout(contains("dirty-log").not().and(contains("doctor")));
+}
+
+#[test]
+fn text_is_ascii_where_the_locale_is() {
+    let words = "predict --memory 1G --vcpus 2 --dirty-rate 1MiB/s --link 1Gbit/s";
+    let words: Vec<&str> = words.split(' ').collect();
+    for (locale, is_ascii) in [("C", true), ("C.UTF-8", false)] {
+        let done = slat(&words).env("LC_ALL", locale).assert().success();
+        assert_eq!(done.get_output().stdout.is_ascii(), is_ascii, "{locale}");
+    }
+}
+
+#[test]
+fn schemas_are_listed_and_printed_by_name() {
+    slat(&["schema"]).assert().success().stdout(contains("watch-lines"));
+    slat(&["schema", "doctor"]).assert().success().stdout(contains("json-schema.org"));
+    refused(&["schema", "nothing"], &["nothing", "results"]);
 }
 
 #[test]

@@ -15,7 +15,11 @@ fn rates_hot_sets_and_rings_that_cannot_be_are_refused() {
     refused(&["bench", "dirty-log", "--duration", "0s"], &["50ms"]);
     refused(&["bench", "dirty-log", "--interval", "5ms"], &["--duration"]);
     if cfg!(target_arch = "x86_64") && kvm_is_usable() {
-        slat(&["bench", "boot-caches"]).assert().code(1).stderr(contains("(Arm)"));
+        slat(&["bench", "boot-caches"]).assert().code(4).stderr(contains("(Arm)"));
+        let told = slat(&["bench", "boot-caches", "--json"]).assert().code(4);
+        let report: serde_json::Value = serde_json::from_slice(&told.get_output().stdout).unwrap();
+        let why = report["skipped"][0]["reason"].as_str().unwrap();
+        assert!(why.contains("(Arm)") && report["results"] == serde_json::json!([]), "{report}");
     }
     if kvm_is_usable() {
         slat(&["bench", "migrate", "--quick", "--pin", "0-0"]).assert().success();

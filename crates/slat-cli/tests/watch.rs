@@ -104,7 +104,7 @@ fn the_number_of_a_thread_is_refused_with_that_of_its_process() {
 const NOBODY: u32 = 65534;
 
 #[test]
-fn a_process_of_another_user_that_may_not_be_inspected_is_refused_with_exit_code_1() {
+fn a_process_of_another_user_that_may_not_be_inspected_is_refused_with_exit_code_4() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: only root can run the command as another user");
     }
@@ -123,7 +123,7 @@ fn a_process_of_another_user_that_may_not_be_inspected_is_refused_with_exit_code
         Err(error) => return eprintln!("skipped: cannot run as another user: {error}"),
     };
     let said = String::from_utf8_lossy(&done.stderr);
-    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert_eq!(done.status.code(), Some(4), "{said}");
     assert!(said.contains(&format!("no permission to look at process {own}")), "{said}");
     assert!(said.contains("run as root"), "{said}");
 }

@@ -22,6 +22,8 @@ pub enum Figure {
 }
 
 impl Figure {
+    /// The time of a get of the log with its clear.
+    pub const GET_AND_CLEAR: Self = Self::Own("get-and-clear", "s");
     /// The part of its pace that the guest lost.
     pub const LOSS: Self = Self::Own("loss", "%");
     /// The loss of the second that lost most.

@@ -6,6 +6,7 @@ mod cpus;
 mod output;
 mod plan;
 mod render;
+pub mod short;
 pub mod time;
 
 pub use compare::{AbArgs, CompareArgs, NoiseArgs, Repeat};

@@ -41,6 +41,7 @@ pub const LEAST: usize = 5;
 
 /// The verdict on a pair of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// The second takes less, by more than the threshold.
@@ -55,6 +56,7 @@ pub enum Verdict {
 
 /// Results of the same thing in both runs.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Pair {
     /// Scenario, target and variant.
     pub what: [String; 3],
@@ -66,10 +68,12 @@ pub struct Pair {
     /// not above 0.
     pub middles: [f64; 2],
     /// The second divided by the first; NaN if both are 0.
+    #[cfg_attr(test, schemars(with = "Option<f64>"))]
     pub ratio: f64,
     /// The confidence interval of that ratio, at the level at which the row was tested; of
-    /// instructions, the ratios of any two boots. It lies beyond the threshold exactly if the row
-    /// is faster or slower.
+    /// instructions, the ratios of any two boots. It lies beyond the threshold exactly if the row is
+    /// faster or slower.
+    #[cfg_attr(test, schemars(with = "Option<(Option<f64>, Option<f64>)>"))]
     pub interval: Option<(f64, f64)>,
     /// Number of groups of each; a group is a guest, a process, or a boot of an emulated machine.
     pub groups: [usize; 2],
@@ -104,6 +108,7 @@ pub const CALLS: &str = "ioctls_typical";
 
 /// A comparison of two runs.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Comparison {
     /// The threshold, as a part of one.
     pub threshold: f64,
@@ -329,6 +334,18 @@ mod tests {
 
     fn around(middle: f64) -> Vec<f64> {
         (0..12).map(|i| middle * (1.0 + f64::from(i) / 1000.0)).collect()
+    }
+
+    #[test]
+    fn the_published_schema_of_comparisons_is_that_of_the_types() {
+        let schema = crate::fake::published("compare", schemars::schema_for!(Comparison).into());
+        let one =
+            |middle| run("cpu", &[("x", json!({}), around(middle)), ("y", json!({}), vec![])]);
+        for (a, b) in [(1.0, 1.5), (0.0, 0.0)] {
+            let text = serde_json::to_string(&compare(&one(a), &one(b), 0.05)).unwrap();
+            let value = serde_json::from_str(&text).unwrap();
+            assert!(crate::fake::fits(&schema, &value), "{text}");
+        }
     }
 
     #[test]

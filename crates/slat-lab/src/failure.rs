@@ -21,6 +21,14 @@ pub enum Failure {
     Interrupted,
 }
 
+/// The exit code where this host cannot do what was asked for.
+pub const CANNOT: u8 = 4;
+
+/// Creates a [`Failure::CannotRun`] as the error that scenarios return.
+pub fn cannot(message: impl Into<String>) -> anyhow::Error {
+    Failure::CannotRun(message.into()).into()
+}
+
 /// Creates a [`Failure::BadInput`] as the error that scenarios return.
 pub fn bad_input(message: impl Into<String>) -> anyhow::Error {
     Failure::BadInput(message.into()).into()
@@ -36,7 +44,7 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<Failure>() {
         Some(Failure::BadInput(_)) => ExitCode::from(2),
         Some(Failure::NoReport(_)) => ExitCode::from(3),
-        Some(Failure::CannotRun(_)) => ExitCode::from(4),
+        Some(Failure::CannotRun(_)) => ExitCode::from(CANNOT),
         Some(Failure::Interrupted) => ExitCode::from(130),
         None => ExitCode::from(1),
     }

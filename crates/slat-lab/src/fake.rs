@@ -342,3 +342,69 @@ pub fn files(files: &[(&str, &str)]) -> tempfile::TempDir {
     }
     root
 }
+
+/// Returns the published schema of this name, which has to be that of the types.
+///
+/// `UPDATE_SCHEMA=1 cargo test -p slat-lab -p slat-cli --lib schema` writes the schemas.
+///
+/// # Panics
+/// If it is not.
+pub fn published(name: &str, schema: Value) -> Value {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../slat-cli/schemas");
+    let file = format!("{folder}/{name}.json");
+    let text = serde_json::to_string_pretty(&schema).unwrap() + "\n";
+    if std::env::var_os("UPDATE_SCHEMA").is_some() {
+        std::fs::write(&file, &text).unwrap();
+    }
+    let published = std::fs::read_to_string(&file).unwrap();
+    assert!(published == text, "{file} is old: UPDATE_SCHEMA=1 writes it anew");
+    schema
+}
+
+/// Returns whether a value fits a schema, by the words that schemas of types have.
+pub fn fits(schema: &Value, value: &Value) -> bool {
+    fits_part(schema, schema, value)
+}
+
+/// Returns whether a value fits a part of a schema, by the words that schemas of types have.
+fn fits_part(all: &Value, part: &Value, value: &Value) -> bool {
+    if let Some(path) = part["$ref"].as_str() {
+        return fits_part(all, all.pointer(&path[1..]).unwrap(), value);
+    }
+    let of_type = |name: &Value| match name.as_str().unwrap() {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "number" => value.is_number(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        other => panic!("{other}"),
+    };
+    let types = match &part["type"] {
+        Value::Array(types) => types.iter().any(of_type),
+        Value::Null => true,
+        name => of_type(name),
+    };
+    let inner = |inner: &Value, of: &Value| of.is_boolean() || fits_part(all, of, inner);
+    let known = |(name, of): (&String, &Value)| match part["properties"].get(name) {
+        Some(known) => inner(of, known),
+        None => part.get("additionalProperties").is_some_and(|others| inner(of, others)),
+    };
+    let mut items = value.as_array().into_iter().flatten();
+    let mut required = part["required"].as_array().into_iter().flatten();
+    let tuple = part["prefixItems"].as_array().into_iter().flatten();
+    types
+        && (!value.is_array()
+            || tuple.enumerate().all(|(place, of)| fits_part(all, of, &value[place])))
+        && part.get("const").is_none_or(|constant| constant == value)
+        && part["enum"].as_array().is_none_or(|any| any.contains(value))
+        && part["oneOf"].as_array().is_none_or(|any| any.iter().any(|of| fits_part(all, of, value)))
+        && part["anyOf"].as_array().is_none_or(|any| any.iter().any(|of| fits_part(all, of, value)))
+        && part.get("items").is_none_or(|of| items.all(|item| inner(item, of)))
+        && required.all(|name| value.get(name.as_str().unwrap()).is_some())
+        && value.as_object().is_none_or(|object| {
+            (part["properties"].is_null() && part.get("additionalProperties").is_none())
+                || object.iter().all(known)
+        })
+}

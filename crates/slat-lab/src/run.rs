@@ -1,5 +1,6 @@
 //! The commands of every program: run a scenario, show its results, compare.
 
+mod ascii;
 mod manual;
 pub mod output;
 mod plan_job;
@@ -33,8 +34,22 @@ pub const NOISY: u8 = 6;
 pub fn exit(program: &Program, result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         eprintln!("{}: {error:#}", program.name);
-        failure::exit_code(&error)
+        exit_code(program, &error)
     })
+}
+
+/// Returns the exit code of an error, which tells a host that cannot from a measurement that
+/// failed.
+fn exit_code(program: &Program, error: &anyhow::Error) -> ExitCode {
+    match cannot_here(program, error) {
+        true => ExitCode::from(failure::CANNOT),
+        false => failure::exit_code(error),
+    }
+}
+
+fn cannot_here(program: &Program, error: &anyhow::Error) -> bool {
+    let is_refusal = matches!(error.downcast_ref(), Some(failure::Failure::CannotRun(_)));
+    is_refusal || (program.is_missing_feature)(error)
 }
 
 /// Runs a command that all programs have.
@@ -99,11 +114,9 @@ pub fn bench(
     args.time_limit.into_iter().for_each(|time| session.limit(time));
     let results = match scenario(&mut session) {
         Err(error) if failure::is_interruption(&error) => Vec::new(),
-        Err(error)
-            if args.print.format() == ReportFormat::Ktap && !failure::is_bad_input(&error) =>
-        {
+        Err(error) if is_for_programs(args.print.format()) && !failure::is_bad_input(&error) => {
             session.finish();
-            return test_failed(program, host, &begin, error, &mut session);
+            return failed(program, host, &begin, error, args.print.format(), &mut session);
         }
         results => results?,
     };
@@ -113,33 +126,40 @@ pub fn bench(
     Ok(match report.partial {
         true if session.out_of_time() => ExitCode::from(5),
         true => ExitCode::from(130),
+        false if session.failed() => ExitCode::FAILURE,
         // All that was asked for was skipped.
-        false if session.failed() || report.results.is_empty() => ExitCode::FAILURE,
+        false if report.results.is_empty() => ExitCode::from(failure::CANNOT),
         false if args.fail_if_noisy && report.is_noisy() => ExitCode::from(NOISY),
         false => ExitCode::SUCCESS,
     })
 }
 
-/// Reports a test that could not run, for programs that read test results only.
-fn test_failed(
+/// Returns whether programs read the format, which is then printed for a failure as well.
+fn is_for_programs(format: ReportFormat) -> bool {
+    matches!(format, ReportFormat::Json | ReportFormat::Csv | ReportFormat::Ktap)
+}
+
+/// Reports a run that measured nothing, for programs that read the report only.
+fn failed(
     program: &Program,
     host: Host,
     begin: &Begin,
     error: anyhow::Error,
+    format: ReportFormat,
     session: &mut Session,
 ) -> anyhow::Result<ExitCode> {
     let words: Vec<_> =
         std::env::args().skip(1).take_while(|word| !word.starts_with('-')).collect();
     let (what, reason) = (words.join(" "), format!("{error:#}"));
-    match (program.is_missing_feature)(&error) {
+    match cannot_here(program, &error) {
         true => {
             session.note(&format!("{}: {reason}", program.name));
             session.skip(what, reason);
         }
         false => session.fail(what, reason),
     }
-    show(program, &report(program, host, begin, Vec::new(), session), ReportFormat::Ktap, None)?;
-    Ok(failure::exit_code(&error))
+    show(program, &report(program, host, begin, Vec::new(), session), format, None)?;
+    Ok(exit_code(program, &error))
 }
 
 /// Prints a run again, with the answers as this version of the program finds them.

@@ -8,6 +8,7 @@
 //! | no more vCPUs than CPUs | if vCPUs wait for each other, times depend on the scheduler |
 
 use crate::host::Maybe;
+use crate::numbers::several;
 use serde::{Deserialize, Serialize};
 use slat_kvm::procfs::{Files, Ticks};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -218,7 +219,10 @@ pub fn cpus() -> usize {
 
 /// Returns the sentence about more vCPUs than CPUs, if there are more.
 pub fn crowded(vcpus: usize, cpus: usize) -> Option<String> {
-    (vcpus > cpus).then(|| format!("{vcpus} vCPUs share {cpus} CPUs and wait for each other"))
+    (vcpus > cpus).then(|| {
+        let cpus = several(cpus, "CPU");
+        format!("{vcpus} vCPUs share {cpus} and wait for each other")
+    })
 }
 
 #[cfg(test)]

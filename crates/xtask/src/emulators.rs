@@ -74,9 +74,11 @@ fn watched(long: bool) -> anyhow::Result<()> {
     let own = static_build::own()?;
     // On this kernel only tests that need other programs or other kernels may be skipped.
     for (test, passed) in [("events", 7), ("working_set", 3)] {
-        in_a_machine(own, &own_test(test)?, &[], &["--test-threads", "1"], passed)?;
+        let program = own_test("slat-kvm", test)?;
+        in_a_machine(own, &program, &[], &["--test-threads", "1"], passed)?;
     }
-    exact_times(own, &own_test("events")?)?;
+    exact_times(own, &own_test("slat-kvm", "events")?)?;
+    causes(own)?;
     if long {
         let program = static_build::test(other(), "slat-kvm", "events")?;
         exact_times(other(), &program)?;
@@ -87,6 +89,19 @@ fn watched(long: bool) -> anyhow::Result<()> {
 /// The test of slat-kvm whose times are exact where clocks count instructions.
 const EXACT: &str = "with_transitions_time_in_short_faults_is_what_the_guest_felt_within_a_tenth";
 
+/// The test of slat-cli in which stalls of guests are made on purpose.
+const CAUSES: &str = "verdicts_name_the_cause_that_was_made_first_in_19_of_20";
+
+/// Checks verdicts on guests whose stalls are made on purpose. The modules are x86's.
+fn causes(own: Architecture) -> anyhow::Result<()> {
+    if own != Architecture::X86_64 {
+        return Ok(());
+    }
+    let machine = ["--module", "zram", "--append", "psi=1", "--time-limit", "20m"];
+    let words = ["--ignored", "--exact", CAUSES];
+    in_a_machine(own, &own_test("slat-cli", "causes")?, &machine, &words, 1)
+}
+
 /// Compares times with the guest's clock. Linux tests its ciphers after the boot, for which the
 /// guest would have to wait.
 fn exact_times(arch: Architecture, program: &Path) -> anyhow::Result<()> {
@@ -94,10 +109,10 @@ fn exact_times(arch: Architecture, program: &Path) -> anyhow::Result<()> {
     in_a_machine(arch, program, &machine, &["--ignored", "--exact", EXACT], 1)
 }
 
-/// Returns the program of a test of slat-kvm for this architecture.
-fn own_test(test: &str) -> anyhow::Result<PathBuf> {
+/// Returns the program of a crate's test for this architecture.
+fn own_test(package: &str, test: &str) -> anyhow::Result<PathBuf> {
     let mut build = cargo(&["test", "--test", test, "--no-run", "--message-format", "json"]);
-    test_program(build.args(TESTED), &format!("slat-kvm/tests/{test}"))
+    test_program(build.args(TESTED), &format!("{package}/tests/{test}"))
 }
 
 /// Runs a program of tests in a machine, where `passed` tests must pass, and prints its figures.
@@ -119,7 +134,9 @@ fn in_a_machine(
     ensure!(done.status.success(), "{slat:?} failed: {}\n{said}", done.status);
     // The beginning of the output is cut off.
     ensure!(said.contains(&format!("{passed} passed")), "{said}");
-    let figures = said.lines().filter(|it| it.contains(" faults, ") || it.contains(" KiB used"));
+    let figures = said.lines().filter(|it| {
+        [" faults, ", " KiB used", "WRONG ", " of 20 right"].iter().any(|word| it.contains(word))
+    });
     figures.for_each(|line| println!("{arch}: {line}"));
     Ok(())
 }

@@ -11,6 +11,7 @@ mod fences;
 mod hypervisor;
 mod kernels;
 mod litmus;
+mod metrics;
 mod miri;
 mod msrv;
 mod notes;

@@ -2,8 +2,8 @@
 
 use crate::workspace::{Outcome, TESTED, cargo, programs, ran};
 use crate::{
-    api, counts, docs, e2e, emulators, fences, hypervisor, in_ci, kernels, litmus, miri, msrv,
-    packages, peers, publish, setup, size, target, walkers,
+    api, counts, docs, e2e, emulators, fences, hypervisor, in_ci, kernels, litmus, metrics, miri,
+    msrv, packages, peers, publish, setup, size, target, walkers,
 };
 use clap::ValueEnum;
 use std::fs::File;
@@ -28,6 +28,8 @@ pub enum Stage {
     Deny,
     /// The program as it is shipped: a `.deb`, and an image of a container; with --deep
     Packages,
+    /// A Prometheus server scrapes a watch; with --deep
+    Metrics,
     /// The public interface of these crates, against the last tag; with --deep
     Api,
     /// The stack of each of the engine's operations, without an operating system; with --deep
@@ -82,7 +84,7 @@ fn tests() -> Command {
 
 impl Stage {
     /// Stages that CI runs after the command of the README; they take as long again.
-    const DEEP: [Self; 21] = [
+    const DEEP: [Self; 22] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
@@ -90,6 +92,7 @@ impl Stage {
         Self::Publish,
         Self::Deny,
         Self::Packages,
+        Self::Metrics,
         Self::Api,
         Self::Stack,
         Self::Counts,
@@ -129,6 +132,7 @@ impl Stage {
             Self::Publish => publish::pack(),
             Self::Deny => packages::deny(),
             Self::Packages => packages::test(),
+            Self::Metrics => metrics::test(),
             Self::Counts => counts::run(false),
             Self::Api => api::check(),
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),

@@ -110,6 +110,10 @@ pub struct EmulateArgs {
     #[arg(long, value_name = "DIR")]
     pub modules: Option<PathBuf>,
 
+    /// A further module of the kernel to load, with those that it needs: zram
+    #[arg(long, value_name = "NAME")]
+    pub module: Vec<String>,
+
     /// A parameter of a kernel module: kvm.nx_huge_pages=1
     #[arg(long, value_name = "MODULE.NAME=VALUE")]
     pub module_param: Vec<ModuleParam>,
@@ -180,6 +184,7 @@ impl EmulateArgs {
             parts: PartsArgs::default(),
             run: None,
             modules: None,
+            module: Vec::new(),
             module_param: Vec::new(),
             time_limit: Duration::from_secs(300),
             keep_running: false,

@@ -21,6 +21,9 @@ Examples:
       how often it faulted in ten seconds
   slat watch 4711 --for 30s --qmp /run/qemu.sock --link 10Gbit/s
       how fast it dirties its memory, by QEMU's own samples, and what a migration would do to it
+  slat watch $(cat /run/libvirt/qemu/web01.pid) --for 30s --libvirt web01
+      the same of a domain of libvirt's; --qmp and --libvirt also tell KVM's counters where
+      nothing else does, pauses, the balloon, and how a migration went
   slat watch 4711 --for 1s --dirty-rate 400MiB/s --memory 16G --link 10Gbit/s --max-downtime 100ms
       the same, for a rate and a size that are known
   sudo slat watch --for 1m --working-set 20s
@@ -36,8 +39,8 @@ nothing is left when the watch ends. Without root, guests of the same user are s
 
 Exit codes:
   0    watched for as long as was asked, or until the process ended, or until Ctrl-C without --for
-  1    this host has no KVM, or does not let this user look at the process
   2    the process has no guest, or the command line cannot be right
+  4    this host has no KVM, or does not let this user look at the process
   130  --for: Ctrl-C came first; what was watched until then has been told";
 
 /// Which guests, for how long, and how it is told.
@@ -63,6 +66,11 @@ pub struct WatchArgs {
     /// The socket of QEMU's monitor (-qmp unix:PATH,server=on,wait=off), which tells the dirty rate
     #[arg(long, value_name = "SOCKET", requires = "pid")]
     pub qmp: Option<PathBuf>,
+
+    /// The domain of libvirt's that the process runs, where libvirt holds QEMU's monitor: asks
+    /// through `virsh qemu-monitor-command`, for which libvirt calls the domain tainted
+    #[arg(long, value_name = "DOMAIN", requires = "pid", conflicts_with = "qmp")]
+    pub libvirt: Option<String>,
 
     /// What the guest dirties, where that is known
     #[arg(long, value_name = "RATE", requires = "link")]

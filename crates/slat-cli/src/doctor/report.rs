@@ -20,6 +20,22 @@ pub struct Examination {
 
 const ROOT: &str = "Commands that change the host need root; nothing was changed.";
 
+/// The JSON of an examination.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Document<'a> {
+    /// Version of the JSON.
+    schema: u32,
+    /// The version of `slat`.
+    tool: &'static str,
+    /// What was found of the host.
+    #[cfg_attr(test, schemars(with = "Vec<Finding>"))]
+    findings: &'a [Finding],
+    /// Which scenarios can run.
+    #[cfg_attr(test, schemars(with = "Vec<Verdict>"))]
+    scenarios: &'a [Verdict],
+}
+
 impl Examination {
     /// Returns the text for a terminal. A finding that is ok, or that refers to another, has one
     /// line; the others also say why they matter, and what would change them.
@@ -95,13 +111,6 @@ impl Examination {
     /// # Errors
     /// None that is known.
     pub fn json(&self) -> serde_json::Result<String> {
-        #[derive(Serialize)]
-        struct Document<'a> {
-            schema: u32,
-            tool: &'static str,
-            findings: &'a [Finding],
-            scenarios: &'a [Verdict],
-        }
         let document = Document {
             schema: SCHEMA,
             tool: slat_lab::VERSION,

@@ -9,6 +9,7 @@ use slat_lab::scenario::Scenarios;
 
 /// The verdict on one scenario.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Verdict {
     /// Name of the scenario.
     pub scenario: String,

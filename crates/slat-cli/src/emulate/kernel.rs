@@ -71,20 +71,38 @@ fn check(path: &Path, arch: Architecture) -> anyhow::Result<()> {
     }
 }
 
-/// Returns the modules that KVM needs in the machine. On x86 they are those of `kvm_amd`, because
-/// TCG emulates SVM and not VMX. On other architectures there are none, because KVM is built into
-/// the kernel.
+/// Returns the modules that KVM needs in the machine, then those of `further`, each after the ones
+/// that it needs. On x86 KVM is that of `kvm_amd`, because TCG emulates SVM and not VMX. On other
+/// architectures KVM is built into the kernel.
 ///
 /// # Errors
 /// Returns an error if a module is missing or cannot be read.
-pub fn kvm_modules(kernel: &Kernel, arch: Architecture) -> anyhow::Result<Vec<Module>> {
-    match (&kernel.modules, arch) {
-        (Some(folder), Architecture::X86_64) => {
-            let tree = Tree::read(folder);
-            tree.map_err(|error| bad_input(format!("--modules {error}")))?.load("kvm_amd")
-        }
-        _ => Ok(Vec::new()),
+pub fn modules(
+    kernel: &Kernel,
+    arch: Architecture,
+    further: &[String],
+) -> anyhow::Result<Vec<Module>> {
+    let of_kvm = (arch == Architecture::X86_64).then_some("kvm_amd");
+    let Some(folder) = &kernel.modules else {
+        return match further {
+            [] => Ok(Vec::new()),
+            _ => Err(bad_input("--module: this kernel has no modules; give them by --modules DIR")),
+        };
+    };
+    let names: Vec<&str> = of_kvm.into_iter().chain(further.iter().map(|name| &**name)).collect();
+    if names.is_empty() {
+        return Ok(Vec::new());
     }
+    let tree = Tree::read(folder).map_err(|error| bad_input(format!("--modules {error}")))?;
+    let mut all: Vec<Module> = Vec::new();
+    for name in names {
+        for module in tree.load(&name.replace('-', "_"))? {
+            if !all.iter().any(|known| known.name == module.name) {
+                all.push(module);
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// Returns the modules of a disk in memory, for swap, if the kernel has them as modules.
@@ -144,9 +162,9 @@ mod tests {
     #[test]
     fn modules_that_are_none_are_a_value_that_cannot_be_right() {
         let folder = tempfile::tempdir().unwrap();
-        let modules = Some(folder.path().to_owned());
-        let kernel = Kernel { image: "Image".into(), modules };
-        let error = kvm_modules(&kernel, Architecture::X86_64).unwrap_err();
+        let none = Some(folder.path().to_owned());
+        let kernel = Kernel { image: "Image".into(), modules: none };
+        let error = modules(&kernel, Architecture::X86_64, &[]).unwrap_err();
         assert!(slat_lab::failure::is_bad_input(&error), "{error}");
         assert!(error.to_string().starts_with("--modules /"), "{error}");
     }

@@ -75,7 +75,17 @@ fn more(ranked: &[Ranked<'_>], other: &Ranked<'_>) -> Option<(f64, f64)> {
 fn verdict(ranked: &[Ranked<'_>]) -> Verdict {
     let Some(first) = ranked.first() else { return Verdict::default() };
     let none = "No setting was shown to be better";
-    if ranked.iter().any(|it| it.stalls.len() < LEAST) {
+    let runs = |it: &Ranked<'_>| it.row.whole(BY)?.params.get("runs")?.as_u64();
+    let asked = ranked.iter().filter_map(runs).min().unwrap_or(0) as usize;
+    let fewest = ranked.iter().map(|it| it.stalls.len()).min().unwrap_or(0);
+    if fewest < LEAST && asked >= LEAST {
+        return Verdict::of_lines([format!(
+            "{none}: the run ended after {fewest} of {asked} runs of a way, and fewer than {LEAST} \
+             show no difference; allow it about {} times as long (--time-limit).",
+            asked.div_ceil(fewest.max(1)) + 1
+        )]);
+    }
+    if fewest < LEAST {
         return Verdict::of_lines([format!(
             "{none}: fewer than {LEAST} runs show no difference between ways of logging; take \
              --runs {LEAST} or more."

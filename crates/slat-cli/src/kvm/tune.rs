@@ -11,12 +11,11 @@ use super::ranking;
 use super::values::{HotSet, Others};
 use super::way::{Way, ways};
 use crate::needs::GUEST;
-use anyhow::bail;
 use clap::Args;
 use slat_kvm::Error;
 use slat_kvm::scenario::live::Config;
 use slat_lab::cli::time;
-use slat_lab::failure::bad_input;
+use slat_lab::failure::{bad_input, cannot};
 use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
@@ -106,7 +105,7 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
         }
     }
     if guests.is_empty() {
-        bail!("this host's KVM cannot log dirty pages");
+        return Err(cannot("this host's KVM cannot log dirty pages"));
     }
     session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
     let repeat = args.guest.run.repeat();

@@ -16,6 +16,7 @@ use slat_kernel::vm::Architecture;
 use slat_kernel::{Author, Edited, Edits, Mail};
 use slat_lab::failure::bad_input;
 use slat_lab::files::{check, writable, write_whole};
+use slat_lab::numbers::several;
 use slat_lab::report::text;
 use slat_lab::run::output::{self, print};
 use slat_lab::session::Session;
@@ -58,7 +59,7 @@ fn list(args: &ListArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     for (series, found) in &rows {
         let state = match found {
             None => String::new(),
-            Some(Ok(edited)) => format!("fits, {} files", edited.files.len()),
+            Some(Ok(edited)) => format!("fits, {}", several(edited.files.len(), "file")),
             Some(Err(why)) => {
                 fits = false;
                 why.clone()

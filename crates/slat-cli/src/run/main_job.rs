@@ -14,7 +14,7 @@ use crate::kvm::values::{KvmBacking, KvmWay};
 use slat_kvm::Backing;
 use slat_lab::cli::ReportFormat;
 use slat_lab::cli::Switch;
-use slat_lab::failure::is_interruption;
+use slat_lab::failure::{CANNOT, is_interruption};
 use slat_lab::host::Host;
 use slat_lab::numbers::{bytes, several};
 use slat_lab::record::Measurement;
@@ -217,7 +217,8 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
     Ok(match () {
         () if report.partial => ExitCode::from(130),
         () if args.fail_if_noisy && report.is_noisy() && !failed => ExitCode::from(NOISY),
-        () if failed || report.results.is_empty() => ExitCode::from(1),
+        () if failed => ExitCode::FAILURE,
+        () if report.results.is_empty() => ExitCode::from(CANNOT),
         () => ExitCode::SUCCESS,
     })
 }

@@ -8,8 +8,9 @@ use crate::watch::{exposition, live, page};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use slat_kvm::procfs::Files;
+use slat_kvm::watch::qmp::Qmp;
 use slat_kvm::watch::{Debugfs, Events, NotFound, Watch, Which, WorkingSets};
-use slat_lab::failure::bad_input;
+use slat_lab::failure::{bad_input, cannot};
 use slat_lab::files::write_whole;
 use slat_lab::run::output;
 use slat_lab::session::Session;
@@ -24,6 +25,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Ctrl-C is noticed within this time.
 const NOTICED: Duration = Duration::from_millis(250);
+
+/// Guests that ended and are still told of where samples went out as they came.
+const MOST_ENDED: usize = 64;
 
 /// Watches guests, and tells what it saw.
 pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
@@ -67,10 +71,18 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     if let Some(time) = args.working_set {
         watch.estimate(WorkingSets::new(time, args.working_set_by.map(Into::into)));
     }
-    let connected = args.qmp.as_deref().map(Monitor::connect).transpose();
-    let mut monitor = connected.map_err(|why| bad_input(format!("--qmp {why}")))?;
+    let socket = args.qmp.as_deref().map(|socket| ("--qmp", Qmp::connect(socket)));
+    let domain = || args.libvirt.as_deref().map(|it| ("--libvirt", Qmp::through_libvirt(it)));
+    let mut monitor = match socket.or_else(domain) {
+        Some((_, Ok(qmp))) => Some(Monitor::new(qmp)),
+        Some((option, Err(why))) => return Err(bad_input(format!("{option} {why}"))),
+        None => None,
+    };
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let to_stdout = args.json.is_some() && file.is_none();
+    if args.listen.is_some() || args.json_lines {
+        watch.keep_ended(MOST_ENDED);
+    }
     let mut view = View::new(to_stdout);
     view.server = server;
     if args.json_lines {
@@ -160,10 +172,11 @@ fn run(
         }
         // Looked at before: of a process that ended by then, this step tells the last counts.
         let is_over = watch.is_over();
-        let step = watch.step();
         if let Some(monitor) = &mut monitor {
             monitor.step();
+            args.pid.into_iter().for_each(|pid| watch.tell(pid, monitor.counters()));
         }
+        let step = watch.step();
         view.show(watch, &step)?;
         if is_over {
             return Ok(Ended::ProcessEnded);
@@ -274,7 +287,9 @@ impl View {
         if let Some(server) = &self.server {
             let there = watch.guests().iter().filter(|guest| guest.is_there());
             let guests: Vec<_> = there.map(|guest| guest.total()).collect();
-            server.show(exposition::openmetrics(&guests, cpu_seconds(), watch.hidden()));
+            let ended = watch.forgotten() + watch.guests().len() - guests.len();
+            let own = exposition::Own { cpu: cpu_seconds(), hidden: watch.hidden(), ended };
+            server.show(exposition::openmetrics(&guests, own));
         }
     }
 
@@ -335,10 +350,10 @@ fn refusal(error: NotFound, pid: i32) -> anyhow::Error {
         NotFound::Thread(process) => {
             bad_input(format!("{pid} is a thread of process {process}; watch {process}"))
         }
-        NotFound::Denied => anyhow::anyhow!(
+        NotFound::Denied => cannot(format!(
             "no permission to look at process {pid}: run as root, or as the user whose process it \
              is"
-        ),
+        )),
     }
 }
 

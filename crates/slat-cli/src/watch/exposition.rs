@@ -34,9 +34,19 @@ impl Family<'_> {
     }
 }
 
+/// What the watch tells of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Own {
+    /// Its CPU time, in seconds.
+    pub cpu: f64,
+    /// Number of processes that could not be inspected.
+    pub hidden: usize,
+    /// Number of guests that ended.
+    pub ended: usize,
+}
+
 /// Returns the watch as OpenMetrics text: all guests that are there, with what is known of them.
-/// `cpu_seconds`: CPU time of the watch itself. `hidden`: processes that could not be inspected.
-pub fn openmetrics(guests: &[&GuestTotal], cpu_seconds: f64, hidden: usize) -> String {
+pub fn openmetrics(guests: &[&GuestTotal], it: Own) -> String {
     let mut text = String::new();
     let labels: Vec<String> = guests.iter().map(|guest| labels(guest)).collect();
     let each = || guests.iter().zip(&labels);
@@ -76,11 +86,19 @@ pub fn openmetrics(guests: &[&GuestTotal], cpu_seconds: f64, hidden: usize) -> S
         help: "CPU time of the watch itself.",
     };
     own.head(&mut text);
-    own.sample(&mut text, "", cpu_seconds);
+    own.sample(&mut text, "", it.cpu);
     let unseen =
         gauge("slat_watch_hidden_processes", "", "Processes that this user may not inspect.");
     unseen.head(&mut text);
-    unseen.sample(&mut text, "", hidden);
+    unseen.sample(&mut text, "", it.hidden);
+    let ended = Family {
+        name: "slat_watch_guests_ended",
+        is_counter: true,
+        unit: "",
+        help: "Guests that ended while the watch ran.",
+    };
+    ended.head(&mut text);
+    ended.sample(&mut text, "", it.ended);
     text + "# EOF\n"
 }
 
@@ -88,12 +106,16 @@ fn gauge<'t>(name: &'t str, unit: &'t str, help: &'t str) -> Family<'t> {
     Family { name, is_counter: false, unit, help }
 }
 
-/// Returns the labels of a guest. The label of a group that is not known is empty, which is the
-/// same to OpenMetrics as none.
+/// Returns the labels of a guest. A label that is not known is empty, which is the same to
+/// OpenMetrics as none.
 fn labels(guest: &GuestTotal) -> String {
-    let name = guest.domain.as_ref().unwrap_or(&guest.name);
-    let cgroup = guest.cgroup.as_deref().unwrap_or_default();
-    format!("{{pid=\"{}\",name=\"{}\",cgroup=\"{}\"}}", guest.pid, escaped(name), escaped(cgroup))
+    let text = |label: &Option<String>| escaped(label.as_deref().unwrap_or_default());
+    let name = escaped(guest.domain.as_ref().unwrap_or(&guest.name));
+    let (domain, pod, cgroup) = (text(&guest.domain), text(&guest.pod), text(&guest.cgroup));
+    let pid = guest.pid;
+    format!(
+        "{{pid=\"{pid}\",name=\"{name}\",domain=\"{domain}\",pod=\"{pod}\",cgroup=\"{cgroup}\"}}"
+    )
 }
 
 /// Escapes the value of a label.
@@ -103,7 +125,9 @@ fn escaped(value: &str) -> String {
 
 /// What a line of JSON has of a guest beside its values.
 #[derive(Serialize)]
-struct Line<'t> {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Line<'t> {
+    /// `sample` or `verdict`.
     kind: &'static str,
     /// Seconds since 1970 at the end of the sample.
     time: f64,
@@ -113,6 +137,8 @@ struct Line<'t> {
     domain: Option<&'t str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cgroup: Option<&'t str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<&'t str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -142,9 +168,10 @@ pub fn verdict(guest: &GuestTotal, began: f64) -> String {
 
 fn line<'t>(kind: &'static str, guest: &'t GuestTotal, time: f64) -> Line<'t> {
     let (domain, cgroup) = (guest.domain.as_deref(), guest.cgroup.as_deref());
+    let pod = guest.pod.as_deref();
     let (seconds, vcpus, verdict) = Default::default();
     let (pid, name) = (guest.pid, &*guest.name);
-    Line { kind, time, pid, name, domain, cgroup, seconds, guest: None, vcpus, verdict }
+    Line { kind, time, pid, name, domain, cgroup, pod, seconds, guest: None, vcpus, verdict }
 }
 
 fn written(line: &Line<'_>) -> String {
@@ -251,21 +278,25 @@ mod tests {
         one.total.remove(&Metric::FaultNs);
         let mut other = guest("qemu");
         (other.pid, other.domain) = (4712, Some("web01".to_owned()));
-        let families = read(&openmetrics(&[&one, &other], 0.25, 3));
+        other.pod = Some("6a1b".to_owned());
+        let families = read(&openmetrics(&[&one, &other], Own { cpu: 0.25, hidden: 3, ended: 2 }));
         let running = &families["slat_guest_running_seconds"];
         assert_eq!((&*running.kind, &*running.unit), ("counter", "seconds"));
         assert_eq!((running.samples[0].1, running.samples.len()), (3.0, 2));
         assert_eq!(running.samples[0].0["name"], "a\"\\\nb");
         assert_eq!(running.samples[0].0["cgroup"], "/vms/a");
         assert_eq!(running.samples[1].0["name"], "web01");
+        let labels = ["domain", "pod", "cgroup"].map(|label| &*running.samples[1].0[label]);
+        assert_eq!(labels, ["web01", "6a1b", ""]);
         let swap = &families["slat_guest_swap_bytes"];
         assert_eq!((&*swap.kind, &*swap.unit, swap.samples.len()), ("gauge", "bytes", 1));
         assert_eq!(families["slat_guest_fault_with_transitions_seconds"].samples.len(), 1);
         assert!(!families.contains_key("slat_guest_fault_seconds"), "it is not known");
         assert_eq!(families["slat_watch_hidden_processes"].samples[0].1, 3.0);
-        // All but the unknown one, and the three that are no metrics of guests.
-        assert_eq!(families.len(), Metric::ALL.len() - 1 + 3);
-        assert_eq!(read(&openmetrics(&[], 0.0, 0)).len(), 2);
+        assert_eq!(families["slat_watch_guests_ended"].samples[0].1, 2.0);
+        // All but the unknown one, and the four that are no metrics of guests.
+        assert_eq!(families.len(), Metric::ALL.len() - 1 + 4);
+        assert_eq!(read(&openmetrics(&[], Own::default())).len(), 3);
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub fn guest(name: &str) -> GuestTotal {
         name: name.to_owned(),
         domain: None,
         cgroup: None,
+        pod: None,
         vms: 1,
         found_at: 0.0,
         seconds: 2.0,

@@ -8,7 +8,6 @@ use slat_lab::numbers::{bytes, seconds};
 use slat_lab::rate::Rate;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
 use std::time::Duration;
 
 /// Rounds after which a guest is stopped in any case, as in `bench migrate` and most VMMs.
@@ -23,6 +22,7 @@ const WINDOW: f64 = 1.0;
 
 /// A dirty rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Dirty {
     /// The guest's process.
     pub pid: i32,
@@ -38,6 +38,7 @@ pub struct Dirty {
 
 /// Prediction of a guest's migration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Prediction {
     /// The guest's process.
     pub pid: i32,
@@ -97,29 +98,50 @@ pub struct Monitor {
     /// Answers on whether the guest runs, and how many of them said in which other state it was.
     asked: u32,
     stopped: BTreeMap<String, u32>,
+    /// What the balloon left to the guest, in the first step and in the last.
+    balloon: Option<(u64, u64)>,
+    counters: Result<BTreeMap<String, u64>, String>,
     /// Why the last step could not ask QEMU what it wanted.
     why: Option<String>,
 }
 
 impl Monitor {
-    /// Connects to the monitor and begins to measure.
-    ///
-    /// # Errors
-    /// Why the monitor cannot be used, in words.
-    pub fn connect(socket: &Path) -> Result<Self, String> {
-        let mut qmp = Qmp::connect(socket)?;
+    /// Begins to measure by a monitor.
+    pub fn new(mut qmp: Qmp) -> Self {
         let memory = qmp.memory();
         let (rates, migration, first, asked, stopped) = Default::default();
-        let (measures, migrated, why) = Default::default();
-        let mut this =
-            Self { qmp, memory, rates, measures, migration, migrated, first, asked, stopped, why };
+        let (measures, migrated, why, balloon) = Default::default();
+        let counters = Err(String::new());
+        let mut this = Self {
+            qmp,
+            memory,
+            rates,
+            measures,
+            migration,
+            migrated,
+            first,
+            asked,
+            stopped,
+            balloon,
+            counters,
+            why,
+        };
         this.step();
-        Ok(this)
+        this
+    }
+
+    /// Returns KVM's counters as QEMU told them in the last step, or why it did not.
+    pub fn counters(&self) -> &Result<BTreeMap<String, u64>, String> {
+        &self.counters
     }
 
     /// Takes the measurement, and begins the next one, which QEMU makes in the background.
     pub fn step(&mut self) {
         self.why = self.ask().err();
+        self.counters = self.qmp.statistics();
+        if let Ok(Some(left)) = self.qmp.balloon() {
+            self.balloon = Some((self.balloon.map_or(left, |(first, _)| first), left));
+        }
     }
 
     fn ask(&mut self) -> Result<(), String> {
@@ -176,6 +198,18 @@ impl Monitor {
             format!("QEMU told that it was not running ({state}), {count} of {} times", self.asked)
         });
         events.extend(stopped);
+        let memory = self.memory.as_ref().ok().copied();
+        match self.balloon {
+            Some((first, last)) if first != last => events.push(format!(
+                "its balloon left it {} at first and {} at last",
+                bytes(first),
+                bytes(last)
+            )),
+            Some((_, left)) if memory.is_some_and(|memory| left < memory) => {
+                events.push(format!("its balloon leaves it {}", bytes(left)));
+            }
+            _ => {}
+        }
         events
     }
 
@@ -192,7 +226,7 @@ impl Monitor {
             all.push(Dirty {
                 pid,
                 bytes_per_second: migration.bytes_per_second,
-                by: "QEMU's log of the migration that runs (query-migrate)",
+                by: "by QEMU's log of the migration that runs (query-migrate)",
                 error: format!("exact, of round {}", migration.rounds),
                 cost: "none: QEMU reads the log anyway",
             });
@@ -203,7 +237,7 @@ impl Monitor {
             all.push(Dirty {
                 pid,
                 bytes_per_second: mean,
-                by: "samples of QEMU's (calc-dirty-rate)",
+                by: "by samples of QEMU's (calc-dirty-rate)",
                 error: sampled(mean, self.memory.as_ref().ok().copied(), &self.rates),
                 cost: "QEMU takes hashes of 512 pages of each GiB twice a second; nothing is \
                        protected",
@@ -248,7 +282,7 @@ pub fn rates(guest: &GuestTotal, monitor: Option<&Monitor>, asked: &Asked) -> Ve
         all.push(Dirty {
             pid,
             bytes_per_second: *pages as f64 * rustix::param::page_size() as f64 / guest.seconds,
-            by: "pages in dirty rings (kvm_dirty_ring_push)",
+            by: "by pages in dirty rings (kvm_dirty_ring_push)",
             error: "exact over the whole watch; a page counts once each time that it was protected"
                 .to_owned(),
             cost: "a program in the kernel for each page that is logged",
@@ -380,7 +414,7 @@ impl Told {
         let mut said = Vec::new();
         for rate in &self.rates {
             said.push(format!(
-                "{} dirties {}, by {}; error: {}; cost: {}.",
+                "{} dirties {}, {}; error: {}; cost: {}.",
                 rate.pid,
                 Rate(rate.bytes_per_second),
                 rate.by,

@@ -17,6 +17,7 @@ const SCHEMA: u32 = 1;
 
 /// Why a watch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
     /// The time that the user asked for is over.
@@ -29,6 +30,7 @@ pub enum Ended {
 
 /// The results of a watch.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Report<'a> {
     /// Version of the JSON.
     pub schema: u32,
@@ -293,13 +295,6 @@ mod tests {
         assert_eq!(guest["samples"][0]["guest"]["faults"], 1000);
         assert_eq!(guest["samples"][0]["vcpus"][0]["faults"], 1000);
         let page = include_str!("../../../../docs/watch.md");
-        let keys = |value: &serde_json::Value| {
-            value.as_object().unwrap().keys().cloned().collect::<Vec<_>>()
-        };
-        let vcpu = keys(&guest["vcpus"][0]);
-        for key in keys(&json).into_iter().chain(keys(guest)).chain(vcpu) {
-            assert!(page.contains(&format!("`{key}`")), "docs/watch.md does not say what {key} is");
-        }
         for metric in Metric::ALL {
             let name = serde_json::to_value(metric).unwrap();
             let name = format!("`{}`", name.as_str().unwrap());

@@ -27,6 +27,7 @@ const WRITE_NS: f64 = 2e3;
 
 /// A cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// Ready to run, without a CPU.
@@ -64,6 +65,7 @@ impl Cause {
 
 /// A cause that was found.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Found {
     /// The cause.
     pub cause: Cause,
@@ -85,6 +87,7 @@ pub struct Found {
 
 /// The verdict on a guest.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Verdict {
     /// The guest's process.
     pub pid: i32,

@@ -213,6 +213,15 @@ fn cgroup(groups: &str) -> Option<String> {
     line.splitn(3, ':').nth(2).map(str::to_owned)
 }
 
+/// Returns the pod of Kubernetes that a control group belongs to, by its UID.
+pub fn pod(cgroup: &str) -> Option<String> {
+    let folder = cgroup.split('/').find_map(|folder| folder.rsplit_once("pod"));
+    let (_, uid) = folder.filter(|(before, _)| before.is_empty() || before.ends_with('-'))?;
+    let uid = uid.trim_end_matches(".slice").replace('_', "-");
+    let is_uid = uid.len() >= 32 && uid.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+    (is_uid && cgroup.contains("kubepods")).then_some(uid)
+}
+
 /// Returns all processes with guests.
 pub fn guests(files: &Files<'_>) -> Search {
     let mut search = Search::default();
@@ -412,6 +421,12 @@ pub(crate) mod tests {
         assert_eq!(cgroup("0::/vms/a:b").as_deref(), Some("/vms/a:b"));
         assert_eq!(cgroup("4:cpu,memory:/old\n0::/").as_deref(), Some("/old"));
         assert_eq!(cgroup("4:cpu:/old"), None);
+        let uid = "6a1b2c3d-0000-1111-2222-333344445555";
+        let slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6a1b2c3d_0000_\
+                     1111_2222_333344445555.slice/cri-containerd-aa.scope";
+        let plain = format!("/kubepods/besteffort/pod{uid}/aa");
+        assert_eq!([slice, &plain].map(|it| pod(it).unwrap()), [uid, uid]);
+        assert_eq!(pod("/machine.slice/machine-qemu-1-pod.scope"), None);
     }
 
     #[test]

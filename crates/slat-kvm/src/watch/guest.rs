@@ -33,6 +33,7 @@ const UNASKED: &str = "not measured, as every method changes the host; ask by --
 
 /// Whether a guest still exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// The guest exists.
@@ -65,6 +66,7 @@ impl Reading {
 
 /// The sources of the known values, and the reasons for the unknown ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Knowledge {
     /// The source of each known metric.
     pub sources: BTreeMap<Metric, Source>,
@@ -89,6 +91,8 @@ pub struct Guest {
     working_set: Result<(u64, Source), String>,
     kept: Kept,
     readings: u64,
+    /// KVM's counters as the VMM tells them, or why it does not, if it was asked.
+    told: Option<Result<BTreeMap<String, u64>, String>>,
 }
 
 /// `Guest::read` looks for reasons in each of the first readings, and then in one of `REASONS`.
@@ -159,6 +163,7 @@ impl Guest {
             working_set,
             kept,
             readings,
+            told: None,
         }
     }
 
@@ -360,6 +365,16 @@ impl Guest {
                 };
                 guest.put(metric, Source::Debugfs, found);
             }
+            if let Some(told) = &self.told
+                && !guest.values.contains_key(&metric)
+            {
+                let sum = told.as_ref().map_err(Clone::clone).and_then(|counters| {
+                    let known = metric.counters().iter().filter_map(|name| counters.get(*name));
+                    let lacks = || "QEMU tells no such counter (query-stats)".to_owned();
+                    known.copied().reduce(|sum, one| sum + one).ok_or_else(lacks)
+                });
+                guest.put(metric, Source::QueryStats, sum);
+            }
         }
         if Instant::now() >= self.huge_again {
             let began = Instant::now();
@@ -379,6 +394,11 @@ impl Guest {
         let knowledge = Knowledge { sources: guest.sources, unknown: guest.unknown };
         let vcpus = sinks.into_iter().map(|sink| sink.values).collect();
         (Reading { guest: guest.values, vcpus }, knowledge)
+    }
+
+    /// Takes KVM's counters of the guest from its VMM, for metrics without another source.
+    pub(crate) fn take_told(&mut self, told: Result<BTreeMap<String, u64>, String>) {
+        self.told = Some(told);
     }
 
     /// Takes the estimate of the guest's working set.

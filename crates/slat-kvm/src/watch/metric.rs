@@ -32,6 +32,7 @@ macro_rules! metrics {
 metrics! {
 /// A metric. Times are in nanoseconds and sizes in bytes, as the names say; all others are counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
     /// Faults that reached KVM.
@@ -238,12 +239,15 @@ impl Metric {
 
 /// The source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     /// KVM's binary statistics, through a descriptor of the VMM.
     BinaryStatistics,
     /// KVM's folder in debugfs.
     Debugfs,
+    /// KVM's statistics as QEMU tells them (`query-stats`).
+    QueryStats,
     /// `/proc/PID/task/TID/schedstat`.
     Schedstat,
     /// `/proc/PID/task/TID/stat` or `/proc/PID/stat`.
@@ -271,6 +275,7 @@ impl fmt::Display for Source {
         f.write_str(match self {
             Self::BinaryStatistics => "KVM's binary statistics",
             Self::Debugfs => "KVM's folder in debugfs",
+            Self::QueryStats => "QEMU's monitor (query-stats)",
             Self::Schedstat => "schedstat of the vCPUs' threads",
             Self::Stat => "/proc/PID/stat",
             Self::Status => "/proc/PID/status",

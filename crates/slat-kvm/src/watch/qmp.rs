@@ -4,9 +4,11 @@
 //! no page and stops no vCPU. Its other modes enable a dirty log, and are not used here.
 
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longest time that QEMU may take to answer.
@@ -19,9 +21,19 @@ const MOST: usize = 1 << 20;
 /// qapi/migration.json). In any other, also one that is not known here, it runs.
 const OVER: [&str; 4] = ["none", "completed", "failed", "cancelled"];
 
+/// QEMU's monitor, through its own socket or through libvirt.
+#[derive(Debug)]
+pub struct Qmp(Way);
+
+#[derive(Debug)]
+enum Way {
+    Socket(Socket),
+    Libvirt(Libvirt),
+}
+
 /// A connection to QEMU's monitor.
 #[derive(Debug)]
-pub struct Qmp {
+struct Socket {
     stream: BufReader<UnixStream>,
     /// The beginning of a line that is not complete yet.
     line: Vec<u8>,
@@ -77,7 +89,7 @@ impl Qmp {
         let stream = UnixStream::connect(socket).map_err(failed)?;
         stream.set_read_timeout(Some(ANSWER)).map_err(failed)?;
         stream.set_write_timeout(Some(ANSWER)).map_err(failed)?;
-        let mut this = Self { stream: BufReader::new(stream), line: Vec::new() };
+        let mut this = Socket { stream: BufReader::new(stream), line: Vec::new() };
         let greeting = this.message().map_err(|why| {
             format!(
                 "{}: {why}; a monitor talks to one client at a time: give QEMU a second one \
@@ -89,66 +101,28 @@ impl Qmp {
             return Err(format!("{}: that is no QMP monitor", socket.display()));
         }
         this.ask("qmp_capabilities", json!({}))?;
+        Ok(Self(Way::Socket(this)))
+    }
+
+    /// Asks through libvirt, which holds the monitor of this domain.
+    ///
+    /// # Errors
+    /// Why that is not possible, in words.
+    pub fn through_libvirt(domain: &str) -> Result<Self, String> {
+        Self::through(Path::new("virsh"), domain)
+    }
+
+    fn through(program: &Path, domain: &str) -> Result<Self, String> {
+        let (program, domain) = (program.to_owned(), domain.to_owned());
+        let mut this = Self(Way::Libvirt(Libvirt { program, domain }));
+        this.ask("query-status", json!({}))?;
         Ok(this)
     }
 
-    /// Returns the next message from QEMU.
-    fn message(&mut self) -> Result<Value, String> {
-        let end = Instant::now() + ANSWER;
-        loop {
-            let got = match self.stream.fill_buf() {
-                Ok([]) => return Err("QEMU closed the monitor".to_owned()),
-                Ok(bytes) => bytes,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => {
-                    return Err(match error.kind() {
-                        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                            "QEMU does not answer".to_owned()
-                        }
-                        ErrorKind::ConnectionReset => "QEMU closed the monitor".to_owned(),
-                        _ => error.to_string(),
-                    });
-                }
-            };
-            let (taken, whole) = match got.iter().position(|byte| *byte == b'\n') {
-                Some(at) => (at + 1, true),
-                None => (got.len(), false),
-            };
-            self.line.extend_from_slice(&got[..taken]);
-            self.stream.consume(taken);
-            if self.line.len() > MOST || (!whole && Instant::now() > end) {
-                return Err("that is no QMP monitor".to_owned());
-            }
-            if whole {
-                let line = std::mem::take(&mut self.line);
-                if line.trim_ascii().is_empty() {
-                    continue;
-                }
-                return serde_json::from_slice(&line)
-                    .map_err(|_| "that is no QMP monitor".to_owned());
-            }
-        }
-    }
-
-    /// Executes a command and returns its result. Events in between are skipped.
     fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, String> {
-        let mut text = json!({ "execute": command, "arguments": arguments }).to_string();
-        text.push('\n');
-        let sent = self.stream.get_mut().write_all(text.as_bytes());
-        sent.map_err(|error| format!("QEMU closed the monitor: {error}"))?;
-        let end = Instant::now() + ANSWER;
-        loop {
-            let mut message = self.message()?;
-            if let Some(answer) = message.get_mut("return") {
-                return Ok(answer.take());
-            }
-            if let Some(error) = message.get("error") {
-                let why = error["desc"].as_str().unwrap_or("no reason given");
-                return Err(format!("{command}: {why}"));
-            }
-            if Instant::now() > end {
-                return Err(format!("{command}: QEMU does not answer"));
-            }
+        match &mut self.0 {
+            Way::Socket(socket) => socket.ask(command, arguments),
+            Way::Libvirt(libvirt) => libvirt.ask(command, arguments),
         }
     }
 
@@ -223,6 +197,37 @@ impl Qmp {
         })
     }
 
+    /// Returns KVM's counters of the VM and of all its vCPUs together, by the kernel's names.
+    ///
+    /// # Errors
+    /// The error that QEMU reports: it is older than 7.1, or has no statistics of KVM.
+    pub fn statistics(&mut self) -> Result<BTreeMap<String, u64>, String> {
+        let mut all = BTreeMap::new();
+        for target in ["vm", "vcpu"] {
+            let answer = self.ask("query-stats", json!({ "target": target }))?;
+            let of_kvm = answer.as_array().into_iter().flatten();
+            let of_kvm = of_kvm.filter(|entry| entry["provider"] == "kvm");
+            let stats = of_kvm.flat_map(|entry| entry["stats"].as_array().into_iter().flatten());
+            all.extend(counters(stats));
+        }
+        if all.is_empty() {
+            return Err("query-stats: QEMU tells no statistics of KVM".to_owned());
+        }
+        Ok(all)
+    }
+
+    /// Returns how much memory the balloon leaves to the guest, in bytes; `None` without a balloon.
+    ///
+    /// # Errors
+    /// Why QEMU does not answer, in words.
+    pub fn balloon(&mut self) -> Result<Option<u64>, String> {
+        match self.ask("query-balloon", json!({})) {
+            Ok(answer) => number(&answer, "actual").map(Some),
+            Err(why) if why.contains("No balloon device") => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+
     /// Returns whether the guest runs, or in which other state it is, such as `paused`.
     ///
     /// # Errors
@@ -235,6 +240,114 @@ impl Qmp {
             None => Err("QEMU tells no status".to_owned()),
         }
     }
+}
+
+impl Socket {
+    /// Returns the next message from QEMU.
+    fn message(&mut self) -> Result<Value, String> {
+        let end = Instant::now() + ANSWER;
+        loop {
+            let got = match self.stream.fill_buf() {
+                Ok([]) => return Err("QEMU closed the monitor".to_owned()),
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    return Err(match error.kind() {
+                        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                            "QEMU does not answer".to_owned()
+                        }
+                        ErrorKind::ConnectionReset => "QEMU closed the monitor".to_owned(),
+                        _ => error.to_string(),
+                    });
+                }
+            };
+            let (taken, whole) = match got.iter().position(|byte| *byte == b'\n') {
+                Some(at) => (at + 1, true),
+                None => (got.len(), false),
+            };
+            self.line.extend_from_slice(&got[..taken]);
+            self.stream.consume(taken);
+            if self.line.len() > MOST || (!whole && Instant::now() > end) {
+                return Err("that is no QMP monitor".to_owned());
+            }
+            if whole {
+                let line = std::mem::take(&mut self.line);
+                if line.trim_ascii().is_empty() {
+                    continue;
+                }
+                return serde_json::from_slice(&line)
+                    .map_err(|_| "that is no QMP monitor".to_owned());
+            }
+        }
+    }
+
+    /// Executes a command and returns its result. Events in between are skipped.
+    fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, String> {
+        let mut text = json!({ "execute": command, "arguments": arguments }).to_string();
+        text.push('\n');
+        let sent = self.stream.get_mut().write_all(text.as_bytes());
+        sent.map_err(|error| format!("QEMU closed the monitor: {error}"))?;
+        let end = Instant::now() + ANSWER;
+        loop {
+            let mut message = self.message()?;
+            if let Some(answer) = message.get_mut("return") {
+                return Ok(answer.take());
+            }
+            if let Some(error) = message.get("error") {
+                return Err(format!("{command}: {}", refusal(error)));
+            }
+            if Instant::now() > end {
+                return Err(format!("{command}: QEMU does not answer"));
+            }
+        }
+    }
+}
+
+/// libvirt, by its command: it lets one client at a time ask what it does not know itself.
+#[derive(Debug)]
+struct Libvirt {
+    program: PathBuf,
+    domain: String,
+}
+
+impl Libvirt {
+    fn ask(&self, command: &str, arguments: Value) -> Result<Value, String> {
+        let text = json!({ "execute": command, "arguments": arguments }).to_string();
+        let mut virsh = Command::new(&self.program);
+        virsh.args(["--quiet", "qemu-monitor-command", "--domain", &self.domain, "--cmd", &text]);
+        let done = virsh.stdin(Stdio::null()).output().map_err(|error| match error.kind() {
+            ErrorKind::NotFound => "no virsh is installed (libvirt-clients)".to_owned(),
+            _ => format!("virsh: {error}"),
+        })?;
+        if !done.status.success() {
+            let why = String::from_utf8_lossy(&done.stderr);
+            let line = why.lines().find(|line| !line.trim().is_empty());
+            return Err(format!("virsh: {}", line.unwrap_or("no reason given").trim()));
+        }
+        let answer = done.stdout.get(..MOST.min(done.stdout.len())).unwrap_or_default();
+        let mut answer: Value = serde_json::from_slice(answer)
+            .map_err(|_| "virsh printed no answer of QEMU's".to_owned())?;
+        match answer.get_mut("return") {
+            Some(result) => Ok(result.take()),
+            None => Err(format!("{command}: {}", refusal(&answer["error"]))),
+        }
+    }
+}
+
+/// Returns why QEMU refuses a command.
+fn refusal(error: &Value) -> &str {
+    error["desc"].as_str().unwrap_or("no reason given")
+}
+
+/// Returns the sums of counters by their names. One that is no number is a histogram.
+fn counters<'a>(stats: impl Iterator<Item = &'a Value>) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for one in stats {
+        if let Some((name, value)) = one["name"].as_str().zip(one["value"].as_u64()) {
+            *sums.entry(name.to_owned()).or_default() += value;
+        }
+    }
+    sums
 }
 
 /// Returns a number of an answer.
@@ -379,6 +492,54 @@ mod tests {
         let error = Qmp::connect(&folder.path().join("qmp")).unwrap_err();
         assert!(error.contains("no QMP monitor"), "{error}");
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn counters_of_all_vcpus_and_the_balloon_are_asked_for() {
+        let (folder, asked) = monitor(
+            GREETING,
+            vec![
+                AGREED,
+                "{\"return\": [{\"provider\": \"kvm\", \"stats\": [{\"name\": \"pages_4k\", \
+                 \"value\": 7}]}]}\n",
+                "{\"return\": [{\"provider\": \"kvm\", \"qom-path\": \"/a\", \"stats\": [{\"name\": \
+                 \"pf_taken\", \"value\": 3}, {\"name\": \"halt_wait_hist\", \"value\": [1, 2]}]}, \
+                 {\"provider\": \"kvm\", \"stats\": [{\"name\": \"pf_taken\", \"value\": 4}]}, \
+                 {\"provider\": \"cryptodev\", \"stats\": [{\"name\": \"pf_taken\", \"value\": 9}]}]}\n",
+                "{\"return\": {\"actual\": 4096}}\n",
+                "{\"error\": {\"class\": \"DeviceNotActive\", \"desc\": \"No balloon device has been \
+                 activated\"}}\n",
+                "{\"return\": []}\n",
+                "{\"return\": []}\n",
+            ],
+        );
+        let mut qmp = Qmp::connect(&folder.path().join("qmp")).unwrap();
+        let counters = BTreeMap::from([("pages_4k".to_owned(), 7), ("pf_taken".to_owned(), 7)]);
+        assert_eq!(qmp.statistics(), Ok(counters));
+        assert_eq!((qmp.balloon(), qmp.balloon()), (Ok(Some(4096)), Ok(None)));
+        assert!(qmp.statistics().unwrap_err().contains("no statistics of KVM"));
+        drop(qmp);
+        assert_eq!(asked.join().unwrap()[2]["arguments"]["target"], "vcpu");
+    }
+
+    #[test]
+    fn a_domain_of_libvirts_is_asked_through_its_command() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let virsh = folder.path().join("virsh");
+        let script = "#!/bin/sh\n\
+            [ \"$4\" = web01 ] || { echo \"error: failed to get domain '$4'\" >&2; exit 1; }\n\
+            case \"$6\" in *query-status*) echo '{\"return\":{\"status\":\"running\"},\"id\":\"a\"}';;\n\
+            *) echo '{\"error\":{\"class\":\"CommandNotFound\",\"desc\":\"no such thing\"}}';; esac\n";
+        std::fs::write(&virsh, script).unwrap();
+        std::fs::set_permissions(&virsh, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut qmp = Qmp::through(&virsh, "web01").unwrap();
+        assert_eq!(qmp.status(), Ok(Ok(())));
+        assert!(qmp.memory().unwrap_err().contains("no such thing"));
+        let other = Qmp::through(&virsh, "web02").unwrap_err();
+        assert!(other.contains("failed to get domain 'web02'"), "{other}");
+        let missing = Qmp::through(&folder.path().join("none"), "web01").unwrap_err();
+        assert!(missing.contains("libvirt-clients"), "{missing}");
     }
 
     #[test]

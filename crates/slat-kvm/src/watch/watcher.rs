@@ -80,6 +80,8 @@ pub struct Watch<'f> {
     guests: Vec<WatchedGuest>,
     hidden: usize,
     working_sets: Option<WorkingSets>,
+    most_ended: Option<usize>,
+    forgotten: usize,
 }
 
 impl<'f> Watch<'f> {
@@ -110,6 +112,8 @@ impl<'f> Watch<'f> {
             guests: Vec::new(),
             hidden: 0,
             working_sets: None,
+            most_ended: None,
+            forgotten: 0,
         };
         if let Which::Pid(pid) = which {
             watch.process = Process::open(pid).ok();
@@ -130,7 +134,8 @@ impl<'f> Watch<'f> {
         }
     }
 
-    /// Returns the guests, in the order in which they were found. A guest keeps its index.
+    /// Returns the guests, in the order in which they were found. A guest keeps its index, unless
+    /// [`Watch::keep_ended`] was called.
     pub fn guests(&self) -> &[WatchedGuest] {
         &self.guests
     }
@@ -166,6 +171,36 @@ impl<'f> Watch<'f> {
     pub fn estimate(&mut self, working_sets: WorkingSets) {
         self.working_sets = Some(working_sets);
         self.step_working_sets();
+    }
+
+    /// Takes KVM's counters of a process's guest as its VMM tells them, for the next step: metrics
+    /// that no other source has are from these.
+    pub fn tell(&mut self, pid: i32, told: &Result<BTreeMap<String, u64>, String>) {
+        let there = self.guests.iter_mut().filter_map(|it| it.guest.as_mut());
+        there.filter(|guest| guest.pid() == pid).for_each(|guest| guest.take_told(told.clone()));
+    }
+
+    /// Forgets the guests that ended, except for this number of the latest, before the next step.
+    /// A watch that never ends would otherwise keep all guests that ever ran.
+    pub fn keep_ended(&mut self, most: usize) {
+        self.most_ended = Some(most);
+    }
+
+    /// Returns the number of guests that ended and were forgotten.
+    pub fn forgotten(&self) -> usize {
+        self.forgotten
+    }
+
+    fn forget_ended(&mut self) {
+        let Some(most) = self.most_ended else { return };
+        let ended = self.guests.iter().filter(|it| !it.is_there()).count();
+        let mut surplus = ended.saturating_sub(most);
+        self.forgotten += surplus;
+        self.guests.retain(|it| {
+            let goes = surplus > 0 && !it.is_there();
+            surplus -= usize::from(goes);
+            !goes
+        });
     }
 
     /// Returns the estimates of guests' working sets, if they were asked for.
@@ -237,6 +272,7 @@ impl<'f> Watch<'f> {
 
     /// Takes a sample of each guest, releases the guests that ended, and looks for new ones.
     pub fn step(&mut self) -> Step {
+        self.forget_ended();
         let mut step = Step::default();
         let began = self.began;
         // Only a list of all guests shows which of them have memory at an address.
@@ -367,6 +403,7 @@ impl<'f> Watch<'f> {
             name: guest.found().name.clone(),
             domain: guest.found().domain.clone(),
             cgroup: guest.found().cgroup.clone(),
+            pod: guest.found().cgroup.as_deref().and_then(find::pod),
             vms: guest.vms(),
             found_at: began.as_secs_f64(),
             seconds: 0.0,

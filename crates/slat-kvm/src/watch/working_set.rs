@@ -109,6 +109,7 @@ impl Mark {
 
 /// The estimate of a guest's working set.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WorkingSet {
     /// The guest's process.
     pub pid: i32,

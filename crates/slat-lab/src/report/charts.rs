@@ -9,7 +9,7 @@ pub mod strips;
 pub mod sweep;
 pub mod timeline;
 
-use plotters::coord::{CoordTranslate, Shift};
+use plotters::coord::Shift;
 use plotters::prelude::*;
 
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
@@ -33,13 +33,30 @@ fn colour(place: usize) -> RGBColor {
     *COLOURS.iter().chain(&MORE).nth(place % all).unwrap_or(&BLACK)
 }
 
-/// Writes the names of a chart's lines into one of its corners.
-fn names<'a, DB: DrawingBackend + 'a, CT: CoordTranslate>(
-    chart: &mut ChartContext<'a, DB, CT>,
-    corner: SeriesLabelPosition,
-) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
-    let mut names = chart.configure_series_labels();
-    names.label_font(FONT).position(corner).background_style(WHITE.mix(0.8)).draw()
+/// Height of a line of names, and about how wide a character of one is.
+const NAME: (i32, i32) = (20, 8);
+
+/// Writes the names of a chart's lines above it, from the left: there they hide no line, and a
+/// narrow screen shows them. Returns the height that this took, and how to draw it.
+fn legend<'n>(names: impl Iterator<Item = &'n str>) -> (u32, impl Fn(&Area) -> Drawn) {
+    let (mut x, mut y) = (12, NAME.0);
+    let mut places = Vec::new();
+    for (place, name) in names.enumerate() {
+        let wide = 34 + NAME.1 * name.chars().count() as i32;
+        if x > 12 && x + wide > WIDTH as i32 {
+            (x, y) = (12, y + NAME.0);
+        }
+        places.push((x, y, colour(place), name.to_owned()));
+        x += wide;
+    }
+    let height = if places.is_empty() { 0 } else { y + NAME.0 / 2 };
+    let draw = move |area: &Area| {
+        places.iter().try_for_each(|(x, y, colour, name)| {
+            area.draw(&Rectangle::new([(*x, y - 6), (x + 16, y - 3)], colour.filled()))?;
+            area.draw(&Text::new(name.clone(), (x + 22, y - 11), FONT))
+        })
+    };
+    (height as u32, draw)
 }
 
 /// Draws on a new sheet. If drawing fails, the sheet stays unfinished: a report without one chart

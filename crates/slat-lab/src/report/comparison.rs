@@ -2,6 +2,7 @@
 
 use crate::compare::{Comparison, DRIFT, EXACT, LEAST, Pair, Verdict};
 use crate::numbers::{thousands, three_digits};
+use crate::param::{heading, shown};
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
 use crate::unit::Unit;
@@ -122,10 +123,9 @@ fn constants(comparison: &Comparison) -> Map<String, Value> {
 }
 
 fn listed<'p>(params: impl Iterator<Item = (&'p String, &'p Value)>) -> String {
-    let words = params.filter(|(_, value)| !value.is_null()).map(|(name, value)| match value {
-        Value::String(text) => format!("{} {text}", name.replace('_', " ")),
-        other => format!("{} {other}", name.replace('_', " ")),
-    });
+    let known = params.filter(|(_, value)| !value.is_null());
+    let words =
+        known.map(|(name, value)| format!("{} {}", heading(name), shown(name, Some(value))));
     words.collect::<Vec<_>>().join(", ")
 }
 

@@ -55,8 +55,10 @@ pub fn host(report: &Report) -> String {
 /// Appends the first lines: whether the run can be trusted, its answers, the machine, and whether
 /// it was interrupted.
 pub fn header(text: &mut String, report: &Report, width: u16) {
-    if let Some(trust) = &report.trust {
-        wrap(text, &trust.line(), "", width);
+    match &report.trust {
+        _ if report.results.is_empty() => wrap(text, "Nothing was measured.", "", width),
+        Some(trust) => wrap(text, &trust.line(), "", width),
+        None => {}
     }
     verdict(text, &report.verdict, width);
     wrap(text, &host(report), "", width);
@@ -84,6 +86,47 @@ pub fn grid(text: &mut String, table: &Table, width: u16) {
     text.push_str(&table.title);
     text.push('\n');
     wrap(text, &table.common, "  ", width);
+    for (place, part) in parts(table, width).iter().enumerate() {
+        if place > 0 {
+            text.push('\n');
+        }
+        lines(text, part, width);
+    }
+    for note in &table.notes {
+        wrap(text, note, "  ", width);
+    }
+}
+
+/// Splits a table that is wider than the terminal: each part has its labels, and as many of the
+/// other columns as fit beside them. A terminal that breaks the lines makes a table unreadable.
+fn parts(table: &Table, width: u16) -> Vec<Table> {
+    let count = table.columns.len();
+    let all: Vec<usize> = (0..count).map(|index| least(table, index)).collect();
+    let width = usize::from(width);
+    if all.iter().sum::<usize>() <= width || table.labels >= count {
+        return vec![table.clone()];
+    }
+    let labels: usize = all[..table.labels].iter().sum();
+    let (mut groups, mut used) = (vec![Vec::new()], labels);
+    for (index, least) in all.iter().enumerate().skip(table.labels) {
+        if used + least > width && groups.last().is_some_and(|group| !group.is_empty()) {
+            groups.push(Vec::new());
+            used = labels;
+        }
+        used += least;
+        groups.last_mut().expect("there is one").push(index);
+    }
+    let part = |group: &Vec<usize>| {
+        let chosen = || (0..table.labels).chain(group.iter().copied());
+        let of = |row: &Vec<String>| chosen().map(|index| row[index].clone()).collect();
+        let columns = of(&table.columns);
+        Table { columns, rows: table.rows.iter().map(of).collect(), ..table.clone() }
+    };
+    groups.iter().map(part).collect()
+}
+
+/// Appends the lines of a table.
+fn lines(text: &mut String, table: &Table, width: u16) {
     let mut grid = Grid::new();
     grid.load_style(STYLE);
     grid.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
@@ -105,9 +148,6 @@ pub fn grid(text: &mut String, table: &Table, width: u16) {
     for line in grid.lines() {
         let _ = writeln!(text, "{}", line.trim_end());
     }
-    for note in &table.notes {
-        wrap(text, note, "  ", width);
-    }
 }
 
 /// Returns the length of the longest piece of a column's cells, broken at the characters `at`.
@@ -116,15 +156,33 @@ fn widest(table: &Table, index: usize, at: &[char]) -> usize {
     cells.flat_map(|cell| cell.split(at)).map(|piece| piece.chars().count()).max().unwrap_or(0)
 }
 
-/// Returns a column's lower bound: no word is broken, even on a narrow terminal. A single label is
-/// a sentence, which may take a few lines, but not ten.
-fn constraint(table: &Table, index: usize) -> Option<ColumnConstraint> {
-    let mut least = widest(table, index, &[' ', '\n']);
+/// Returns a column's least width: no word is broken, even on a narrow terminal, and no number from
+/// its unit. A single label is a sentence, which may take a few lines, but not ten.
+fn least(table: &Table, index: usize) -> usize {
+    let is_number = index >= table.labels;
+    let cells = table.rows.iter().map(|row| widest_of(&row[index], is_number)).max();
+    let mut least = cells.unwrap_or(0).max(widest_of(&table.columns[index], false));
     if index == 0 && table.labels == 1 {
         least = least.max(widest(table, 0, &['\n']).min(42));
     }
     let padding = 2;
-    Some(ColumnConstraint::LowerBoundary(Width::Fixed(u16::try_from(least + padding).ok()?)))
+    least + padding
+}
+
+/// Returns the length of the longest piece of a cell that stays in one line. Beyond some length
+/// a cell of figures is a sentence.
+fn widest_of(cell: &str, is_number: bool) -> usize {
+    let longest = |at: &[char]| cell.split(at).map(|it| it.chars().count()).max().unwrap_or(0);
+    match longest(&['\n']) {
+        whole if is_number && whole <= 16 => whole,
+        _ => longest(&[' ', '\n']),
+    }
+}
+
+/// Returns a column's lower bound.
+fn constraint(table: &Table, index: usize) -> Option<ColumnConstraint> {
+    let least = u16::try_from(least(table, index)).ok()?;
+    Some(ColumnConstraint::LowerBoundary(Width::Fixed(least)))
 }
 
 /// Appends what was not measured, and why.
@@ -158,6 +216,24 @@ mod tests {
     fn a_run_that_was_interrupted_says_so() {
         let report = Report { partial: true, ..fake::report() };
         assert!(render(&report, &[], 100).contains("INTERRUPTED"));
+    }
+
+    #[test]
+    fn a_table_wider_than_the_terminal_goes_on_below_with_its_labels() {
+        let cells = |row: usize| (0..9).map(|i| format!("{row}{i} µs ±1%")).collect::<Vec<_>>();
+        let named = |name: &str, cells: Vec<String>| [vec![name.to_owned()], cells].concat();
+        let columns = named("phase", (0..9).map(|i| format!("column {i}")).collect());
+        let rows = vec![named("enable", cells(1)), named("clear", cells(2))];
+        let (title, common) = ("Phases".to_owned(), String::new());
+        let table = Table { title, common, columns, labels: 1, rows, notes: Vec::new() };
+        let mut text = String::new();
+        grid(&mut text, &table, 80);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert_eq!(text.matches("enable").count(), 2, "{text}");
+        assert!((0..9).all(|i| text.contains(&format!("2{i} µs ±1%"))), "{text}");
+        let mut wide = String::new();
+        grid(&mut wide, &table, 160);
+        assert_eq!(wide.matches("enable").count(), 1, "{wide}");
     }
 
     #[test]

@@ -52,8 +52,12 @@ impl Output {
     }
 }
 
-/// Prints to stdout; it is no error if no process reads it any more.
+/// Prints to stdout; it is no error if no process reads it any more. Where the user's locale has
+/// no characters but ASCII, text gets these; JSON is UTF-8 everywhere.
 pub fn print(text: &str) -> anyhow::Result<()> {
+    let plain = (!text.starts_with(['{', '[']) && !super::ascii::is_utf8())
+        .then(|| super::ascii::plain(text));
+    let text = plain.as_deref().unwrap_or(text);
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if !super::nobody_reads(&error) => Err(error).context("cannot write to stdout"),
@@ -67,5 +71,7 @@ pub fn width() -> u16 {
     if !io::stdout().is_terminal() {
         return IN_A_FILE;
     }
-    comfy_table::Table::new().width().map_or(IN_A_FILE, |width| width.clamp(60, 160))
+    // A serial console tells no size, or one of 0.
+    let columns = comfy_table::Table::new().width().filter(|columns| *columns > 0);
+    columns.unwrap_or(80).clamp(60, 160)
 }

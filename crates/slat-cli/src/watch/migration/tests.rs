@@ -39,7 +39,7 @@ fn monitor(answer: impl Fn(&str) -> String + Send + 'static) -> (Monitor, Comman
         }
         asked
     });
-    (Monitor::connect(&socket).unwrap(), thread)
+    (Monitor::new(Qmp::connect(&socket).unwrap()), thread)
 }
 
 type Commands = std::thread::JoinHandle<Vec<String>>;

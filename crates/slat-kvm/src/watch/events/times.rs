@@ -23,6 +23,7 @@ pub(crate) const LONGEST: usize = 2;
 
 /// Why a vCPU left the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
     /// A fault of a read from memory.
@@ -139,17 +140,31 @@ pub fn faults(stalls: &Stalls) -> Times {
     sum
 }
 
+/// Times as they are shown: their histogram has the upper bound of each class, and its count.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+struct Shown {
+    count: u64,
+    total_ns: u64,
+    p50_ns: u64,
+    p99_ns: u64,
+    longest_ns: u64,
+    histogram: Vec<(u64, u64)>,
+}
+
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for Times {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Times".into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        Shown::json_schema(generator)
+    }
+}
+
 impl Serialize for Times {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Shown {
-            count: u64,
-            total_ns: u64,
-            p50_ns: u64,
-            p99_ns: u64,
-            longest_ns: u64,
-            histogram: Vec<(u64, u64)>,
-        }
         let quantile = |share| self.quantile(share).map_or(0, |time| time.as_nanos() as u64);
         Shown {
             count: self.count,

@@ -3,6 +3,7 @@
 use super::*;
 use crate::watch::events::{Heard, Notices, Own, Place, Thread, USER_EXIT};
 use crate::watch::find::tests::Made;
+use crate::watch::metric::Source;
 
 const PID: i32 = i32::MAX - 1;
 const ONE: [&str; 2] = ["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"];
@@ -49,6 +50,47 @@ fn a_value_that_is_not_known_for_a_while_did_not_stand_still() {
     let vcpu: Vec<_> = total.samples.iter().map(|it| of(&it.vcpus[0])).collect();
     assert_eq!((guest, vcpu), (vec![Some(30), None, Some(40)], vec![Some(30), None, Some(40)]));
     assert_eq!(total.total[&Metric::RunningNs], 70);
+}
+
+#[test]
+fn counters_that_the_vmm_tells_stand_in_for_those_that_nothing_else_has() {
+    let host = Made::new();
+    host.process(PID, "vmm", &ONE);
+    let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+    let told = |faults: u64| Ok(BTreeMap::from([("pf_taken".to_owned(), faults)]));
+    for faults in [100, 130, 170] {
+        watch.tell(PID, &told(faults));
+        watch.step();
+    }
+    let total = watch.guests()[0].total();
+    let faults: Vec<_> = total.samples.iter().map(|it| it.guest.get(&Metric::Faults)).collect();
+    assert_eq!(faults, [None, Some(&30), Some(&40)]);
+    assert_eq!(total.total[&Metric::Faults], 70);
+    assert_eq!(total.knowledge.sources[&Metric::Faults], Source::QueryStats);
+    assert!(total.knowledge.unknown[&Metric::Exits].contains("query-stats"));
+}
+
+#[test]
+fn guests_that_ended_are_kept_up_to_a_bound() {
+    let host = Made::new();
+    host.process(PID, "vmm", &ONE);
+    let mut watch = watch(&host, Which::All).unwrap();
+    watch.keep_ended(2);
+    let folder = host.files().0.join(format!("proc/{PID}/fd"));
+    for round in 0..5 {
+        std::fs::remove_dir_all(&folder).unwrap();
+        let step = watch.step();
+        assert!(!watch.guests()[step.went[0]].is_there());
+        host.process(PID, &format!("vmm{round}"), &[]);
+        std::fs::remove_dir_all(&folder).unwrap();
+        host.process(PID, &format!("vmm{round}"), &ONE);
+        let came = std::iter::repeat_with(|| watch.step().came).take(1_000_000);
+        let came = came.flatten().next().unwrap();
+        assert!(watch.guests()[came].is_there());
+    }
+    watch.step();
+    assert_eq!((watch.guests().len(), watch.forgotten()), (3, 3));
+    assert_eq!(watch.guests()[0].total().name, "vmm2");
 }
 
 /// Accounts of tracepoints, in which the thread 20 of `PID` has had `exits`, and unmapped memory as

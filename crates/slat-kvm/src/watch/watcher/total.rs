@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 /// The values between two moments.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Sample {
     /// Seconds from the start of the watch to the end of the sample.
     pub at: f64,
@@ -53,6 +54,7 @@ fn together(one: &Values, next: &Values) -> Values {
 
 /// The totals of a vCPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct VcpuTotal {
     /// The vCPU's number.
     pub index: u32,
@@ -76,6 +78,7 @@ impl VcpuTotal {
 
 /// The totals of a guest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GuestTotal {
     /// The guest's process.
     pub pid: i32,
@@ -87,6 +90,9 @@ pub struct GuestTotal {
     /// The control group of the guest's process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
+    /// The UID of the pod of Kubernetes that the guest's process belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
     /// Number of VMs of the process.
     pub vms: usize,
     /// Seconds from the start of the watch until the guest was found.

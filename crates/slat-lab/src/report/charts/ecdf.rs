@@ -1,7 +1,7 @@
 //! Empirical distribution functions: the part of many samples that does not exceed a value.
 
 use super::strips::Strip;
-use super::{DOT, FONT, colour};
+use super::{FONT, colour};
 use crate::unit::Unit;
 use plotters::prelude::*;
 
@@ -22,8 +22,11 @@ pub(super) fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
     let back = |value: f64| if is_wide { 10f64.powf(value) } else { value };
     let (low, high) = (to(least), to(most));
     let room = (high - low).max(high.abs() * 1e-3).max(f64::MIN_POSITIVE) / 20.0;
-    Some(super::svg(300, |area| {
-        let mut chart = ChartBuilder::on(area)
+    let (above, draw) = super::legend(lines.iter().map(|(name, _)| *name));
+    Some(super::svg(300 + above, |area| {
+        draw(area)?;
+        let (_, area) = area.split_vertically(above);
+        let mut chart = ChartBuilder::on(&area)
             .margin(12)
             .x_label_area_size(30)
             .y_label_area_size(50)
@@ -36,15 +39,12 @@ pub(super) fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
             .x_label_formatter(&|value| unit.figure(back(*value)))
             .y_label_formatter(&|part| format!("{:.0} %", part * 100.0))
             .draw()?;
-        for (place, (name, points)) in lines.iter().enumerate() {
+        for (place, (_, points)) in lines.iter().enumerate() {
             let colour = colour(place);
             let path = points.iter().map(|(value, part)| (to(*value), *part));
-            chart
-                .draw_series(LineSeries::new(path, colour.stroke_width(2)))?
-                .label(*name)
-                .legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
+            chart.draw_series(LineSeries::new(path, colour.stroke_width(2)))?;
         }
-        super::names(&mut chart, SeriesLabelPosition::LowerRight)
+        Ok(())
     }))
 }
 

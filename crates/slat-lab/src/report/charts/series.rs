@@ -17,9 +17,12 @@ pub fn chart(title: &str, values: &str, lines: &[Line]) -> Option<Chart> {
         return None;
     }
     let top = all().map(|(_, value)| *value).filter(finite).fold(0.0, f64::max);
-    let top = if top > 0.0 { top * (1.1 + 0.1 * lines.len().min(4) as f64) } else { 1.0 };
-    let svg = super::svg(300, |area| {
-        let mut chart = ChartBuilder::on(area)
+    let top = if top > 0.0 { top * 1.1 } else { 1.0 };
+    let (above, draw) = super::legend(lines.iter().map(|(name, _)| &**name));
+    let svg = super::svg(300 + above, |area| {
+        draw(area)?;
+        let (_, area) = area.split_vertically(above);
+        let mut chart = ChartBuilder::on(&area)
             .margin(12)
             .x_label_area_size(36)
             .y_label_area_size(80)
@@ -32,15 +35,12 @@ pub fn chart(title: &str, values: &str, lines: &[Line]) -> Option<Chart> {
             .x_desc("seconds")
             .y_desc(values)
             .draw()?;
-        for (place, (name, points)) in lines.iter().enumerate() {
+        for (place, (_, points)) in lines.iter().enumerate() {
             let colour = colour(place);
             let points = points.iter().copied().filter(|(_, value)| value.is_finite());
-            chart
-                .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour));
+            chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?;
         }
-        super::names(&mut chart, SeriesLabelPosition::UpperRight)
+        Ok(())
     });
     Some(Chart { title: title.to_owned(), svg })
 }

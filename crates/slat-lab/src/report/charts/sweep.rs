@@ -26,12 +26,15 @@ pub fn chart(
     let all = || ways.iter().flat_map(|(_, points)| points);
     let right = all().map(|point| point.x).reduce(f64::max).filter(|x| *x > 0.0)?;
     let top = all().map(|point| point.y).reduce(f64::max).filter(|y| *y > 0.0)?;
-    let svg = super::svg(360, |area| {
-        let mut chart = ChartBuilder::on(area)
+    let (above, draw) = super::legend(ways.iter().map(|(name, _)| &**name));
+    let svg = super::svg(360 + above, |area| {
+        draw(area)?;
+        let (_, area) = area.split_vertically(above);
+        let mut chart = ChartBuilder::on(&area)
             .margin(12)
             .x_label_area_size(44)
             .y_label_area_size(80)
-            .build_cartesian_2d(0.0..right * 1.05, 0.0..top * (1.1 + 0.1 * ways.len() as f64))?;
+            .build_cartesian_2d(0.0..right * 1.05, 0.0..top * 1.1)?;
         chart
             .configure_mesh()
             .max_light_lines(0)
@@ -40,15 +43,12 @@ pub fn chart(
             .y_desc(axes[1])
             .y_label_formatter(&|y| shown(*y))
             .draw()?;
-        for (place, (name, points)) in ways.iter().enumerate() {
+        for (place, (_, points)) in ways.iter().enumerate() {
             let colour = colour(place);
             let mut sorted = points.clone();
             sorted.sort_by(|a, b| a.x.total_cmp(&b.x));
             let line = sorted.iter().map(|point| (point.x, point.y));
-            chart
-                .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
-                .label(name)
-                .legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
+            chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
             chart.draw_series(sorted.iter().map(|point| {
                 let inside = if point.reached { colour.filled() } else { WHITE.filled() };
                 EmptyElement::at((point.x, point.y))
@@ -56,7 +56,7 @@ pub fn chart(
                     + Circle::new((0, 0), DOT, inside)
             }))?;
         }
-        super::names(&mut chart, SeriesLabelPosition::UpperLeft)
+        Ok(())
     });
     Some(Chart { title: title.to_owned(), svg })
 }

@@ -1,0 +1,150 @@
+//! The help of `-h`: one screen with the options that are used most. `--help` has all.
+
+use crate::scenario::Program;
+use clap::Command;
+use clap::error::ErrorKind;
+use std::ffi::OsString;
+
+/// Options that are used most, in any command.
+const USED: &[&str] = &[
+    "all",
+    "arch",
+    "backing",
+    "boots",
+    "dirty_rate",
+    "duration",
+    "edit",
+    "every",
+    "fail_if_slower",
+    "first",
+    "iterations",
+    "json",
+    "kernel",
+    "kvm",
+    "link",
+    "listen",
+    "max_downtime",
+    "memory",
+    "only_differences",
+    "output",
+    "pairs",
+    "patch",
+    "quick",
+    "run",
+    "runs",
+    "scenario",
+    "second",
+    "seed",
+    "time",
+    "tree",
+    "vcpus",
+    "way",
+    "words",
+];
+
+/// Lines of a screen.
+const SCREEN: usize = 24;
+
+/// Columns of it.
+const COLUMNS: usize = 80;
+
+/// Most characters of what is said of a subcommand, so that it takes a line.
+const ABOUT: usize = 62;
+
+/// Prints the short help and ends the program, if its command line asks for it.
+pub fn answer(program: &Program) {
+    if is_asked(std::env::args_os())
+        && let Err(error) = shorten((program.command)()).try_get_matches()
+        && error.kind() == ErrorKind::DisplayHelp
+    {
+        error.exit();
+    }
+}
+
+/// Returns whether the words ask for the short help.
+fn is_asked(mut words: impl Iterator<Item = OsString>) -> bool {
+    words.by_ref().take_while(|word| word != "--").any(|word| word == "-h")
+}
+
+/// Makes `-h` of a command, and of its subcommands, short. For nothing but to print it: options
+/// are gone.
+pub fn shorten(command: Command) -> Command {
+    // Subcommands get the names of their parents.
+    let mut command = command.term_width(COLUMNS);
+    command.build();
+    short(command)
+}
+
+fn short(mut command: Command) -> Command {
+    let name = command.get_bin_name().unwrap_or(command.get_name()).to_owned();
+    let commands: Vec<_> = command.get_subcommands().map(|it| it.get_name().to_owned()).collect();
+    for sub in commands {
+        command = command.mut_subcommand(sub, |sub| {
+            let about = sub.get_about().map(|about| about.to_string()).unwrap_or_default();
+            short(sub).about(cut(&about))
+        });
+    }
+    let mut hidden = false;
+    command = command.mut_args(|arg| {
+        let is_used = arg.is_positional() || USED.contains(&arg.get_id().as_str());
+        let stays = is_used || matches!(arg.get_id().as_str(), "help" | "version");
+        hidden |= !stays && !arg.is_hide_set();
+        let about = arg.get_help().map(|help| help.to_string()).unwrap_or_default();
+        arg.hide(!stays).hide_possible_values(true).help(cut(&about))
+    });
+    let more = if hidden { "More options, and examples" } else { "Examples" };
+    command = command.after_help(format!("{more}: {name} --help"));
+    let mut gone = Vec::new();
+    // The last subcommands are those that are used least.
+    while command.clone().render_help().to_string().lines().count() > SCREEN {
+        let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
+        let Some(last) = shown.last().map(|last| last.get_name().to_owned()) else { break };
+        command = command.mut_subcommand(&last, |sub| sub.hide(true));
+        if last != "help" {
+            gone.insert(0, last);
+            command = command.after_help(format!("Also: {}: {name} --help", gone.join(", ")));
+        }
+    }
+    command
+}
+
+/// Cuts a sentence where a part of it ends, to a line.
+fn cut(text: &str) -> String {
+    let text = text.lines().next().unwrap_or_default();
+    if text.chars().count() <= ABOUT {
+        return text.to_owned();
+    }
+    let end = text.char_indices().nth(ABOUT).map_or(text.len(), |(at, _)| at);
+    let part = text[..end].rfind([',', ':', ';', '(']).filter(|at| *at > 12);
+    let word = || text[..end].rfind(' ').unwrap_or(end);
+    text[..part.unwrap_or_else(word)].trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::fake::PROGRAM;
+
+    #[test]
+    fn short_help_is_one_screen_with_the_options_used_most() {
+        let short = shorten((PROGRAM.command)());
+        let bench = short.find_subcommand("bench").unwrap();
+        let help = bench.find_subcommand("split").unwrap().clone().render_help().to_string();
+        assert!(help.contains("--memory") && !help.contains("--granule"), "{help}");
+        assert!(help.contains("More options, and examples: slat bench split --help"), "{help}");
+        assert!(help.lines().all(|line| line.chars().count() <= COLUMNS), "{help}");
+    }
+
+    #[test]
+    fn a_sentence_is_cut_where_a_part_ends() {
+        assert_eq!(cut("short, and whole"), "short, and whole");
+        let long = "Say where the time of a run's guests went: faults, calls, waiting, and so on";
+        assert_eq!(cut(long), "Say where the time of a run's guests went: faults, calls");
+    }
+
+    #[test]
+    fn short_help_is_asked_for_before_the_words_of_others() {
+        let asked = |line: &str| is_asked(line.split(' ').map(OsString::from));
+        assert!(asked("slat bench -h") && !asked("slat ab -- bench -h") && !asked("slat --help"));
+    }
+}
