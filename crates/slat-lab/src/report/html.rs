@@ -14,7 +14,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 /// Charts are drawn in colours for a light page. The style replaces each of them for a dark one.
 const STYLE: &str = include_str!("page.css");
 
-/// Renders the report as a page: the answers, then tables and plots for decisions, then the
+/// Renders the report as a page: the answers, then plots and tables for decisions, then the
 /// evidence, which is folded away.
 pub fn render(report: &Report, renderers: &[Renderer]) -> String {
     let mut sections = answers(report, renderers);
