@@ -16,7 +16,7 @@
  ...
  unsigned long index;
 +
-+	if (slat_fault == 14)
++	if (slat_fault == 14 && end - start > 1)
 +		end--;
  ...
  }

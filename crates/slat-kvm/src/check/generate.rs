@@ -249,6 +249,9 @@ impl Maker<'_> {
             Draw::Host => {
                 if !self.acts.is_empty() {
                     let act = self.random.pick(&self.acts);
+                    if act == Act::Punch {
+                        return self.punch(vcpu);
+                    }
                     let host = self.host(act == Act::Collapse);
                     self.add(Step::Host { act, host });
                 }
@@ -263,6 +266,16 @@ impl Maker<'_> {
                 let (guest, private) = (self.guest(), self.random.chance(55));
                 self.add(Step::Convert { guest, private });
             }
+        }
+    }
+
+    /// Punches a hole where a memslot has private memory, and a vCPU reads there.
+    fn punch(&mut self, vcpu: usize) {
+        let guest = self.guest();
+        if let Some((page, _)) = self.model.expected(guest.at) {
+            let host = Span::new(page % self.means.memory, guest.pages);
+            self.add(Step::Host { act: Act::Punch, host });
+            self.add(Step::Read { vcpu, guest });
         }
     }
 
