@@ -172,7 +172,7 @@ fn main() -> ExitCode {
         Task::Size { stack } => size::run(stack),
         Task::Static { arch, program } => static_build::run(&arch, &program),
         Task::Dist => dist::run(),
-        Task::Stick { image } => stick::run(image),
+        Task::Stick { image } => walkers::write_stick(image),
         Task::Hypervisor(Hypervisor::Run(args)) => hypervisor::run(&args),
         Task::Hypervisor(Hypervisor::Guest { dir, kernel, kexec }) => {
             hypervisor::image_to(&dir, kernel, kexec)
