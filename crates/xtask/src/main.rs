@@ -187,7 +187,7 @@ fn main() -> ExitCode {
         Task::Size { stack } => size::run(stack),
         Task::Static { arch, program } => static_build::run(&arch, &program),
         Task::Dist => dist::run(),
-        Task::Stick { image } => walkers::stick().and_then(|program| stick::run(&program, image)),
+        Task::Stick { image } => walkers::write_stick(image),
         Task::Package => packages::build().map(|(deb, image)| {
             println!("{}\n{}: podman build", deb.display(), image.display());
         }),

@@ -1,12 +1,11 @@
-//! `cargo xtask stick`: an image for a USB stick, whose program proves the engine's tables on the
-//! machine that boots it. `tests/programs/src/stick` has the program.
+//! An image for a USB stick, whose program proves the engine's tables on the machine that boots it,
+//! and the report that the program writes. `tests/programs/src/stick` has the program.
 
-use crate::target;
 use anyhow::{Context, ensure};
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions};
 use std::fs;
 use std::io::{Cursor, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Bytes of a sector, of what precedes the partition, and of the partition.
 const SECTOR: usize = 512;
@@ -19,22 +18,6 @@ const EFI_SYSTEM: u8 = 0xef;
 const FOLDERS: [&str; 2] = ["EFI", "EFI/BOOT"];
 const PROGRAM: &str = "EFI/BOOT/BOOTX64.EFI";
 const REPORT: &str = "slat.txt";
-
-/// Writes an image with this program, and says how to use it.
-pub fn run(program: &Path, image: Option<PathBuf>) -> anyhow::Result<()> {
-    let image = image.unwrap_or_else(|| target().join("slat-stick.img"));
-    write(program, &image)?;
-    let image = image.display();
-    println!(
-        "{image}\n\
-         Write it to a stick, which loses all that is on it:\n  \
-         sudo dd if={image} of=/dev/sdX bs=4M conv=fsync\n\
-         Switch Secure Boot off, and VT-x or SVM on; boot the stick. It touches no disk but itself, \
-         powers the machine\noff after some seconds, and has the result in {REPORT}. \
-         reports/README.md says what it proves."
-    );
-    Ok(())
-}
 
 /// Writes an image with this program.
 pub fn write(program: &Path, image: &Path) -> anyhow::Result<()> {

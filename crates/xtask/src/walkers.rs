@@ -113,10 +113,21 @@ const LONG: [Walker; 1] = [Walker {
     ..STICK
 }];
 
-/// Builds the stick's program, and returns its file.
-pub fn stick() -> anyhow::Result<PathBuf> {
+/// `cargo xtask stick`: builds the stick's program and writes its image.
+pub fn write_stick(image: Option<PathBuf>) -> anyhow::Result<()> {
+    let image = image.unwrap_or_else(|| target().join("slat-stick.img"));
     setup::target(STICK.target)?;
-    STICK.build()
+    stick::write(&STICK.build()?, &image)?;
+    let image = image.display();
+    println!(
+        "{image}\n\
+         Write it to a stick, which loses all that is on it:\n  \
+         sudo dd if={image} of=/dev/sdX bs=4M conv=fsync\n\
+         Switch Secure Boot off, and VT-x or SVM on; boot the stick. It touches no disk but itself, \
+         powers the machine\noff after some seconds, and has the result in slat.txt. \
+         reports/README.md says what it proves."
+    );
+    Ok(())
 }
 
 const NPT_END: &str = "isa-debug-exit,iobase=0xf4,iosize=4";
