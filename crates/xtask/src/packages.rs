@@ -80,9 +80,9 @@ fn installed(deb: &Path, folder: &Path) -> anyhow::Result<()> {
     ran(&mut dpkg)?;
     named(Command::new(folder.join("usr/bin/slat")).arg("--version"))?;
     for file in [
-        "usr/share/man/man1/slat.1.gz",
-        "usr/share/man/man1/slat-watch.1.gz",
-        "usr/share/man/man1/slat-bench-dirty-log.1.gz",
+        "usr/share/man/man1/slat.1",
+        "usr/share/man/man1/slat-watch.1",
+        "usr/share/man/man1/slat-bench-dirty-log.1",
         "usr/share/bash-completion/completions/slat",
         "usr/share/doc/slat/copyright",
     ] {

@@ -5,41 +5,41 @@ use clap::Command;
 use clap::error::ErrorKind;
 use std::ffi::OsString;
 
-/// Options that are used most, in any command.
+/// Options that are used most, in any command, the most used first.
 const USED: &[&str] = &[
-    "all",
-    "arch",
+    "memory",
+    "vcpus",
     "backing",
-    "boots",
+    "runs",
+    "quick",
+    "output",
+    "json",
+    "time",
+    "all",
+    "listen",
+    "link",
+    "kernel",
+    "arch",
+    "patch",
+    "tree",
+    "edit",
+    "way",
+    "run",
+    "first",
+    "second",
+    "scenario",
+    "words",
+    "kvm",
+    "fail_if_slower",
     "dirty_rate",
     "duration",
-    "edit",
-    "every",
-    "fail_if_slower",
-    "first",
     "iterations",
-    "json",
-    "kernel",
-    "kvm",
-    "link",
-    "listen",
-    "max_downtime",
-    "memory",
-    "only_differences",
-    "output",
+    "boots",
     "pairs",
-    "patch",
-    "quick",
-    "run",
-    "runs",
-    "scenario",
-    "second",
+    "every",
     "seed",
-    "time",
-    "tree",
-    "vcpus",
-    "way",
-    "words",
+    "only_differences",
+    "max_downtime",
 ];
 
 /// Lines of a screen.
@@ -98,7 +98,14 @@ fn short(mut command: Command) -> Command {
     // The last subcommands are those that are used least.
     while command.clone().render_help().to_string().lines().count() > SCREEN {
         let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
-        let Some(last) = shown.last().map(|last| last.get_name().to_owned()) else { break };
+        let Some(last) = shown.last().map(|last| last.get_name().to_owned()) else {
+            let place = |arg: &clap::Arg| USED.iter().position(|id| arg.get_id() == *id);
+            let shown = command.get_opts().filter(|arg| !arg.is_hide_set());
+            let least = shown.filter_map(|arg| Some((place(arg)?, arg.get_id().clone()))).max();
+            let Some((_, least)) = least else { break };
+            command = command.mut_arg(least, |arg| arg.hide(true));
+            continue;
+        };
         command = command.mut_subcommand(&last, |sub| sub.hide(true));
         if last != "help" {
             gone.insert(0, last);
