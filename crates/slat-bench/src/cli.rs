@@ -101,7 +101,7 @@ pub fn main() -> ExitCode {
     if slat_lab::first::is_first_process() {
         slat_lab::first::main();
     }
-    slat_lab::cli::short::answer(&PROGRAM);
+    slat_lab::short::answer(&PROGRAM);
     // `parse` ends the process with exit code 2 if the command line is wrong.
     let cli = Cli::parse();
     run::exit(

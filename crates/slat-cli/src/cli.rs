@@ -171,6 +171,6 @@ mod tests {
             let is_real = |sub: &&clap::Command| sub.get_name() != "help";
             command.get_subcommands().filter(is_real).for_each(check);
         }
-        check(&slat_lab::cli::short::shorten(Cli::command()));
+        check(&slat_lab::short::shorten(Cli::command()));
     }
 }

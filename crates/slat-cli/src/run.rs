@@ -22,7 +22,7 @@ pub fn main() -> ExitCode {
     if slat_lab::first::is_first_process() {
         slat_lab::first::main();
     }
-    slat_lab::cli::short::answer(&PROGRAM);
+    slat_lab::short::answer(&PROGRAM);
     match Cli::try_parse() {
         Ok(cli) => run::exit(&PROGRAM, execute(&cli)),
         Err(error) => {

@@ -6,7 +6,6 @@ mod cpus;
 mod output;
 mod plan;
 mod render;
-pub mod short;
 pub mod time;
 
 pub use compare::{AbArgs, CompareArgs, NoiseArgs, Repeat};

@@ -27,6 +27,7 @@ pub mod report;
 pub mod run;
 pub mod scenario;
 pub mod session;
+pub mod short;
 pub mod size;
 pub mod stats;
 pub mod table;
