@@ -47,7 +47,7 @@ void slat_limit_mode(unsigned long *mode, unsigned long *levels);
 unsigned long slat_limit_vmids(unsigned long bits);
 void slat_left_c(void);
 bool slat_ages_lockless(void);
-#define kvm_arch_lockless_aging()	slat_ages_lockless()
+#define kvm_arch_lockless_aging(kvm)	slat_ages_lockless()
 
 void kvm_arch_dirty_log_lock(struct kvm *kvm);
 void kvm_arch_dirty_log_unlock(struct kvm *kvm);
