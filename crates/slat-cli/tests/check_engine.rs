@@ -408,8 +408,6 @@ fn the_engine_holds_where_riscv_of_linux_6_12_loses() {
     let history = serde_json::from_str(include_str!("histories/riscv-unmap.json")).unwrap();
     let ended = run(&history, Fault::None);
     assert!(matches!(ended, Ended::Held(counts) if counts.steps == 4), "{ended:?}");
-    let ended = run(&history, Fault::NotTold);
-    assert!(matches!(ended, Ended::Lost(_)), "{ended:?}");
 }
 
 #[test]

@@ -144,7 +144,7 @@ fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
     slat(&["doctor"]).assert().success().stdout(contains("tdp_mmu").and(contains("What can run")));
     let output = slat(&["doctor", "--report", "json"]).output().unwrap();
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(document["scenarios"].as_array().unwrap().len(), 13);
+    assert_eq!(document["scenarios"].as_array().unwrap().len(), 16);
     refused(&["doctor", "--for", "sorting"], &["sorting", "dirty-log"]);
 }
 

@@ -2,8 +2,8 @@
 
 use crate::scenario::Program;
 use clap::Command;
-use clap::error::ErrorKind;
 use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
 
 /// Options that are used most, in any command, the most used first.
 const USED: &[&str] = &[
@@ -53,17 +53,28 @@ const ABOUT: usize = 62;
 
 /// Prints the short help and ends the program, if its command line asks for it.
 pub fn answer(program: &Program) {
-    if is_asked(std::env::args_os())
-        && let Err(error) = shorten((program.command)()).try_get_matches()
-        && error.kind() == ErrorKind::DisplayHelp
-    {
-        error.exit();
+    if let Some(before) = asked(std::env::args_os()) {
+        let mut command = shorten((program.command)());
+        // No more of the line is parsed: what else it lacks is no reason to refuse help.
+        for word in before {
+            if let Some(sub) = command.find_subcommand(&word) {
+                command = sub.clone();
+            }
+        }
+        let help = command.render_help();
+        let is_seen = std::io::stdout().is_terminal();
+        let text = if is_seen { help.ansi().to_string() } else { help.to_string() };
+        // Nobody reads it if the pipe is closed.
+        _ = std::io::stdout().write_all(text.as_bytes());
+        std::process::exit(0);
     }
 }
 
-/// Returns whether the words ask for the short help.
-fn is_asked(mut words: impl Iterator<Item = OsString>) -> bool {
-    words.by_ref().take_while(|word| word != "--").any(|word| word == "-h")
+/// Returns the words before `-h`, if the words ask for the short help.
+fn asked(words: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
+    let words: Vec<OsString> = words.skip(1).take_while(|word| word != "--").collect();
+    let at = words.iter().position(|word| word == "-h")?;
+    Some(words[..at].to_vec())
 }
 
 /// Makes `-h` of a command, and of its subcommands, short. For nothing but to print it: options
@@ -151,7 +162,8 @@ mod tests {
 
     #[test]
     fn short_help_is_asked_for_before_the_words_of_others() {
-        let asked = |line: &str| is_asked(line.split(' ').map(OsString::from));
-        assert!(asked("slat bench -h") && !asked("slat ab -- bench -h") && !asked("slat --help"));
+        let asked = |line: &str| asked(line.split(' ').map(OsString::from));
+        assert_eq!(asked("slat bench -h"), Some(vec!["bench".into()]));
+        assert_eq!((asked("slat ab -- bench -h"), asked("slat --help")), (None, None));
     }
 }
