@@ -183,8 +183,9 @@ fn a_watched_guest_is_served_as_openmetrics_until_the_watch_ends() {
     BufReader::new(watch.stderr.take().unwrap()).read_line(&mut said).unwrap();
     let address = said.trim().strip_prefix("metrics at http://").unwrap();
     let address = address.strip_suffix("/metrics").unwrap();
-    let label = format!("{{pid=\"{}\",name=\"slat\",cgroup=\"", guests.pid());
+    let label = format!("{{pid=\"{}\",name=\"slat\",domain=\"\",pod=\"\",", guests.pid());
     // Between two of its runs the process has no guest.
+    let mut tries = 0..3_000;
     let page = loop {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: slat\r\n\r\n").unwrap();
@@ -193,6 +194,7 @@ fn a_watched_guest_is_served_as_openmetrics_until_the_watch_ends() {
         if page.contains(&label) {
             break page;
         }
+        assert!(tries.next().is_some(), "{page}");
         std::thread::sleep(std::time::Duration::from_millis(20));
     };
     assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("\n# EOF\n"), "{page}");
