@@ -123,14 +123,11 @@ fn riscv(tree: &str) -> anyhow::Result<()> {
     slat(&["kernel", "test", "--tree", tree, "--arch", "riscv64", "--test", tests])?;
     let riscv = Architecture::Riscv64;
     on_the_engine(tree, riscv, &["set_memory_region_test"])?;
-    // Its memory has blocks, then pages under a log, and blocks again.
+    // Its memory has blocks, of which a log makes pages.
     let blocks = ["kvm_page_table_test", "--", "-v", "1", "-b", "16M", "-s", "anonymous_thp"];
     let counters = on_the_engine(tree, riscv, &blocks)?;
     let faults = counters["slat_faults"].as_str().context("no faults were counted")?;
-    for what in ["rights", "split", "joined"] {
-        let none = format!("{what} 0");
-        ensure!(faults.split(", ").all(|count| count.trim() != none), "no {what}: {faults}");
-    }
+    ensure!(!faults.contains("split 0"), "no fault split a block: {faults}");
     Ok(())
 }
 
