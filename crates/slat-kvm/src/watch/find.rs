@@ -215,11 +215,15 @@ fn cgroup(groups: &str) -> Option<String> {
 
 /// Returns the pod of Kubernetes that a control group belongs to, by its UID.
 pub fn pod(cgroup: &str) -> Option<String> {
-    let folder = cgroup.split('/').find_map(|folder| folder.rsplit_once("pod"));
-    let (_, uid) = folder.filter(|(before, _)| before.is_empty() || before.ends_with('-'))?;
-    let uid = uid.trim_end_matches(".slice").replace('_', "-");
-    let is_uid = uid.len() >= 32 && uid.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
-    (is_uid && cgroup.contains("kubepods")).then_some(uid)
+    let folders = cgroup.split('/').filter_map(|folder| folder.rsplit_once("pod"));
+    let mut pods = folders.filter(|(before, _)| before.is_empty() || before.ends_with('-'));
+    let is_uid =
+        |uid: &str| uid.len() >= 32 && uid.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+    let uid = pods.find_map(|(_, uid)| {
+        let uid = uid.trim_end_matches(".slice").replace('_', "-");
+        is_uid(&uid).then_some(uid)
+    });
+    uid.filter(|_| cgroup.contains("kubepods"))
 }
 
 /// Returns all processes with guests.
