@@ -2,7 +2,7 @@
 //!
 //! Those that ship are of Linux 6.12 with 128 MiB that QEMU resumed by post-copy: each page that a
 //! vCPU had to wait for, in the order of its faults (QEMU's trace of
-//! `postcopy_ram_fault_thread_request`), until its work was done. A file may be such a trace, too.
+//! `postcopy_ram_fault_thread_request`), for its first pages. A file may be such a trace, too.
 
 use std::fmt;
 use std::str::FromStr;
