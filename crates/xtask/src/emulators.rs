@@ -78,8 +78,8 @@ fn watched(long: bool) -> anyhow::Result<()> {
         in_a_machine(own, &program, &[], &["--test-threads", "1"], passed)?;
     }
     exact_times(own, &own_test("slat-kvm", "events")?)?;
-    causes(own)?;
     if long {
+        causes(own)?;
         let program = static_build::test(other(), "slat-kvm", "events")?;
         exact_times(other(), &program)?;
     }
