@@ -11,13 +11,16 @@ use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 
+/// Runs the guest once.
+type Run<'a, R> = Box<dyn FnMut(Setting<'_>) -> Result<R, Error> + 'a>;
+
 /// The guest, what runs it, and the results of its runs.
 pub struct OneWay<'a, R> {
     name: String,
     params: Map<String, Value>,
     pin: Vec<usize>,
     kept: Kept<R>,
-    run: Box<dyn FnMut(Setting<'_>) -> Result<R, Error> + 'a>,
+    run: Run<'a, R>,
 }
 
 impl<'a, R> OneWay<'a, R> {

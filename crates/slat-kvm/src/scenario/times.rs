@@ -100,7 +100,7 @@ mod tests {
             record.push(record[access as usize] + step);
         }
         let again: Vec<u64> = (0..100).map(|access| access * 2).collect();
-        let remote = Times::new(&[record.clone()], &[again.clone()], Some(3), 1000.0);
+        let remote = Times::new(&[record.clone()], std::slice::from_ref(&again), Some(3), 1000.0);
         assert_eq!(remote.stalls, [0.098, 0.098, 4.998]);
         let times = Times::new(&[record], &[again], None, 1000.0);
         assert_eq!((times.stalls.len(), times.again), (10, 0.198));
