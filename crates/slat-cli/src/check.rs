@@ -143,8 +143,9 @@ impl Report {
         let (_, first) = lost.first()?;
         let parameters = self.parameters.iter().map(|(name, value)| format!("{name}={value}"));
         let mut letter = format!(
-            "To: kvm@vger.kernel.org\nSubject: KVM: {}\n\n`slat check`, which runs random histories \
-             of a guest's memory and knows each content, found this on\n\n  Linux {}{}\n  {}\n",
+            "To: kvm@vger.kernel.org\nSubject: KVM: {}\n\n`slat check`, which runs random \
+             histories of a guest's memory and knows each content, found this on\n\n  \
+             Linux {}{}\n  {}\n",
             first.lost.what,
             self.kernel,
             if self.module.is_empty() { String::new() } else { format!(", {}", self.module) },

@@ -68,7 +68,8 @@ Exit codes:
 /// Without a subcommand, measures what this host's KVM costs its guests, and what the ideas that
 /// Slat grew from could save. Needs no root and changes no setting.
 #[derive(Debug, Parser)]
-#[command(name = "slat", version = slat_lab::VERSION, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
+#[command(name = "slat", version = slat_lab::VERSION, after_help = AFTER_HELP)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(max_term_width = 100, subcommand_help_heading = "Commands")]
 pub struct Cli {
     /// What to do instead of the main job.

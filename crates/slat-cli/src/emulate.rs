@@ -331,7 +331,8 @@ fn check_guest(words: &[String], arch: Architecture) -> anyhow::Result<&[String]
         Some(first) if first == GUEST => Ok(words),
         _ => Err(bad_input(format!(
             "slat itself does not run on {arch}, because the crate kvm-ioctls has no calls of KVM \
-             for it; give `-- guest [-b] [-p PAGES] [-r ROUNDS] [-s]`, which runs a guest and ages it"
+             for it; give `-- guest [-b] [-p PAGES] [-r ROUNDS] [-s]`, which runs a guest and \
+             ages it"
         ))),
     }
 }

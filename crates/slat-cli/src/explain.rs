@@ -243,7 +243,8 @@ fn table(explained: &[Explained]) -> Table {
             "Time of all vCPUs of a phase, or of the host's calls. As usual: accesses at the time \
              that one takes on warm memory. A fault: the median stall by the guest's own clock, \
              times the kernel's count of faults (of exits where it counts no faults). Paused: a \
-             guest that keeps to a dirty rate, between its accesses. Unexplained is what is left: below 0 if most faults were quicker than the median of the stalls."
+             guest that keeps to a dirty rate, between its accesses. Unexplained is what is left: \
+             below 0 if most faults were quicker than the median of the stalls."
                 .to_owned(),
         ],
     }

@@ -452,8 +452,8 @@ mod tests {
         let lines = vec!["a < b".to_owned()];
         let parts = vec![part("checkpatch", "1 error".to_owned(), "slat x".to_owned(), lines)];
         let review = Review { title: "Patches of tree:a".to_owned(), parts };
-        let page = "Patches of tree:a\n\n- **checkpatch**: 1 error\n\n## checkpatch\n\n    slat x\n\n\
-                    ```\na < b\n```\n";
+        let page = "Patches of tree:a\n\n- **checkpatch**: 1 error\n\n## checkpatch\n\n    \
+                    slat x\n\n```\na < b\n```\n";
         assert_eq!(review.markdown(), page);
         let html = review.html();
         assert!(html.contains("<pre>a &lt; b</pre>") && html.contains("slat x"), "{html}");

@@ -13,7 +13,8 @@ const PATCH: &str = "From: A B <a@b.example>\nDate: Tue, 24 Nov 2026 12:00:00 +0
                      Subject: [PATCH v3 1/1] KVM: count on\nMessage-ID: <1@b.example>\n\n\
                      Five is not enough.\n\nSigned-off-by: A B <a@b.example>\n---\n\
                      diff --git a/virt/kvm/mmu.c b/virt/kvm/mmu.c\n--- a/virt/kvm/mmu.c\n\
-                     +++ b/virt/kvm/mmu.c\n@@ -3,3 +3,4 @@ two\n three\n four\n five\n+six\n-- \n2.39\n";
+                     +++ b/virt/kvm/mmu.c\n@@ -3,3 +3,4 @@ two\n three\n four\n five\n\
+                     +six\n-- \n2.39\n";
 
 /// Makes a small tree, and files with these texts beside it.
 fn folder(files: &[(&str, &str)]) -> TempDir {

@@ -10,9 +10,9 @@
 //! |---|---|
 //! | each content that the host sees | after each step, except where looking would undo the step |
 //! | each content that a guest sees, by a sum over its pages | in each step that reads |
-//! | no access outside of memslots, or a write to a read-only one, reaches memory | in each access |
+//! | no access outside of memslots, no write to a read-only one reaches memory | in each access |
 //! | each page that was written is in the log, or in a ring | in each fetch |
-//! | a copy of the memory that follows the log has the last write | in each fetch while no vCPU runs |
+//! | a copy of the memory that follows the log has the last write | in each fetch, vCPUs stopped |
 //! | KVM's own counters agree with each other and with the memslots | after each step |
 //! | vCPUs that should make progress do | while they are waited for |
 //!

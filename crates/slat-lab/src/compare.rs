@@ -71,8 +71,8 @@ pub struct Pair {
     #[cfg_attr(test, schemars(with = "Option<f64>"))]
     pub ratio: f64,
     /// The confidence interval of that ratio, at the level at which the row was tested; of
-    /// instructions, the ratios of any two boots. It lies beyond the threshold exactly if the row is
-    /// faster or slower.
+    /// instructions, the ratios of any two boots. It lies beyond the threshold exactly if the row
+    /// is faster or slower.
     #[cfg_attr(test, schemars(with = "Option<(Option<f64>, Option<f64>)>"))]
     pub interval: Option<(f64, f64)>,
     /// Number of groups of each; a group is a guest, a process, or a boot of an emulated machine.

@@ -205,8 +205,8 @@ fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     if args.fail_if_slower && !comparison.judges() {
         return Err(bad_input(format!(
             "nothing of these runs can be judged, so --fail-if-slower cannot tell; take -r {least} \
-             or more without --quick, on one machine; of an emulated machine {least} boots (`emulate \
-             --boots {least}`)",
+             or more without --quick, on one machine; of an emulated machine {least} boots \
+             (`emulate --boots {least}`)",
             least = compare::LEAST
         )));
     }

@@ -79,7 +79,6 @@ fn watched(long: bool) -> anyhow::Result<()> {
     }
     exact_times(own, &own_test("slat-kvm", "events")?)?;
     if long {
-        causes(own)?;
         let program = static_build::test(other(), "slat-kvm", "events")?;
         exact_times(other(), &program)?;
     }
@@ -93,10 +92,12 @@ const EXACT: &str = "with_transitions_time_in_short_faults_is_what_the_guest_fel
 const CAUSES: &str = "verdicts_name_the_cause_that_was_made_first_in_19_of_20";
 
 /// Checks verdicts on guests whose stalls are made on purpose. The modules are x86's.
-fn causes(own: Architecture) -> anyhow::Result<()> {
+pub fn causes() -> anyhow::Result<()> {
+    let own = static_build::own()?;
     if own != Architecture::X86_64 {
         return Ok(());
     }
+    setup::emulator(own.qemu())?;
     let machine = ["--module", "zram", "--append", "psi=1", "--time-limit", "20m"];
     let words = ["--ignored", "--exact", CAUSES];
     in_a_machine(own, &own_test("slat-cli", "causes")?, &machine, &words, 1)

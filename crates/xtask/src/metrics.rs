@@ -1,7 +1,8 @@
-//! A Prometheus server that scrapes `slat watch --listen`.
+//! What a watch says: to a Prometheus server that scrapes `slat watch --listen`, and of guests whose
+//! stalls are made on purpose.
 
 use crate::workspace::{Outcome, programs};
-use crate::{in_ci, setup, target};
+use crate::{emulators, in_ci, setup, target};
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -24,8 +25,16 @@ impl Drop for Started {
     }
 }
 
-/// Lets a Prometheus server scrape a watch, and asks it what it understood.
+/// Checks metrics, and verdicts in an emulated machine.
 pub fn test() -> anyhow::Result<Outcome> {
+    match scraped()? {
+        Outcome::Ran(_) => emulators::causes().map(|()| Outcome::Ran(Vec::new())),
+        skipped => Ok(skipped),
+    }
+}
+
+/// Lets a Prometheus server scrape a watch, and asks it what it understood.
+fn scraped() -> anyhow::Result<Outcome> {
     match setup::package("prometheus", "prometheus") {
         Ok(()) => {}
         Err(error) if in_ci() => return Err(error),
@@ -68,8 +77,9 @@ pub fn test() -> anyhow::Result<Outcome> {
 /// Starts a server that scrapes the address each second; returns its own address as well.
 fn server(folder: &Path, scraped: &str) -> anyhow::Result<(Started, String)> {
     let config = format!(
-        "global:\n  scrape_interval: 1s\nscrape_configs:\n  - job_name: slat\n    static_configs:\n      \
-         - targets: ['{scraped}']\n"
+        "global:\n  scrape_interval: 1s\nscrape_configs:\n  - job_name: slat\n    static_configs:\n\
+         {:6}- targets: ['{scraped}']\n",
+        ""
     );
     fs::write(folder.join("prometheus.yml"), config)?;
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?;

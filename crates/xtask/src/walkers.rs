@@ -123,8 +123,8 @@ pub fn write_stick(image: Option<PathBuf>) -> anyhow::Result<()> {
         "{image}\n\
          Write it to a stick, which loses all that is on it:\n  \
          sudo dd if={image} of=/dev/sdX bs=4M conv=fsync\n\
-         Switch Secure Boot off, and VT-x or SVM on; boot the stick. It touches no disk but itself, \
-         powers the machine\noff after some seconds, and has the result in slat.txt. \
+         Switch Secure Boot off, and VT-x or SVM on; boot the stick. It touches no disk but \
+         itself, powers the machine\noff after some seconds, and has the result in slat.txt. \
          reports/README.md says what it proves."
     );
     Ok(())

@@ -160,7 +160,8 @@ pub struct ReviewArgs {
     pub checked: bool,
 
     /// How long `slat check` looks for lost writes under each kernel
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = slat_lab::cli::time::run)]
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    #[arg(value_parser = slat_lab::cli::time::run)]
     pub check: Duration,
 
     /// Do not run `slat check`

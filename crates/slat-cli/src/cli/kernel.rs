@@ -32,9 +32,9 @@ Examples:
 
 The tree is never written to: edits are made to a copy of hard links below the user's cache, where
 objects and images are kept, so that the next build compiles what changed. --patch takes patches as
-they are: a diff, files of `git format-patch` or a folder of them, an mbox; git applies them, whole or
-not at all. Slat's own edits are semantic patches, which Coccinelle applies; they are part of this
-program, under GPL-2.0-only.
+they are: a diff, files of `git format-patch` or a folder of them, an mbox; git applies them, whole
+or not at all. Slat's own edits are semantic patches, which Coccinelle applies; they are part of
+this program, under GPL-2.0-only.
 
 Exit codes:
   0    done

@@ -115,8 +115,8 @@ pub fn swap_modules(kernel: &Kernel) -> Vec<Module> {
 fn debian(kernel: Debian, arch: Architecture, session: &Session) -> anyhow::Result<Kernel> {
     if matches!(arch, Architecture::Riscv64 | Architecture::Ppc64le) {
         return Err(bad_input(format!(
-            "--kernel {kernel}: slat fetches no kernel of Debian for {arch}; `--kernel tree:debian-6.12` \
-             builds one"
+            "--kernel {kernel}: slat fetches no kernel of Debian for {arch}; \
+             `--kernel tree:debian-6.12` builds one"
         )));
     }
     let tell = Teller { say: &|what| session.say(what), note: &|line| session.note(line) };

@@ -22,7 +22,7 @@ Examples:
   slat bench age
       a guest under KVM, aged by the interfaces that the kernel has (needs root)
   slat bench age --tracking lru-gen --probe 'kvm_age_gfn,__mmu_notifier_age?'
-      by the multi-generational LRU, which may ask KVM for many pages at once, and how often it did";
+      by the multi-generational LRU, which may ask KVM for many pages at once, and how often";
 
 /// Options of `slat bench age`.
 #[derive(Clone, Debug, Args)]

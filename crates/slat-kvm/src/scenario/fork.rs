@@ -50,8 +50,8 @@ pub const RESULTS: Results = Results {
     ],
     note: "Memory: proportional set size (PSS) of the guests' memory when all are there, without \
            KVM's tables. Times: from the start of each guest, with the making of its VM, medians. \
-           “slowdown”: a visit when all guests are there, against the same visit at once again. Each \
-           word of each guest was compared at the end.",
+           “slowdown”: a visit when all guests are there, against the same visit at once again. \
+           Each word of each guest was compared at the end.",
     said: Said::Whole(EACH, "A guest of an image that others run, too, takes"),
 };
 

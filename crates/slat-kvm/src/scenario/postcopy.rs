@@ -62,9 +62,9 @@ pub const RESULTS: Results = Results {
         (Figure::LOSS, "guest lost"),
     ],
     note: "Stalls of remote faults are by the guest's own clock; all of its memory was compared at \
-           the end. “guest stopped”: post-copy moves no state of devices here, so only one delay of \
-           the link counts. “guest lost”: of its pace, until its accesses were done (post-copy) or \
-           it was stopped (pre-copy).",
+           the end. “guest stopped”: post-copy moves no state of devices here, so only one delay \
+           of the link counts. “guest lost”: of its pace, until its accesses were done (post-copy) \
+           or it was stopped (pre-copy).",
     said: Said::Whole(ALL_THERE, "A guest's memory has moved after"),
 };
 

@@ -502,13 +502,15 @@ mod tests {
                 AGREED,
                 "{\"return\": [{\"provider\": \"kvm\", \"stats\": [{\"name\": \"pages_4k\", \
                  \"value\": 7}]}]}\n",
-                "{\"return\": [{\"provider\": \"kvm\", \"qom-path\": \"/a\", \"stats\": [{\"name\": \
-                 \"pf_taken\", \"value\": 3}, {\"name\": \"halt_wait_hist\", \"value\": [1, 2]}]}, \
+                "{\"return\": [{\"provider\": \"kvm\", \"qom-path\": \"/a\", \"stats\": [{\
+                 \"name\": \"pf_taken\", \"value\": 3}, {\"name\": \"halt_wait_hist\", \
+                 \"value\": [1, 2]}]}, \
                  {\"provider\": \"kvm\", \"stats\": [{\"name\": \"pf_taken\", \"value\": 4}]}, \
-                 {\"provider\": \"cryptodev\", \"stats\": [{\"name\": \"pf_taken\", \"value\": 9}]}]}\n",
+                 {\"provider\": \"cryptodev\", \"stats\": [{\"name\": \"pf_taken\", \
+                 \"value\": 9}]}]}\n",
                 "{\"return\": {\"actual\": 4096}}\n",
-                "{\"error\": {\"class\": \"DeviceNotActive\", \"desc\": \"No balloon device has been \
-                 activated\"}}\n",
+                "{\"error\": {\"class\": \"DeviceNotActive\", \"desc\": \"No balloon device has \
+                 been activated\"}}\n",
                 "{\"return\": []}\n",
                 "{\"return\": []}\n",
             ],
@@ -529,8 +531,10 @@ mod tests {
         let virsh = folder.path().join("virsh");
         let script = "#!/bin/sh\n\
             [ \"$4\" = web01 ] || { echo \"error: failed to get domain '$4'\" >&2; exit 1; }\n\
-            case \"$6\" in *query-status*) echo '{\"return\":{\"status\":\"running\"},\"id\":\"a\"}';;\n\
-            *) echo '{\"error\":{\"class\":\"CommandNotFound\",\"desc\":\"no such thing\"}}';; esac\n";
+            case \"$6\" in *query-status*)\n\
+            echo '{\"return\":{\"status\":\"running\"},\"id\":\"a\"}';;\n\
+            *)\n\
+            echo '{\"error\":{\"class\":\"CommandNotFound\",\"desc\":\"no such thing\"}}';; esac\n";
         std::fs::write(&virsh, script).unwrap();
         std::fs::set_permissions(&virsh, std::fs::Permissions::from_mode(0o755)).unwrap();
         let mut qmp = Qmp::through(&virsh, "web01").unwrap();

@@ -64,6 +64,11 @@ fn has_heading(text: &str, name: &str) -> bool {
 
 /// Finds all pages below a folder, except in build folders and in links to folders.
 pub(super) fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+    files("md", folder, found);
+}
+
+/// Finds all files of this extension, as [`pages`] does.
+pub(super) fn files(extension: &str, folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in root().join(folder).read_dir().unwrap().map(Result::unwrap) {
         let path = folder.join(entry.file_name());
         let name = entry.file_name();
@@ -72,9 +77,9 @@ pub(super) fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
                 && name != "target"
                 && !name.to_string_lossy().starts_with('.')
             {
-                pages(&path, found);
+                files(extension, &path, found);
             }
-        } else if path.extension().is_some_and(|extension| extension == "md") {
+        } else if path.extension().is_some_and(|own| own == extension) {
             found.push(path);
         }
     }

@@ -1,9 +1,9 @@
-//! Tests that prose of the documentation keeps to 100 columns, so that its changes are readable as
-//! diffs.
+//! Tests that sources and the prose of the documentation keep to 100 columns, so that their changes
+//! are readable as diffs.
 //!
-//! Blocks of text, rows of tables, headings and comments may be wider.
+//! In pages, blocks of text, rows of tables, headings and comments may be wider.
 
-use super::links::pages;
+use super::links::{files, pages};
 use crate::root;
 use std::path::Path;
 
@@ -34,6 +34,20 @@ fn no_line_of_prose_is_wider_than_100_columns() {
     for path in all {
         let page = std::fs::read_to_string(root().join(&path)).unwrap();
         found.extend(wide(&page).into_iter().map(|line| format!("{}:{line}", path.display())));
+    }
+    assert!(found.is_empty(), "break {found:?}");
+}
+
+/// The formatter leaves long strings and attributes as they are.
+#[test]
+fn no_line_of_a_source_is_wider_than_100_columns() {
+    let (mut all, mut found) = (Vec::new(), Vec::new());
+    files("rs", Path::new(""), &mut all);
+    assert!(all.len() > 500, "{} sources", all.len());
+    for path in all {
+        let source = std::fs::read_to_string(root().join(&path)).unwrap();
+        let wide = (1..).zip(source.lines()).filter(|(_, line)| line.chars().count() > COLUMNS);
+        found.extend(wide.map(|(line, _)| format!("{}:{line}", path.display())));
     }
     assert!(found.is_empty(), "break {found:?}");
 }

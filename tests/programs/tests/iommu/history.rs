@@ -311,7 +311,8 @@ impl<U: Unit> History<'_, U> {
         let lost = arrived.iter().flatten().filter(|write| is_lost(write)).count();
         // The last one has the right again, and the first one had it.
         let refused = [0, 3].into_iter().filter(|&turn| arrived[turn as usize].is_none()).count();
-        // Back, so that the next move finds it.
+        // Back, so that a later move of the same pages finds them.
+        let pages = self.pages(first, MOVED).to_vec();
         self.unmap(first, MOVED);
         self.machine.unit.invalidate(
             &Invalidation { vmid: Vmid(GUEST), range: None, leaf: None, tables: true },
@@ -319,6 +320,7 @@ impl<U: Unit> History<'_, U> {
         );
         let size = PageSize::SIZE_4K;
         self.space.map(range, Hpa(from), Attributes::RAM, size).unwrap();
+        self.pages(first, MOVED).copy_from_slice(&pages);
         lost + refused
     }
 }

@@ -92,7 +92,16 @@ prop_compose! {
         let [range_instructions, ttl, lpa2, local, repeat] = features;
         let scope = if local { Scope::Local } else { Scope::InnerShareable };
         let address_bits = if lpa2 || granule == Granule::K64 { 52 } else { 48 };
-        Tlbi { granule, range_instructions, ttl, lpa2, address_bits, most_by_address, scope, repeat }
+        Tlbi {
+            granule,
+            range_instructions,
+            ttl,
+            lpa2,
+            address_bits,
+            most_by_address,
+            scope,
+            repeat,
+        }
     }
 }
 
