@@ -39,6 +39,7 @@ impl GpaRange {
     /// # Errors
     /// [`RangeError::Empty`] for a size of zero; [`RangeError::Overflow`] if the end does not fit
     /// into 64 bits.
+    #[inline]
     pub const fn new(start: Gpa, size: u64) -> Result<Self, RangeError> {
         if size == 0 {
             return Err(RangeError::Empty { start });

@@ -40,6 +40,7 @@ pub struct Relax {
 impl Relax {
     /// Gives the right that `access` needs to every leaf, and marks it as used, and for a write as
     /// written.
+    #[inline]
     pub const fn new(access: Access) -> Self {
         Self { access, only_if: Software::NONE, mark_used: true }
     }
@@ -60,6 +61,7 @@ impl Relax {
 }
 
 impl From<Access> for Relax {
+    #[inline]
     fn from(access: Access) -> Self {
         Self::new(access)
     }
