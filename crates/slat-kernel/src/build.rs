@@ -372,6 +372,9 @@ impl<'a> Build<'a> {
 impl Make<'_> {
     fn configure(&mut self, options: &str) -> anyhow::Result<()> {
         let (config, wanted) = (self.objects.join(".config"), self.objects.join("slat.config"));
+        // An option that the tree did not have when it was configured is off.
+        let known = copy::known_options(&self.source, self.build.stop)?;
+        let options = format!("{options}\n# of Kconfig files {known:016x}\n");
         if config.exists() && fs::read_to_string(&wanted).is_ok_and(|text| text == options) {
             return Ok(());
         }

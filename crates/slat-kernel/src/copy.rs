@@ -56,6 +56,25 @@ pub fn fingerprint(
     Ok(hasher.finish())
 }
 
+/// Returns a number that tells a tree from others whose Kconfig files, which say which options there
+/// are, have other texts.
+///
+/// # Errors
+/// A folder or such a file cannot be read, or `stop` was set.
+pub fn known_options(tree: &Path, stop: &AtomicBool) -> anyhow::Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    walk(tree, "", stop, &mut |path, found| {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        if name.starts_with("Kconfig") && found.is_file() {
+            let text = fs::read(tree.join(path));
+            let text = text.with_context(|| format!("cannot read {}", tree.join(path).display()));
+            (path, text?).hash(&mut hasher);
+        }
+        Ok(())
+    })?;
+    Ok(hasher.finish())
+}
+
 /// Makes `copy` equal to the tree with these files.
 ///
 /// # Errors
@@ -217,6 +236,23 @@ mod tests {
         })
         .unwrap();
         all
+    }
+
+    #[test]
+    fn options_that_come_with_an_edit_or_go_with_it_are_noticed() {
+        let (tree, stop) = (tree(), AtomicBool::new(false));
+        let copy = tempfile::tempdir().unwrap();
+        let known = |edits: &[(&str, &str)]| {
+            let edits = edits.iter().map(|(path, text)| ((*path).to_owned(), Some((*text).into())));
+            make(tree.path(), &edits.collect(), copy.path(), &stop).unwrap();
+            known_options(copy.path(), &stop).unwrap()
+        };
+        let before = known(&[]);
+        assert_eq!(known(&[("kvm/mmu.c", "new")]), before);
+        let one = known(&[("kvm/Kconfig", "config A")]);
+        let others = known(&[("kvm/Kconfig.debug", "config A"), ("kvm/Kconfig", "config A")]);
+        assert!(one != before && others != one && known(&[("kvm/Kconfig", "config B")]) != one);
+        assert_eq!(known(&[]), before);
     }
 
     #[test]
