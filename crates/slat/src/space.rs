@@ -388,9 +388,12 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// `None` if nothing is mapped there.
     ///
     /// # Errors
-    /// [`SpaceError::Unmap`].
+    /// [`SpaceError::Unmap`], and [`SpaceError::Contended`]: nothing is unmapped.
     pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<UnmappedRun>, Stopped<SpaceError>> {
-        let Some(Translation { size, .. }) = self.query(gpa) else { return Ok(None) };
+        let held = |Contended { at }| Stopped { at, reason: SpaceError::Contended };
+        let Some(Translation { size, .. }) = self.translate(gpa).map_err(held)? else {
+            return Ok(None);
+        };
         let start = Gpa(gpa.0 & !(size.bytes() - 1));
         let failed =
             |reason| Stopped { at: gpa, reason: SpaceError::Unmap(UnmapError::Range(reason)) };

@@ -193,3 +193,31 @@ fn crates_depend_on_those_before_them_alone() {
     }
     assert_eq!(seen, CRATES.len());
 }
+
+/// Files that write what no user named, each in a folder of its own or in an emulated machine.
+const WRITERS: [&str; 4] = [
+    "slat-bench/src/linux/compile.rs",
+    "slat-cli/src/emulate/binary.rs",
+    "slat-cli/src/review.rs",
+    "slat-lab/src/first.rs",
+];
+
+/// Files are written by `slat-lab`'s `files`, which follows no link of another user. (`slat-kvm`
+/// writes files of the kernel alone.)
+#[test]
+fn what_a_user_names_is_written_by_one_file_alone() {
+    let crates = crate::root().join("crates");
+    let mut writers = BTreeSet::new();
+    for name in ["slat-lab", "slat-bench", "slat-cli"] {
+        let mut files = Vec::new();
+        sources(&crates.join(name).join("src"), &mut files);
+        for path in files.iter().filter(|path| !path.ends_with("fake.rs")) {
+            let text = program(&std::fs::read_to_string(path).unwrap());
+            if ["File::create(", "fs::write(", "fs::copy("].iter().any(|call| text.contains(call)) {
+                let path = path.strip_prefix(&crates).unwrap();
+                writers.insert(path.display().to_string());
+            }
+        }
+    }
+    assert_eq!(writers, WRITERS.map(str::to_owned).into());
+}

@@ -14,6 +14,7 @@ use clap::{Args, ValueEnum};
 use slat_kvm::Setting;
 use slat_kvm::scenario::reclaim::{self, Config, Report, Store, Way};
 use slat_lab::cli::count;
+use slat_lab::files::write_whole;
 use slat_lab::numbers::thousands;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
@@ -21,8 +22,7 @@ use slat_lab::report::tables::rows;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::verdict::Verdict;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Phases of a run.
 const PHASES: u64 = 5;
@@ -159,8 +159,7 @@ impl Scenario for Reclaim {
         };
         if let Some(path) = &args.trace {
             let config = config(&args, ReclaimWay::Pageout, store, 50)?;
-            let written = write_trace(path, &config);
-            written.with_context(|| format!("cannot write --trace {}", path.display()))?;
+            write_whole(path, trace(&config).as_bytes()).context("--trace")?;
         }
         let all = ReclaimWay::value_variants();
         let ways = if args.way.is_empty() { all } else { &args.way[..] };
@@ -231,12 +230,10 @@ fn config(
     })
 }
 
-fn write_trace(path: &Path, config: &Config) -> std::io::Result<()> {
-    let mut out = BufWriter::new(std::fs::File::create(path)?);
-    for (page, written) in config.trace() {
-        writeln!(out, "{}{page}", if written { "w" } else { "" })?;
-    }
-    out.flush()
+/// Returns the text of a trace: a page a line, a written one after a w.
+fn trace(config: &Config) -> String {
+    let line = |(page, written)| format!("{}{page}\n", if written { "w" } else { "" });
+    config.trace().map(line).collect()
 }
 
 fn verdict(results: &[Measurement]) -> Verdict {

@@ -2,6 +2,7 @@
 
 use super::output;
 use crate::failure::bad_input;
+use crate::files;
 use crate::scenario::Program;
 use anyhow::Context;
 use std::fs;
@@ -38,13 +39,35 @@ pub fn write(program: &Program, folder: &Path) -> anyhow::Result<()> {
     let why = || format!("cannot write manual pages into {}", folder.display());
     fs::create_dir_all(folder).with_context(why)?;
     let command = (program.command)().disable_help_subcommand(true);
-    clap_mangen::generate_to(command, folder).with_context(why)
+    let made = tempfile::tempdir().with_context(why)?;
+    clap_mangen::generate_to(command, made.path()).with_context(why)?;
+    for page in made.path().read_dir().with_context(why)? {
+        let page = page.with_context(why)?;
+        let text = fs::read(page.path()).with_context(why)?;
+        files::write_whole(&folder.join(page.file_name()), &text)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::scenario::fake::PROGRAM;
+
+    #[test]
+    fn a_page_is_not_written_through_a_link_of_another_user() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can make links of another user");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (link, file) = (folder.path().join("slat.1"), folder.path().join("file"));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
+        assert!(write(&PROGRAM, folder.path()).is_err());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+    }
 
     #[test]
     fn every_subcommand_has_a_manual_page() {
