@@ -402,10 +402,11 @@ pub fn tell(guests: &[&GuestTotal], monitor: Option<&Monitor>, asked: &Asked) ->
     told
 }
 
-/// Returns all memory of a guest's process: what was swapped has to be sent as well.
+/// Returns all memory of a guest's process: what was swapped has to be sent as well. It is unknown
+/// if one of both is.
 fn of_process(guest: &GuestTotal) -> Option<u64> {
-    let swapped = guest.total.get(&Metric::SwapBytes).copied().unwrap_or(0);
-    Some(guest.total.get(&Metric::RssBytes)?.saturating_add(swapped))
+    let bytes = |metric| guest.total.get(&metric).copied();
+    Some(bytes(Metric::RssBytes)?.saturating_add(bytes(Metric::SwapBytes)?))
 }
 
 impl Told {

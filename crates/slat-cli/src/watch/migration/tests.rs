@@ -17,7 +17,7 @@ fn asked(dirty: Option<f64>) -> Asked {
 
 fn of_gib(gib: u64) -> GuestTotal {
     let mut guest = guest("qemu");
-    guest.total.insert(Metric::RssBytes, gib << 30);
+    guest.total.extend([(Metric::RssBytes, gib << 30), (Metric::SwapBytes, 0)]);
     guest
 }
 
@@ -121,6 +121,17 @@ fn a_refusal_of_qemus_that_is_over_is_not_told() {
     refuses.store(false, Ordering::Relaxed);
     monitor.step();
     assert_eq!(monitor.why(), None);
+}
+
+#[test]
+fn of_a_guest_whose_memory_is_unknown_nothing_is_predicted() {
+    for unknown in [Metric::RssBytes, Metric::SwapBytes] {
+        let mut one = of_gib(16);
+        one.total.remove(&unknown);
+        let told = tell(&[&one], None, &asked(Some(4.0 * GBIT)));
+        assert!(told.predictions.is_empty(), "{unknown:?}: {told:?}");
+        assert!(told.missing.iter().any(|it| it.contains("the memory of")), "{told:?}");
+    }
 }
 
 #[test]
