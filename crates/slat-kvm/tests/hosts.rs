@@ -124,7 +124,7 @@ fn a_duplicated_vcpu_descriptor_is_no_second_vcpu() {
 #[ignore = "the other tests run it, in a process of its own"]
 fn child() {
     let kind = std::env::var(other::CHILD).unwrap_or_default();
-    if !["plain", "clones", "later", "doubled"].contains(&kind.as_str())
+    if !["plain", "clones", "later", "doubled", "forked"].contains(&kind.as_str())
         && !kind.starts_with("name")
     {
         return;
@@ -148,6 +148,19 @@ fn child() {
     };
     if kind == "clones" {
         clones();
+    }
+    if kind == "forked" {
+        // A helper that keeps all descriptors, as long as its parent lives.
+        // SAFETY: between fork and the end of the helper only functions are called that are safe in
+        // a signal handler.
+        unsafe {
+            if libc::fork() == 0 {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                loop {
+                    libc::pause();
+                }
+            }
+        }
     }
     if kind == "doubled" {
         // One more descriptor of each file of KVM's.
@@ -259,6 +272,32 @@ fn descriptors_that_are_there_twice_do_not_double_counts() {
             after[0] - before[0]
         );
     }
+}
+
+#[test]
+fn a_helper_that_keeps_the_descriptors_of_a_vmm_has_no_guest() {
+    let Some(mut other) = other::Other::start_as("forked") else { return };
+    other.run();
+    let parent = format!("\nPPid:\t{}\n", other.pid());
+    let is_helper = |pid: &i32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"));
+        status.is_ok_and(|status| status.contains(&parent))
+    };
+    let names = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name());
+    let pids = names.filter_map(|name| name.to_str()?.parse().ok());
+    let helper = pids.into_iter().find(is_helper).expect("the VMM forked a helper");
+    let has_vm = |pid: i32| {
+        let all = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        let mut links = all.filter_map(|entry| fs::read_link(entry.path()).ok());
+        links.any(|to| to.as_os_str() == "anon_inode:kvm-vm")
+    };
+    assert!(has_vm(other.pid()) && has_vm(helper));
+    // Other tests have guests as well.
+    let watch = other::watch(Which::All).unwrap();
+    let known: Vec<i32> = watch.guests().iter().map(|guest| guest.total().pid).collect();
+    let count = |pid: i32| known.iter().filter(|known| **known == pid).count();
+    assert_eq!((count(other.pid()), count(helper)), (1, 0), "{known:?}");
+    other.end();
 }
 
 #[test]
