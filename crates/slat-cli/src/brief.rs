@@ -6,9 +6,11 @@ use crate::kvm::logged;
 use slat_lab::record::Report;
 use slat_lab::report::text;
 use std::fmt::Write;
+use std::path::Path;
 
-/// Returns the screen, in lines of at most `width` columns where the tables can be made to fit.
-pub fn render(report: &Report, width: u16) -> String {
+/// Returns the screen of a report that is in a folder, in lines of at most `width` columns where the
+/// tables can be made to fit.
+pub fn render(report: &Report, folder: &Path, width: u16) -> String {
     let mut screen = String::new();
     text::header(&mut screen, report, width);
     let guests = logged::table(&report.results);
@@ -19,9 +21,10 @@ pub fn render(report: &Report, width: u16) -> String {
     if guests.is_some() {
         let _ = writeln!(
             screen,
-            "\nNext: slat tune dirty-log (which way of logging stalls least), slat bench migrate \
-             (what a\nmigration costs), slat explain slat-report/ (where the time went), slat \
-             doctor"
+            "\nNext:\n  slat tune dirty-log    which way of logging stalls least\n  slat bench migrate     \
+             what a migration costs\n  slat doctor            what more this host could measure\n  \
+             slat explain {}    where the time went",
+            folder.display()
         );
     }
     screen
