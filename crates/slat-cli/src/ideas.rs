@@ -274,7 +274,7 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
     (!rows.is_empty()).then(|| Table {
         title: "What it could cost: five ideas, in the engine's own tables".to_owned(),
         common:
-            "The time (or bytes) of the new way, divided by that of KVM's way before: smaller is better."
+            "Time (or bytes) of the new way, divided by that of KVM's way before: less is better."
                 .to_owned(),
         columns: ["idea", "what", "published", "here", "further", "command"]
             .map(str::to_owned)

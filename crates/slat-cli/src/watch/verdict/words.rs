@@ -57,7 +57,7 @@ pub(super) fn words(
         C::HostMajorFaults => (format!("{times} host major faults (reads from a disk)"), READ),
         C::Reclaim => (
             format!("while its control group reclaimed memory{pressure}"),
-            "give its control group more memory (memory.high, memory.max), or move others out of it",
+            "give its control group more memory (memory.high, memory.max), or move others out",
         ),
         C::Mapping => (
             "in faults that map memory".to_owned(),
