@@ -228,7 +228,8 @@ fn table(explained: &[Explained]) -> Table {
             shown(it.paused),
             number(it.calls),
             shown(it.call),
-            format!("{part:.0} %"),
+            // Adding 0 turns -0 into 0.
+            format!("{:.0} %", part.round() + 0.0),
         ]);
         cells
     });

@@ -123,7 +123,7 @@ pub(crate) fn process(
     }
     let high = group.and_then(|group| {
         let events = files.text(group.join("memory.events"));
-        let high = events.as_deref().and_then(|text| high(text));
+        let high = events.as_deref().and_then(high);
         high.ok_or("its control group has no memory.events: the memory controller is off for it")
     });
     sink.put(Metric::MemoryHighEvents, Source::MemoryEvents, high);
