@@ -112,7 +112,7 @@ pub enum Command {
         #[command(subcommand)]
         scenario: Choice<Guests>,
     },
-    /// Say what this host can measure, what not and why, and the commands that would change it
+    /// Check what this host can measure, why not the rest, and the commands that would change it
     Doctor(DoctorArgs),
     /// Run random histories of a guest's memory: does this host's KVM lose a write?
     Check(CheckArgs),

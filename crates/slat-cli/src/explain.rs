@@ -148,16 +148,16 @@ fn sentence(explained: &[Explained]) -> Option<String> {
     let total = Some(sum(|it| it.total)).filter(|total| *total > 0.0)?;
     // Adding 0 turns -0 into 0.
     let round = |part: f64| (part * 100.0).round() + 0.0;
-    let percent = |of: fn(&Explained) -> f64| format!("{} %", round(sum(of) / total));
+    let percent = |of: fn(&Explained) -> f64| round(sum(of) / total);
     let rest = round(sum(|it| it.unexplained) / total);
     let rest = if rest < 0.0 {
-        format!("the estimate is {} % too high, as each fault counts as the median one", -rest)
+        format!("together {} % too much, as each fault counts as the median one", -rest)
     } else {
-        format!("{rest} % are not explained")
+        format!("{rest} % unexplained")
     };
     Some(format!(
-        "Of the vCPUs' time in these phases {} went to faults ({}), {} to waiting for a CPU, {} to \
-         accesses on warm memory; {rest}.",
+        "While they wrote or executed, the vCPUs spent {} % of their time in faults ({}), {} % \
+         waiting for a CPU, {} % on accesses to warm memory; {rest}.",
         percent(|it| it.faults * it.fault),
         thousands(sum(|it| it.faults) as i64),
         percent(|it| it.waited),
@@ -228,7 +228,8 @@ fn table(explained: &[Explained]) -> Table {
             shown(it.paused),
             number(it.calls),
             shown(it.call),
-            format!("{part:.0} %"),
+            // Adding 0 turns -0 into 0.
+            format!("{:.0} %", part.round() + 0.0),
         ]);
         cells
     });
@@ -315,7 +316,10 @@ mod tests {
     #[test]
     fn the_account_is_a_sentence_and_leaves_out_guests_that_pause() {
         let said = sentence(&explain(&[dirty()])).unwrap();
-        assert!(said.contains("50 % went to faults (50,000), 30 % to waiting for a CPU"), "{said}");
+        assert!(
+            said.contains("50 % of their time in faults (50,000), 30 % waiting for a CPU"),
+            "{said}"
+        );
         let mut paced = dirty();
         paced.params.insert("dirty_rate".to_owned(), 1.into());
         assert_eq!(sentence(&explain(&[paced])), None);

@@ -274,7 +274,7 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
     (!rows.is_empty()).then(|| Table {
         title: "What it could cost: five ideas, in the engine's own tables".to_owned(),
         common:
-            "What is left of the time, or bytes, of the same work done here as KVM did it before."
+            "Time (or bytes) of the new way, divided by that of KVM's way before: less is better."
                 .to_owned(),
         columns: ["idea", "what", "published", "here", "further", "command"]
             .map(str::to_owned)
@@ -282,9 +282,9 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
         labels: 2,
         rows,
         notes: vec![
-            "“here” is the idea as proposed, “further” what the engine does beyond it; no guest \
-             runs, so what hardware adds is left out. Sources and every sample: report.html, \
-             docs/sources.md."
+            "“published”: by the idea's authors; “here”: the same idea in the engine; “further”: \
+             with what the engine adds. No guest runs, so what hardware adds is left out. Sources \
+             and every sample: report.html, docs/sources.md."
                 .to_owned(),
         ],
     })

@@ -9,6 +9,7 @@ pub mod page;
 pub mod report;
 pub mod serve;
 mod stalls;
+pub mod timeline;
 pub mod verdict;
 
 use slat_kvm::watch::{Metric, Values};
@@ -20,11 +21,12 @@ fn rate(values: &Values, metric: Metric, seconds: f64) -> String {
     rate.filter(|rate| rate.is_finite()).map_or(NOTHING.to_owned(), number)
 }
 
-/// Formats a share of the time, in per cent of one CPU.
-fn share(values: &Values, metric: Metric, seconds: f64) -> String {
+/// Formats a share of the vCPUs' time, in per cent.
+fn share(values: &Values, metric: Metric, seconds: f64, vcpus: usize) -> String {
     let share = values.get(&metric).map(|spent| *spent as f64 / 1e7 / seconds);
-    let share = share.filter(|share| share.is_finite());
-    share.map_or(NOTHING.to_owned(), |share| format!("{share:.1} %"))
+    let share = share.map(|share| share / vcpus.max(1) as f64).filter(|share| share.is_finite());
+    // The threads are read a little later than the clock, or their time is counted in ticks.
+    share.map(|share| share.min(100.0)).map_or(NOTHING.to_owned(), |share| format!("{share:.1} %"))
 }
 
 /// Formats a size in bytes.
@@ -69,7 +71,7 @@ mod tests {
         let nothing = Values::new();
         let dashes = [
             rate(&nothing, Metric::Faults, 1.0),
-            share(&nothing, Metric::RunningNs, 1.0),
+            share(&nothing, Metric::RunningNs, 1.0, 1),
             size(&nothing, Metric::RssBytes),
             coverage(&nothing),
             mapped(&nothing),
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_reported_per_second_and_times_as_shares_of_a_cpu() {
+    fn counts_are_reported_per_second_and_times_as_shares_of_the_vcpus_time() {
         let values = Values::from([
             (Metric::Faults, 2500),
             (Metric::RunningNs, 3_000_000_000),
@@ -95,7 +97,8 @@ mod tests {
             (Metric::Pages2m, 1),
         ]);
         assert_eq!(rate(&values, Metric::Faults, 2.0), "1,250");
-        assert_eq!(share(&values, Metric::RunningNs, 2.0), "150.0 %");
+        assert_eq!(share(&values, Metric::RunningNs, 2.0, 2), "75.0 %");
+        assert_eq!(share(&values, Metric::RunningNs, 2.0, 1), "100.0 %");
         assert_eq!((coverage(&values), mapped(&values)), ("75 %".into(), "7 / 1 / –".into()));
     }
 }

@@ -27,5 +27,5 @@ pub use events::times::{Stalls, Times, Why, faults};
 pub use find::{Descriptors, Found, NotFound, Search, descriptors, guest as find_guest, guests};
 pub use guest::{Guest, Knowledge, Reading, State};
 pub use metric::{Metric, Scope, Source, Values, since};
-pub use watcher::{GuestTotal, Sample, Step, VcpuTotal, Watch, WatchedGuest, Which};
+pub use watcher::{GuestTotal, Sample, Step, ThreadChange, VcpuTotal, Watch, WatchedGuest, Which};
 pub use working_set::{WorkingSet, WorkingSets};

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 /// What is done with results, and how command lines are repeated.
 #[derive(Debug, Subcommand)]
 pub enum Common {
-    /// Hold two runs against each other: faster, slower, or no difference shown
+    /// Compare two runs: faster, slower, or no difference shown
     Compare(CompareArgs),
     /// Run two command lines in turns, each in processes of its own, and compare them
     Ab(AbArgs),

@@ -391,7 +391,7 @@ pub fn show(
 pub fn show_as(
     program: &Program,
     report: &Report,
-    text: fn(&Report, u16) -> String,
+    text: impl Fn(&Report, u16) -> String,
     output: Option<Output>,
 ) -> anyhow::Result<()> {
     let written = write(report, &(program.renderers)(), output);

@@ -90,7 +90,7 @@ fn capacity(evidence: &Evidence) -> Finding {
 fn slot_zap(evidence: &Evidence) -> Finding {
     let subject = Subject::new(
         Kvm,
-        "slots that go alone",
+        "memslots deleted alone",
         For::Only(&["memslot"]),
         "A VM that gives up KVM_X86_QUIRK_SLOT_ZAP_ALL keeps its other mappings when a slot moves \
          or goes.",

@@ -28,7 +28,8 @@ impl Verdict {
         match (self.runs, self.limited.len()) {
             (false, _) => format!("no: it needs {}", lacks.join(", and ")),
             (true, 0) => "yes".to_owned(),
-            (true, count) => format!("yes; {count} of what it asks for limited or missing"),
+            (true, 1) => "yes, with 1 limitation".to_owned(),
+            (true, count) => format!("yes, with {count} limitations"),
         }
     }
 }

@@ -102,7 +102,7 @@ pub fn verdict(results: &[Measurement]) -> Verdict {
         _ => format!("{} to {}", said(least), said(most)),
     };
     Verdict::of_lines([format!(
-        "Dirty logging costs a vCPU {cost} more for each page that it writes in a round; a write \
+        "For each page that a vCPU writes in a round, dirty logging adds {cost}; the same write \
          without a log takes {}.",
         seconds(least.plain)
     )])
@@ -134,9 +134,9 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
         labels: 2,
         rows: rows.collect(),
         notes: vec![
-            "The first three: time of a vCPU for a page, faults and the write itself; the logged \
-             write and the longest stall by the vCPU's own clock, without what the scheduler \
-             took. get + clear are the VMM's calls in one round, for all of the guest."
+            "First touch, write and logged write: the time of a vCPU for one page, its faults \
+             included. The logged write and the longest stall are by the vCPU's own clock, without \
+             waiting for a CPU. get + clear: the VMM's calls in one round, for the whole guest."
                 .to_owned(),
         ],
     })
@@ -175,11 +175,11 @@ pub(super) mod tests {
     #[test]
     fn what_a_written_page_costs_is_not_divided_by_pages_that_are_not_written() {
         let skipped = verdict(&a_tenth(None)).says.concat();
-        assert!(skipped.contains("a vCPU 3.00 µs ("), "{skipped}");
+        assert!(skipped.contains("adds 3.00 µs ("), "{skipped}");
         assert!(skipped.contains("without a log takes 100 ns"), "{skipped}");
         // The stall is known for each access: ten of them are one write.
         let read = verdict(&a_tenth(Some("read"))).says.concat();
-        assert!(read.contains("a vCPU 30.0 µs ("), "{read}");
+        assert!(read.contains("adds 30.0 µs ("), "{read}");
         assert!(read.contains("without a log takes 10.0 ns"), "{read}");
         for others in [None, Some("read")] {
             let touch = &guests(&a_tenth(others)).unwrap()[0].touch;

@@ -8,7 +8,7 @@ use crate::forecast::{self, Guest};
 use slat_kvm::figure::Figure;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::migrate;
-use slat_lab::numbers::{bytes, seconds, thousands};
+use slat_lab::numbers::{bytes, seconds, several, thousands};
 use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::{Chart, Renderer};
@@ -83,24 +83,25 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
     let always = ended().all(|row| count(row, "converged") == Some(1));
     let never = ended().all(|row| count(row, "converged") == Some(0));
     let converged = match (always, never) {
-        (true, _) => "each converged",
+        (true, _) if runs == 1 => "it converged",
+        (true, _) => "all converged",
+        (_, true) if runs == 1 => "it did not converge",
         (_, true) => "none converged",
         _ => "some did not converge",
     };
     let copied = range(rows, migrate::COPY_RATE)?;
     Some(format!(
-        "A guest of {} whose {} asked to write {} and wrote {} migrated in {} over a link of {} \
-         (copied at {}), {converged}, and stood still for {} ({} allowed; {runs} run{}).",
+        "A guest of {} that dirtied {} ({} asked for) migrated in {} over a link of {}, of which \
+         the copy reached {}; its downtime was {} ({} allowed); {converged} ({}).",
         bytes(number(first, "memory")? as u64),
-        if number(first, "vcpus")? == 1.0 { "vCPU was" } else { "vCPUs were" },
-        Rate(asked),
         rate(written),
+        Rate(asked),
         times(total),
         Rate(link),
         rate(copied),
         times(downtime),
         seconds(number(first, "max_downtime_ms")? / 1e3),
-        if runs == 1 { "" } else { "s" },
+        several(runs, "run"),
     ))
 }
 
@@ -134,12 +135,12 @@ fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
     let bearable = Some(forecast::bearable_writes(&fastest));
     let bearable = bearable.filter(|writes| *writes < forecast::MOST_WRITES * fastest.copied);
     let never = bearable.map_or_else(String::new, |writes| {
-        let from = (writes / MIB).floor() as i64 + 1;
-        format!("; from {} MiB/s on it would not", thousands(from))
+        let most = (writes / MIB).floor() as i64;
+        format!("; above {} MiB/s it does not", thousands(most))
     });
     Some(format!(
-        "By calculation from the copy rates reached here, a guest of {} that writes {} all the \
-         time would migrate in {}, stand still for {}, and {converges}{never}.",
+        "By calculation from the copy rates above, a guest of {} that dirties {} all the time \
+         would migrate in {} with a downtime of {}, and {converges}{never}.",
         bytes(USUAL as u64),
         Rate(writes),
         times((best.total, worst.total)),
@@ -230,7 +231,7 @@ mod tests {
         let says = verdict(&migrations()).says;
         assert_eq!(says.len(), 2, "{says:?}");
         for words in
-            ["asked to write 500 MiB/s and wrote 276 to 316 MiB/s", "copied at 1,000 to 1,030"]
+            ["dirtied 276 to 316 MiB/s (500 MiB/s asked for)", "copy reached 1,000 to 1,030"]
         {
             assert!(says[0].contains(words), "{says:?}");
         }
@@ -244,7 +245,7 @@ mod tests {
     fn no_guest_converges_from_the_rate_on_that_the_fastest_copy_cannot_bear() {
         // The fastest copied at 1,030 MiB/s. 30 rounds have to leave what is copied in 300 ms.
         let says = verdict(&migrations()).says;
-        assert!(says[1].ends_with("from 903 MiB/s on it would not."), "{says:?}");
+        assert!(says[1].ends_with("above 902 MiB/s it does not."), "{says:?}");
         // Whatever the guest writes, all of its memory can be copied within the downtime.
         let bearable = migrations().into_iter().map(|mut m| {
             m.params.insert("max_downtime_ms".to_owned(), 60_000.into());
@@ -266,8 +267,8 @@ mod tests {
         };
         for (others, rate) in [(None, "500 MiB/s"), (Some("read"), "50 MiB/s")] {
             let says = tenth(others);
-            assert!(says[0].contains(&format!("asked to write {rate} and wrote")), "{says:?}");
-            assert!(says[1].contains(&format!("that writes {rate} all")), "{says:?}");
+            assert!(says[0].contains(&format!("({rate} asked for)")), "{says:?}");
+            assert!(says[1].contains(&format!("that dirties {rate} all")), "{says:?}");
         }
     }
 

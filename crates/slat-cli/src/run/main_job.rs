@@ -17,7 +17,7 @@ use slat_lab::cli::Switch;
 use slat_lab::failure::{CANNOT, is_interruption};
 use slat_lab::host::Host;
 use slat_lab::numbers::{bytes, several};
-use slat_lab::record::Measurement;
+use slat_lab::record::{Measurement, Report};
 use slat_lab::run::output::Output;
 use slat_lab::run::{NOISY, report, show, show_as};
 use slat_lab::scenario;
@@ -211,7 +211,10 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
     let report = report(&PROGRAM, host, &begin, results, session);
     session.note("");
     match args.print.format() {
-        ReportFormat::Text => show_as(&PROGRAM, &report, brief::render, Some(output))?,
+        ReportFormat::Text => {
+            let text = |report: &Report, width| brief::render(report, &args.output, width);
+            show_as(&PROGRAM, &report, text, Some(output))?;
+        }
         format => show(&PROGRAM, &report, format, Some(output))?,
     }
     Ok(match () {

@@ -125,9 +125,10 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         ..Report::new(guests, ended)
     };
     // A monitor is that of one process, whose last guest it tells of.
-    let events = monitor.as_ref().map(Monitor::events);
-    if let Some((verdict, events)) = report.verdicts.last_mut().zip(events) {
-        verdict.take(events);
+    if let Some((verdict, guest)) = report.verdicts.last_mut().zip(report.guests.last())
+        && let Some(monitor) = &monitor
+    {
+        verdict.take(monitor.events(guest, &asked));
     }
     if let Some(path) = file {
         write_whole(path, report.json()?.as_bytes())?;
@@ -173,7 +174,7 @@ fn run(
         // Looked at before: of a process that ended by then, this step tells the last counts.
         let is_over = watch.is_over();
         if let Some(monitor) = &mut monitor {
-            monitor.step();
+            monitor.step(watch.seconds());
             args.pid.into_iter().for_each(|pid| watch.tell(pid, monitor.counters()));
         }
         let step = watch.step();

@@ -32,6 +32,7 @@ pub fn guest(name: &str) -> GuestTotal {
         statistics: [("pf_taken".to_owned(), 1000)].into(),
         stalls: Stalls::new(),
         invalidated_by: [("ksmd".to_owned(), 1234), ("qemu".to_owned(), 5)].into(),
+        threads: Vec::new(),
         vcpus: vec![VcpuTotal {
             index: 0,
             thread: Some(4712),

@@ -22,16 +22,19 @@ pub fn screen(guests: &[WatchedGuest], seconds: f64, columns: u16, lines: u16) -
     for guest in &there {
         let total = guest.total();
         let Some(sample) = total.samples.last() else { continue };
-        rows.push(row(label(total), &sample.guest, sample.seconds));
+        rows.push(row(label(total), &sample.guest, sample.seconds, sample.vcpus.len()));
         // For a single guest, each vCPU has a row; for several guests there is no room.
         if there.len() == 1 {
             for (vcpu, values) in total.vcpus.iter().zip(&sample.vcpus) {
-                rows.push(row(format!("  vCPU {}", vcpu.index), values, sample.seconds));
+                rows.push(row(format!("  vCPU {}", vcpu.index), values, sample.seconds, 1));
             }
         }
     }
     let mut drawn = String::new();
-    let title = format!("slat watch: {}, {seconds:.0} s; Ctrl-C ends it", count(there.len()));
+    let title = format!(
+        "slat watch: {}, {seconds:.0} s; %: of all its vCPUs' time; Ctrl-C ends it",
+        count(there.len())
+    );
     let table = table(title, rows);
     text::grid(&mut drawn, &table, columns);
     let mut screen = HOME.to_owned();
@@ -50,7 +53,7 @@ pub fn screen(guests: &[WatchedGuest], seconds: f64, columns: u16, lines: u16) -
 pub fn line(guest: &GuestTotal, sample: &Sample) -> String {
     let values = &sample.guest;
     let per_second = |metric| rate(values, metric, sample.seconds);
-    let of_a_cpu = |metric| share(values, metric, sample.seconds);
+    let of_time = |metric| share(values, metric, sample.seconds, sample.vcpus.len());
     let mut line = format!(
         "{:8.1} s  {}: faults {}/s, exits {}/s, runs {}, waits {}, {} in huge pages of {}, \
          remote flushes {}/s",
@@ -58,14 +61,14 @@ pub fn line(guest: &GuestTotal, sample: &Sample) -> String {
         label(guest),
         per_second(Metric::Faults),
         per_second(Metric::Exits),
-        of_a_cpu(Metric::RunningNs),
-        of_a_cpu(Metric::WaitingNs),
+        of_time(Metric::RunningNs),
+        of_time(Metric::WaitingNs),
         coverage(values),
         size(values, Metric::RssBytes),
         per_second(Metric::RemoteTlbFlushes),
     );
     if values.contains_key(&Metric::FaultNs) {
-        let _ = write!(line, ", in faults {}", of_a_cpu(Metric::FaultNs));
+        let _ = write!(line, ", in faults {}", of_time(Metric::FaultNs));
     }
     if values.contains_key(&Metric::Invalidations) {
         let _ = write!(line, ", unmapped by the host {}/s", per_second(Metric::Invalidations));
@@ -133,20 +136,21 @@ fn some(rate: String) -> String {
     if rate == "0" { NOTHING.to_owned() } else { rate }
 }
 
-/// Makes a row of the table.
-pub fn row(label: String, values: &Values, seconds: f64) -> Vec<String> {
+/// Makes a row of the table, of a guest with so many vCPUs or of one of them.
+pub fn row(label: String, values: &Values, seconds: f64, vcpus: usize) -> Vec<String> {
+    let share = |metric| share(values, metric, seconds, vcpus);
     vec![
         label,
         rate(values, Metric::Faults, seconds),
         rate(values, Metric::Exits, seconds),
-        share(values, Metric::RunningNs, seconds),
-        share(values, Metric::WaitingNs, seconds),
-        share(values, Metric::GuestNs, seconds),
+        share(Metric::RunningNs),
+        share(Metric::WaitingNs),
+        share(Metric::GuestNs),
         size(values, Metric::RssBytes),
         coverage(values),
         mapped(values),
         rate(values, Metric::RemoteTlbFlushes, seconds),
-        share(values, Metric::FaultNs, seconds),
+        share(Metric::FaultNs),
         rate(values, Metric::Invalidations, seconds),
         some(rate(values, Metric::PagesLogged, seconds)),
         some(rate(values, Metric::FaultsProtected, seconds)),
@@ -162,7 +166,7 @@ mod tests {
     fn an_empty_host_is_drawn_and_a_name_cannot_steer_the_terminal() {
         let drawn = screen(&[], 3.2, 80, 24);
         assert!(drawn.starts_with(HOME) && drawn.ends_with(REST), "{drawn:?}");
-        assert!(drawn.contains("0 guests, 3 s"), "{drawn:?}");
+        assert!(drawn.contains("0 guests, 3 s; %: of"), "{drawn:?}");
         // A screen of size 0 has a small table, too.
         assert!(screen(&[], 3.2, 0, 0).lines().count() < 6);
         let guest = crate::watch::fake::guest("a\x1b[2Jb");
@@ -171,6 +175,6 @@ mod tests {
             slat_kvm::watch::GuestTotal { domain: Some("web\u{7}01".to_owned()), ..guest.clone() };
         assert_eq!(label(&named), "4711 web01");
         let said = line(&guest, &guest.samples[0]);
-        assert!(said.contains("faults 500/s") && said.contains("runs 150.0 %"), "{said}");
+        assert!(said.contains("faults 500/s") && said.contains("runs 100.0 %"), "{said}");
     }
 }

@@ -1,12 +1,15 @@
 //! Dirty rates of guests by each available means, and predictions of their migrations.
 
+mod monitor;
+
+pub use self::monitor::Monitor;
+
 use crate::forecast::{self, Guest};
 use serde::Serialize;
-use slat_kvm::watch::qmp::{DirtyRate, Migration, Qmp};
+use slat_kvm::watch::qmp::DirtyRate;
 use slat_kvm::watch::{GuestTotal, Metric};
-use slat_lab::numbers::{bytes, seconds};
+use slat_lab::numbers::{bytes, seconds, several};
 use slat_lab::rate::Rate;
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -34,6 +37,13 @@ pub struct Dirty {
     pub error: String,
     /// Cost of the means, in words.
     pub cost: &'static str,
+}
+
+impl Dirty {
+    /// A rate of which only the guest is known.
+    const fn unknown(pid: i32) -> Self {
+        Self { pid, bytes_per_second: 0.0, by: "", error: String::new(), cost: "" }
+    }
 }
 
 /// Prediction of a guest's migration.
@@ -81,170 +91,6 @@ pub struct Asked {
     pub hot_set: Option<u64>,
     /// Longest downtime allowed.
     pub max_downtime: Duration,
-}
-
-/// QEMU's monitor of a watched guest, and its measurements.
-#[derive(Debug)]
-pub struct Monitor {
-    qmp: Qmp,
-    memory: Result<u64, String>,
-    rates: Vec<DirtyRate>,
-    measures: bool,
-    migration: Migration,
-    /// The migration that ran during the watch, if one did.
-    migrated: Option<Migration>,
-    /// The account of the first step: of a migration before the watch, perhaps.
-    first: Option<Migration>,
-    /// Answers on whether the guest runs, and how many of them said in which other state it was.
-    asked: u32,
-    stopped: BTreeMap<String, u32>,
-    /// What the balloon left to the guest, in the first step and in the last.
-    balloon: Option<(u64, u64)>,
-    counters: Result<BTreeMap<String, u64>, String>,
-    /// Why the last step could not ask QEMU what it wanted.
-    why: Option<String>,
-}
-
-impl Monitor {
-    /// Begins to measure by a monitor.
-    pub fn new(mut qmp: Qmp) -> Self {
-        let memory = qmp.memory();
-        let (rates, migration, first, asked, stopped) = Default::default();
-        let (measures, migrated, why, balloon) = Default::default();
-        let counters = Err(String::new());
-        let mut this = Self {
-            qmp,
-            memory,
-            rates,
-            measures,
-            migration,
-            migrated,
-            first,
-            asked,
-            stopped,
-            balloon,
-            counters,
-            why,
-        };
-        this.step();
-        this
-    }
-
-    /// Returns KVM's counters as QEMU told them in the last step, or why it did not.
-    pub fn counters(&self) -> &Result<BTreeMap<String, u64>, String> {
-        &self.counters
-    }
-
-    /// Takes the measurement, and begins the next one, which QEMU makes in the background.
-    pub fn step(&mut self) {
-        self.why = self.ask().err();
-        self.counters = self.qmp.statistics();
-        if let Ok(Some(left)) = self.qmp.balloon() {
-            self.balloon = Some((self.balloon.map_or(left, |(first, _)| first), left));
-        }
-    }
-
-    fn ask(&mut self) -> Result<(), String> {
-        if let Ok(state) = self.qmp.status() {
-            self.asked += 1;
-            if let Err(state) = state {
-                *self.stopped.entry(state).or_default() += 1;
-            }
-        }
-        self.migration = self.qmp.migration()?;
-        self.first.get_or_insert(self.migration);
-        if self.migration.runs {
-            // Before QEMU reads the log for the first time, it has no rate.
-            let known = self.migration.bytes_per_second > 0.0 || self.migrated.is_none();
-            self.migrated = Some(self.migration).filter(|_| known).or(self.migrated);
-        }
-        if self.measures {
-            // After an error, QEMU measures anew, if it does not measure still.
-            let rate = self.qmp.dirty_rate().inspect_err(|_| self.measures = false)?;
-            self.measures = rate.is_none();
-            self.rates.extend(rate);
-        }
-        // The log of a migration is exact: samples beside it cost the guest, and tell less.
-        if self.migration.runs {
-            return Err("a migration runs, and QEMU has not read its log yet".to_owned());
-        }
-        if !self.measures {
-            self.qmp.begin_dirty_rate(1)?;
-            self.measures = true;
-        }
-        Ok(())
-    }
-
-    /// Returns what QEMU told of the guest during the watch, in words: migrations and pauses.
-    pub fn events(&self) -> Vec<String> {
-        let (now, time) = (self.migration, |time: Duration| seconds(time.as_secs_f64()));
-        let mut events = Vec::new();
-        let is_new = self.first.is_some_and(|first| first.runs || first.total != now.total);
-        if now.runs {
-            let left = bytes(now.remaining);
-            events.push(format!("a migration runs, in round {}, {left} left", now.rounds));
-        } else if let Some(total) = now.total.filter(|_| is_new && now.completed) {
-            let downtime = now.downtime.map_or("unknown".to_owned(), time);
-            events.push(format!(
-                "a migration was completed: it took {} and {} round{}, downtime {downtime}",
-                time(total),
-                now.rounds,
-                if now.rounds == 1 { "" } else { "s" },
-            ));
-        } else if self.migrated.is_some() {
-            events.push("a migration ended without success".to_owned());
-        }
-        let stopped = self.stopped.iter().map(|(state, count)| {
-            format!("QEMU told that it was not running ({state}), {count} of {} times", self.asked)
-        });
-        events.extend(stopped);
-        let memory = self.memory.as_ref().ok().copied();
-        match self.balloon {
-            Some((first, last)) if first != last => events.push(format!(
-                "its balloon left it {} at first and {} at last",
-                bytes(first),
-                bytes(last)
-            )),
-            Some((_, left)) if memory.is_some_and(|memory| left < memory) => {
-                events.push(format!("its balloon leaves it {}", bytes(left)));
-            }
-            _ => {}
-        }
-        events
-    }
-
-    /// Returns why no rate of QEMU's is known, if none is.
-    pub fn why(&self) -> Option<&str> {
-        let knows = self.migrated.is_some_and(|it| it.bytes_per_second > 0.0);
-        self.why.as_deref().filter(|_| !knows && self.rates.is_empty())
-    }
-
-    /// Returns the rates from the log of an active migration and from samples.
-    fn rates(&self, pid: i32) -> Vec<Dirty> {
-        let mut all = Vec::new();
-        if let Some(migration) = self.migrated.filter(|it| it.bytes_per_second > 0.0) {
-            all.push(Dirty {
-                pid,
-                bytes_per_second: migration.bytes_per_second,
-                by: "by QEMU's log of the migration that runs (query-migrate)",
-                error: format!("exact, of round {}", migration.rounds),
-                cost: "none: QEMU reads the log anyway",
-            });
-        }
-        if !self.rates.is_empty() {
-            let count = self.rates.len() as f64;
-            let mean = self.rates.iter().map(|rate| rate.bytes_per_second).sum::<f64>() / count;
-            all.push(Dirty {
-                pid,
-                bytes_per_second: mean,
-                by: "by samples of QEMU's (calc-dirty-rate)",
-                error: sampled(mean, self.memory.as_ref().ok().copied(), &self.rates),
-                cost: "QEMU takes hashes of 512 pages of each GiB twice a second; nothing is \
-                       protected",
-            });
-        }
-        all
-    }
 }
 
 /// Returns the possible error of a sampled rate: twice its standard error.
@@ -402,6 +248,14 @@ pub fn tell(guests: &[&GuestTotal], monitor: Option<&Monitor>, asked: &Asked) ->
     told
 }
 
+/// Formats two times, the shorter one first, or one if they look alike.
+fn span(one: f64, other: f64) -> String {
+    match (seconds(one.min(other)), seconds(one.max(other))) {
+        (least, most) if least == most => least,
+        (least, most) => format!("{least} to {most}"),
+    }
+}
+
 /// Returns all memory of a guest's process: what was swapped has to be sent as well. It is unknown
 /// if one of both is.
 fn of_process(guest: &GuestTotal) -> Option<u64> {
@@ -424,23 +278,18 @@ impl Told {
             ));
         }
         for it in &self.predictions {
-            let or = |least, most| match (seconds(least), seconds(most)) {
-                (least, most) if least == most => least,
-                (least, most) => format!("{least} to {most}"),
-            };
             let mut line = format!(
-                "{}: a migration of {} at {} (copied at {}) would take {} in at most {} round{}, \
-                 {}, and stand still for {} ({} allowed); a guest that writes the same hot pages \
-                 each second has the lower values.",
+                "{}: a migration of {} at {} (copied at {}) would take {} ({} at most), {}, and \
+                 stand still for {} ({} allowed). The ranges reach from a guest that writes the \
+                 same pages each second to one that writes others.",
                 it.pid,
                 bytes(it.memory),
                 Rate(it.dirty_rate),
                 Rate(it.copied),
-                or(it.seconds, it.seconds_at_most),
-                it.rounds,
-                if it.rounds == 1 { "" } else { "s" },
+                span(it.seconds, it.seconds_at_most),
+                several(it.rounds as usize, "round"),
                 if it.converges { "converge" } else { "not converge" },
-                or(it.downtime, it.downtime_at_most),
+                span(it.downtime, it.downtime_at_most),
                 seconds(it.max_downtime),
             );
             let what = if it.converges { "Limit" } else { "What would change it" };

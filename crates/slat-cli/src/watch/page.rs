@@ -2,8 +2,10 @@
 
 use super::live::{self, label};
 use super::migration::Told;
-use super::report::Report;
+use super::report::{AVERAGE, Report};
 use super::stalls;
+use super::timeline::Event;
+use super::verdict::Verdict;
 use slat_kvm::procfs::Files;
 use slat_kvm::watch::{GuestTotal, Metric, Sample};
 use slat_lab::renderer::Chart;
@@ -94,22 +96,23 @@ pub fn render(report: &Report<'_>) -> String {
         predictions: report.predictions.clone(),
         missing: report.missing.clone(),
     };
-    let mut tables = Vec::new();
+    let mut tables = Vec::from_iter(time_line(&report.verdicts));
     let rows = report.guests.iter().flat_map(|guest| {
-        let own = live::row(label(guest), &guest.total, guest.seconds);
+        let own = live::row(label(guest), &guest.total, guest.seconds, guest.vcpus.len());
         let vcpus = guest
             .vcpus
             .iter()
-            .map(|vcpu| live::row(format!("vCPU {}", vcpu.index), &vcpu.total, guest.seconds));
+            .map(|vcpu| live::row(format!("vCPU {}", vcpu.index), &vcpu.total, guest.seconds, 1));
         std::iter::once(own).chain(vcpus)
     });
     let rows: Vec<_> = rows.collect();
     if !rows.is_empty() {
-        tables.push(live::table("On average".to_owned(), rows));
+        tables.push(live::table(AVERAGE.to_owned(), rows));
     }
     tables.extend(stalls::table(&report.guests, report.transition_ns));
     tables.extend(unknown(report));
-    let charts: Vec<Chart> = report.guests.iter().flat_map(|guest| charts(guest)).collect();
+    let verdicts = report.guests.iter().zip(&report.verdicts);
+    let charts: Vec<Chart> = verdicts.flat_map(|(guest, it)| charts(guest, it)).collect();
     let lead = format!(
         "{} watched for {:.1} s by slat {}, a sample each {:.1} s; tracepoints: {}.",
         live::count(report.guests.len()),
@@ -125,6 +128,23 @@ pub fn render(report: &Report<'_>) -> String {
     let host = host.map_or(String::new(), |name| format!(" on {name}"));
     let title = format!("Watched guests{host}, {}", date(report.began));
     html::page(&title, &lead, &said, &tables, &charts)
+}
+
+/// Makes a table of what happened to the guests.
+fn time_line(verdicts: &[Verdict]) -> Option<Table> {
+    let row = |verdict: &Verdict, event: &Event| {
+        vec![format!("{:.1} s", event.at), verdict.guest.clone(), event.what.clone()]
+    };
+    let rows = verdicts.iter().flat_map(|it| it.events.iter().map(move |event| row(it, event)));
+    let rows: Vec<_> = rows.collect();
+    (!rows.is_empty()).then(|| Table {
+        title: "Time line".to_owned(),
+        common: "The charts have a vertical line for each.".to_owned(),
+        columns: ["after", "guest", "what happened"].map(str::to_owned).into(),
+        labels: 3,
+        rows,
+        notes: Vec::new(),
+    })
 }
 
 /// Makes a table of the unknown metrics and the reasons.
@@ -147,7 +167,8 @@ fn unknown(report: &Report<'_>) -> Option<Table> {
 }
 
 /// Returns the charts of a guest that have any known value.
-fn charts(guest: &GuestTotal) -> Vec<Chart> {
+fn charts(guest: &GuestTotal, verdict: &Verdict) -> Vec<Chart> {
+    let marks: Vec<f64> = verdict.events.iter().map(|event| event.at).collect();
     let points = |metric: Metric, by: By| {
         let value = |sample: &Sample| {
             let value = by.value(*sample.guest.get(&metric)?, sample.seconds);
@@ -161,7 +182,7 @@ fn charts(guest: &GuestTotal) -> Vec<Chart> {
             .map(|(metric, name)| ((*name).to_owned(), points(*metric, by)))
             .filter(|(_, points)| !points.is_empty())
             .collect();
-        series::chart(&format!("{}: {title}", label(guest)), values, &lines)
+        series::chart(&format!("{}: {title}", label(guest)), values, &lines, &marks)
     };
     CHARTS.iter().filter_map(chart).collect()
 }
@@ -171,6 +192,7 @@ mod tests {
     use super::*;
     use crate::watch::fake::guest;
     use crate::watch::report::Ended;
+    use slat_kvm::watch::ThreadChange;
 
     #[test]
     fn the_page_has_time_lines_and_reasons_and_needs_nothing_from_elsewhere() {
@@ -178,17 +200,29 @@ mod tests {
         let mut later = one.samples[0].clone();
         later.at = 4.0;
         one.samples.push(later);
+        one.threads = vec![ThreadChange { at: 3.0, vcpu: 0, came: false, thread: Some(4712) }];
         let page = render(&Report::new(vec![&one], Ended::Time));
         assert_eq!(page.matches("<figure>").count(), 2);
         for text in [
             "4711 &lt;b&gt;qemu",
             "on a CPU",
-            "Not known: waiting for a CPU",
+            "Not known here: waiting for a CPU",
+            "Time line",
+            "the thread 4712 of vCPU 0 ended",
             "Watched guests",
             "nobody times them",
             "On average",
         ] {
             assert!(page.contains(text), "{text}");
+        }
+        // On a narrow screen tables scroll in a box, and so do charts.
+        assert_eq!(
+            page.matches("<div class=\"wide\"><table").count(),
+            page.matches("<table").count()
+        );
+        assert_eq!(page.matches("<figure>").count(), page.matches("<svg").count());
+        for style in ["div.wide { overflow-x: auto", "figure { margin: 1rem 0; overflow-x: auto"] {
+            assert!(page.contains(style), "{style}");
         }
         for reference in ["://", "src=", "<link", "@import", "url(", "<script", "<b>"] {
             assert!(!page.contains(reference), "the page contains {reference}");

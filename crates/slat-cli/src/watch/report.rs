@@ -12,6 +12,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use textwrap::Options;
 
+/// Title of the table of averages.
+pub(super) const AVERAGE: &str = "On average; %: of the time of all its vCPUs";
+
 /// Version of the JSON. docs/watch.md explains its keys.
 const SCHEMA: u32 = 1;
 
@@ -126,17 +129,19 @@ impl<'a> Report<'a> {
             let words = textwrap::fill(&verdict.said, usize::from(width));
             let _ = writeln!(said, "{words}");
         }
+        self.verdicts.iter().for_each(|verdict| time_line(&mut said, verdict, width));
         let mut rows = Vec::new();
         for guest in &self.guests {
-            rows.push(row(label(guest), &guest.total, guest.seconds));
+            rows.push(row(label(guest), &guest.total, guest.seconds, guest.vcpus.len()));
             if self.guests.len() <= 4 {
-                let vcpu = |(index, values)| row(format!("  vCPU {index}"), values, guest.seconds);
+                let vcpu =
+                    |(index, values)| row(format!("  vCPU {index}"), values, guest.seconds, 1);
                 let vcpus = guest.vcpus.iter().map(|vcpu| (vcpu.index, &vcpu.total));
                 rows.extend(vcpus.map(vcpu));
             }
         }
         if !rows.is_empty() {
-            text::grid(&mut said, &table("On average".to_owned(), rows), width);
+            text::grid(&mut said, &table(AVERAGE.to_owned(), rows), width);
         }
         if let Some(table) = stalls::table(&self.guests, self.transition_ns) {
             text::grid(&mut said, &table, width);
@@ -201,6 +206,18 @@ impl<'a> Report<'a> {
             );
         }
         said
+    }
+}
+
+/// Appends what happened to a guest, a line for each event.
+fn time_line(text: &mut String, verdict: &Verdict, width: u16) {
+    if !verdict.events.is_empty() {
+        let _ = writeln!(text, "\nTime line of {}", verdict.guest);
+    }
+    for event in &verdict.events {
+        let line = format!("{:8.1} s  {}", event.at, event.what);
+        let options = Options::new(width.into()).subsequent_indent("            ");
+        let _ = writeln!(text, "{}", textwrap::fill(&line, options.break_words(false)));
     }
 }
 

@@ -24,7 +24,7 @@ pub fn table(guests: &[&GuestTotal], transition: Option<u64>) -> Option<Table> {
     for guest in guests {
         for (why, times) in &guest.stalls {
             let mut row = vec![label(guest), reason(*why).to_owned()];
-            row.extend(cells(times, guest.seconds));
+            row.extend(cells(times, guest.seconds * guest.vcpus.len().max(1) as f64));
             row.extend(
                 transition.map(|ns| seconds((times.total_ns + times.count * ns) as f64 / 1e9)),
             );

@@ -1,10 +1,13 @@
 //! What kept a guest's vCPUs from running: causes, ranked by their share of the vCPUs' time.
 //!
 //! A metric that is unknown is never taken for 0: its causes are listed as not known. Times of
-//! different causes may overlap, as a vCPU can wait for a CPU within a fault.
+//! different causes may overlap, as a vCPU can wait for a CPU within a fault: what is left after
+//! idleness and the guest's own code bounds their sum.
 
 mod words;
 
+use super::live::label;
+use super::timeline::{self, Event};
 use serde::Serialize;
 use slat_kvm::watch::{GuestTotal, Metric, Sample};
 
@@ -91,25 +94,26 @@ pub struct Found {
 pub struct Verdict {
     /// The guest's process.
     pub pid: i32,
+    /// The guest, as texts name it.
+    #[serde(skip)]
+    pub guest: String,
     /// Share of the vCPUs' time for all known causes but idleness; none if no time is known.
     pub stood_still: Option<f64>,
     /// The causes, the worst first, idleness last.
     pub causes: Vec<Found>,
     /// Causes that may exist, and whose metrics are unknown.
     pub not_known: Vec<&'static str>,
-    /// What the guest's monitor told of the time of the watch, in words.
-    pub events: Vec<String>,
+    /// What happened, in the order of time.
+    pub events: Vec<Event>,
     /// The verdict in words.
     pub said: String,
 }
 
 impl Verdict {
     /// Takes what the guest's monitor told.
-    pub fn take(&mut self, events: Vec<String>) {
-        if !events.is_empty() {
-            self.said += &format!(" Meanwhile: {}.", events.join("; "));
-        }
-        self.events = events;
+    pub fn take(&mut self, events: Vec<Event>) {
+        self.events.extend(events);
+        self.events.sort_by(|one, other| one.at.total_cmp(&other.at));
     }
 }
 
@@ -276,11 +280,23 @@ pub fn of(guest: &GuestTotal) -> Verdict {
     let not_known = not_known(&account);
     let shares = causes.iter().filter(|it| it.cause != C::Idle).filter_map(|it| it.share);
     let is_timed = |sum: &Sum| sum.of > 0.0;
-    let stood_still = account.sums.iter().any(is_timed).then(|| shares.sum::<f64>().min(1.0));
-    let (pid, events) = (guest.pid, Vec::new());
-    let mut verdict = Verdict { pid, stood_still, causes, not_known, events, said: String::new() };
+    let most = shares.clone().fold(0.0, f64::max);
+    let left = 1.0 - account.of(C::Idle).share().unwrap_or(0.0) - own_code(guest, all);
+    let stood_still = || shares.sum::<f64>().min(left.max(most));
+    let stood_still = account.sums.iter().any(is_timed).then(stood_still);
+    let (pid, events, said) = (guest.pid, timeline::of(guest), String::new());
+    let label = label(guest);
+    let mut verdict = Verdict { pid, guest: label, stood_still, causes, not_known, events, said };
     verdict.said = words::said(&verdict, guest);
     verdict
+}
+
+/// Returns the share of the vCPUs' time in the guest's own code, as far as it is known. Ticks count
+/// it, which may be more than the time on a CPU.
+fn own_code(guest: &GuestTotal, all: f64) -> f64 {
+    let ns = |metric| guest.total.get(&metric).map(|ns| *ns as f64);
+    let own = ns(Metric::GuestNs).zip(ns(Metric::RunningNs)).map(|(own, ran)| own.min(ran));
+    own.map_or(0.0, |own| own / all)
 }
 
 /// Takes the time without work: from the exits, or else from KVM's counters.

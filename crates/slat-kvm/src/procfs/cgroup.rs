@@ -89,7 +89,7 @@ impl Files<'_> {
 
     /// Returns the mounted hierarchies that have a controller, in version 1, or those of version 2:
     /// the group that is mounted, and where.
-    fn hierarchies(&self, controller: Option<&str>) -> Vec<(String, PathBuf)> {
+    pub(crate) fn hierarchies(&self, controller: Option<&str>) -> Vec<(String, PathBuf)> {
         let text = self.names_of_any_bytes("proc/self/mountinfo");
         let hierarchy = |line: &str| {
             let (mount, kind) = line.split_once(" - ")?;

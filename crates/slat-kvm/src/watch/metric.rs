@@ -98,6 +98,8 @@ pub enum Metric {
     PressureSomeNs,
     /// Time in which all tasks of the control group waited for memory.
     PressureFullNs,
+    /// Times that the control group went over its memory.high.
+    MemoryHighEvents,
     /// Faults of reads, from the events of exits.
     FaultsRead,
     /// Faults of writes to pages that were not mapped.
@@ -170,7 +172,8 @@ impl Metric {
             | M::HostMinorFaults
             | M::HostMajorFaults
             | M::PressureSomeNs
-            | M::PressureFullNs => Scope::Process,
+            | M::PressureFullNs
+            | M::MemoryHighEvents => Scope::Process,
             M::FaultsRead
             | M::FaultsWritten
             | M::FaultsProtected
@@ -258,6 +261,8 @@ pub enum Source {
     SmapsRollup,
     /// `memory.pressure` of the process's control group.
     Pressure,
+    /// `memory.events` of the process's control group.
+    MemoryEvents,
     /// KVM's tracepoints, aggregated in the kernel by eBPF programs.
     Tracepoints,
     /// KVM's tracepoints, counted by perf.
@@ -281,6 +286,7 @@ impl fmt::Display for Source {
             Self::Status => "/proc/PID/status",
             Self::SmapsRollup => "/proc/PID/smaps_rollup",
             Self::Pressure => "memory.pressure of the control group",
+            Self::MemoryEvents => "memory.events of the control group",
             Self::Tracepoints => "KVM's tracepoints, aggregated in the kernel by eBPF",
             Self::PerfCounts => "KVM's tracepoints, counted by perf",
             Self::IdlePages => "idle page tracking (page_idle)",

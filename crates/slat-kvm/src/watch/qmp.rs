@@ -59,10 +59,14 @@ pub struct Migration {
     pub rounds: u64,
     /// Bytes per second that the guest dirties, by the dirty log.
     pub bytes_per_second: f64,
+    /// Bytes per second that are copied, where QEMU tells it.
+    pub copied: f64,
     /// Bytes that are still to be sent.
     pub remaining: u64,
     /// Whether the last migration was completed.
     pub completed: bool,
+    /// Whether the last migration was cancelled.
+    pub cancelled: bool,
     /// How long the migration has run, or ran.
     pub total: Option<Duration>,
     /// How long a completed migration stopped the guest.
@@ -184,8 +188,10 @@ impl Qmp {
         let runs = answer["status"].as_str().is_some_and(|status| !OVER.contains(&status));
         let time = |name: &str| answer[name].as_u64().map(Duration::from_millis);
         let (total, downtime) = (time("total-time"), time("downtime"));
-        let completed = answer["status"] == "completed";
-        let known = Migration { runs, completed, total, downtime, ..Migration::default() };
+        let [completed, cancelled] =
+            ["completed", "cancelled"].map(|status| answer["status"] == status);
+        let ended = Migration { completed, cancelled, ..Migration::default() };
+        let known = Migration { runs, total, downtime, ..ended };
         let Some(ram) = answer.get("ram") else { return Ok(known) };
         // It has all of them; a size of pages that is guessed would make the rate a guess.
         Ok(Migration {
@@ -193,6 +199,7 @@ impl Qmp {
             bytes_per_second: number(ram, "dirty-pages-rate")? as f64
                 * number(ram, "page-size")? as f64,
             remaining: number(ram, "remaining")?,
+            copied: ram["mbps"].as_f64().unwrap_or(0.0) * 1e6 / 8.0,
             ..known
         })
     }

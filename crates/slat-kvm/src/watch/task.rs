@@ -7,6 +7,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 /// Nanoseconds of a clock tick, as procfs counts them (`USER_HZ`).
 const TICK: u64 = 10_000_000;
@@ -112,15 +113,29 @@ pub(crate) fn process(
     let stat = at("stat").unwrap_or_default();
     sink.put(Metric::HostMinorFaults, Source::Stat, field(&stat, 10).ok_or_else(ended));
     sink.put(Metric::HostMajorFaults, Source::Stat, field(&stat, 12).ok_or_else(ended));
-    let pressure = pressure(files, pid, &at("cgroup").unwrap_or_default());
-    let why = "no memory.pressure of its control group can be read: the kernel counts no pressure \
-               (psi=1), the group is of version 1 or is not seen from here, or it takes root";
+    let groups = at("cgroup").ok_or_else(ended);
+    let group = groups.and_then(|groups| group(files, pid, &groups));
+    let pressure = group.as_ref().map_err(|why| *why).and_then(|group| pressure(files, group));
     for (metric, line) in [(Metric::PressureSomeNs, "some"), (Metric::PressureFullNs, "full")] {
-        let total = pressure.as_deref().and_then(|text| total(text, line));
-        sink.put(metric, Source::Pressure, total.ok_or(why));
+        let total = pressure.as_ref().map_err(|why| *why);
+        let total = total.and_then(|text| total_of(text, line).ok_or(UNREADABLE));
+        sink.put(metric, Source::Pressure, total);
     }
+    let high = group.and_then(|group| {
+        let events = files.text(group.join("memory.events"));
+        let high = events.as_deref().and_then(high);
+        high.ok_or("its control group has no memory.events: the memory controller is off for it")
+    });
+    sink.put(Metric::MemoryHighEvents, Source::MemoryEvents, high);
     hugetlb
 }
+
+/// Returns how often a control group went over its `memory.high`.
+fn high(events: &str) -> Option<u64> {
+    events.lines().find_map(|line| line.strip_prefix("high "))?.trim().parse().ok()
+}
+
+const UNREADABLE: &str = "memory.pressure of its control group has no such line";
 
 /// Returns the bytes of a process in huge pages, those of hugetlbfs included. The kernel walks all
 /// of its tables for it.
@@ -170,27 +185,53 @@ fn field(stat: &str, number: usize) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }
 
-/// Returns `memory.pressure` of the process's control group. The group must be of version 2, and
-/// not the root, whose file covers the whole host. In a namespace of control groups, the mounted
-/// groups may be the host's, of which another one may have the name: then the group must list the
-/// process.
-fn pressure(files: &Files<'_>, pid: i32, groups: &str) -> Option<String> {
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    if group.is_empty() || group.split('/').any(|part| part == "..") {
-        return None;
-    }
-    let roots = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
+/// Returns the folder of the process's control group. The group must be of version 2, and not the
+/// root, whose files cover the whole host. In a namespace of control groups, the mounted groups may
+/// be the host's, of which another one may have the name: then the group must list the process.
+fn group(files: &Files<'_>, pid: i32, groups: &str) -> Result<PathBuf, &'static str> {
+    let group = match groups.lines().find_map(|line| line.strip_prefix("0::/")) {
+        None => return Err("its control groups are of version 1, which has no such figures"),
+        Some("") => {
+            return Err("it is in the root control group of version 2, whose figures cover the \
+                        whole host");
+        }
+        Some(group) if group.split('/').any(|part| part == "..") => {
+            return Err("its control group is outside of this namespace of control groups");
+        }
+        Some(group) => group,
+    };
     let is_first = files.in_first_namespace("cgroup");
     let pid = pid.to_string();
-    roots.iter().find_map(|root| {
-        let at = |file| files.text(format!("{root}/{group}/{file}"));
-        let is_its = is_first || at("cgroup.procs")?.lines().any(|line| line.trim() == pid);
-        is_its.then(|| at("memory.pressure"))?
+    let lists = |text: String| text.lines().any(|line| line.trim() == pid);
+    let is_its = |folder: &PathBuf| {
+        let procs = || files.text(folder.join("cgroup.procs")).is_some_and(lists);
+        files.0.join(folder).is_dir() && (is_first || procs())
+    };
+    let usual = ["sys/fs/cgroup", "sys/fs/cgroup/unified"].map(|root| Path::new(root).join(group));
+    let mounted = || {
+        let below = |(root, at): (String, PathBuf)| {
+            let root = root.trim_start_matches('/');
+            Some(at.join(Path::new(group).strip_prefix(root).ok()?))
+        };
+        files.hierarchies(None).into_iter().filter_map(below).find(is_its)
+    };
+    usual.into_iter().find(is_its).or_else(mounted).ok_or("its control group is not mounted here")
+}
+
+/// Returns `memory.pressure` of a control group.
+fn pressure(files: &Files<'_>, group: &Path) -> Result<String, &'static str> {
+    let file = group.join("memory.pressure");
+    files.text(&file).ok_or_else(|| match files.0.join(&file).exists() {
+        _ if files.text("proc/pressure/memory").is_none() => {
+            "the kernel counts no pressure: boot it with psi=1"
+        }
+        true => "memory.pressure of its control group takes root",
+        false => "its control group has no memory.pressure",
     })
 }
 
 /// Returns the total of a line of a pressure file in nanoseconds; the file has microseconds.
-fn total(text: &str, line: &str) -> Option<u64> {
+fn total_of(text: &str, line: &str) -> Option<u64> {
     let line = text.lines().find_map(|it| it.strip_prefix(line))?;
     let total = line.split_whitespace().find_map(|word| word.strip_prefix("total="))?;
     total.parse::<u64>().ok()?.checked_mul(1000)
@@ -231,6 +272,7 @@ mod tests {
         host.write("proc/7/smaps_rollup", "AnonHugePages: 2048 kB\nShmemPmdMapped: 4 kB\n");
         let some = "some avg10=0.00 avg60=0.00 avg300=0.00 total=41\nfull avg10=0 total=7\n";
         host.write("sys/fs/cgroup/unified/vms/a/memory.pressure", some);
+        host.write("sys/fs/cgroup/unified/vms/a/memory.events", "low 0\nhigh 17\nmax 2\n");
         let mut sink = Sink::default();
         process(&host.files(), &mut Kept::default(), 7, huge(&host.files(), 7), None, &mut sink);
         for (metric, value) in [
@@ -241,6 +283,7 @@ mod tests {
             (M::HostMajorFaults, 13),
             (M::PressureSomeNs, 41_000),
             (M::PressureFullNs, 7000),
+            (M::MemoryHighEvents, 17),
         ] {
             assert_eq!(sink.values.get(&metric), Some(&value), "{metric:?}");
         }
@@ -249,6 +292,30 @@ mod tests {
         let mut sink = Sink::default();
         process(&host.files(), &mut Kept::default(), 8, None, None, &mut sink);
         assert!(sink.values.is_empty(), "{sink:?}");
-        assert!(sink.unknown[&M::PressureSomeNs].contains("control group"));
+        assert!(sink.unknown[&M::PressureSomeNs].contains("root control group"), "{sink:?}");
+    }
+
+    #[test]
+    fn what_is_missing_of_a_control_group_has_the_reason_that_is_true() {
+        let host = Made::new();
+        let why = |groups: &str| {
+            host.write("proc/7/cgroup", groups);
+            let mut sink = Sink::default();
+            process(&host.files(), &mut Kept::default(), 7, None, None, &mut sink);
+            sink.unknown.get(&M::PressureSomeNs).cloned().unwrap_or_default()
+        };
+        assert!(why("4:memory:/a\n").contains("version 1"));
+        assert!(why("0::/\n").contains("root control group"));
+        assert!(why("0::/../a\n").contains("namespace"));
+        assert!(why("0::/a\n").contains("not mounted here"));
+        host.write("sys/fs/cgroup/a/cgroup.procs", "7\n");
+        assert!(why("0::/a\n").contains("psi=1"));
+        host.write("proc/pressure/memory", "some avg10=0 total=1\n");
+        assert!(why("0::/a\n").contains("has no memory.pressure"));
+        // Wherever the groups are mounted.
+        let mount = "31 30 0:28 / /cg rw - cgroup2 none rw\n";
+        host.write("proc/self/mountinfo", mount);
+        host.write("cg/b/memory.pressure", "some avg10=0 total=5\nfull avg10=0 total=1\n");
+        assert_eq!(why("0::/b\n"), "");
     }
 }

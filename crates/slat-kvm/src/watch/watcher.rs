@@ -2,7 +2,7 @@
 
 mod total;
 
-pub use self::total::{GuestTotal, Sample, VcpuTotal};
+pub use self::total::{GuestTotal, Sample, ThreadChange, VcpuTotal};
 use self::total::{MOST_SAMPLES, halve};
 use crate::procfs::Files;
 use crate::stats::Changes;
@@ -413,6 +413,7 @@ impl<'f> Watch<'f> {
             statistics: Changes::new(),
             stalls: Stalls::new(),
             invalidated_by: BTreeMap::new(),
+            threads: Vec::new(),
             vcpus: vcpus.collect(),
             samples: Vec::new(),
         };
@@ -446,13 +447,13 @@ impl WatchedGuest {
         let mut known = None;
         if !(now.knows_what(&self.last) && now.knows_what(&self.first)) {
             known = Some(now.clone());
-            self.align(&mut now);
+            self.align(at, &mut now);
         }
         self.put(at, now, known, knowledge);
     }
 
     /// Makes the readings of now, of the first sample and of the last sample have the same metrics.
-    fn align(&mut self, now: &mut Reading) {
+    fn align(&mut self, at: Duration, now: &mut Reading) {
         // A process that ended no longer has values; its last values stay.
         let keep = |now: &mut Values, last: &Values| {
             last.iter().for_each(|(metric, value)| {
@@ -474,10 +475,10 @@ impl WatchedGuest {
             reading.vcpus.extend(more.collect::<Vec<_>>());
         }
         if let Some(guest) = &self.guest {
-            let known = self.total.vcpus.len();
-            let more =
-                guest.vcpus().skip(known).map(|(index, thread)| VcpuTotal::new(index, thread));
-            self.total.vcpus.extend(more);
+            for (vcpu, thread) in guest.vcpus().skip(self.total.vcpus.len()) {
+                self.total.thread_changed(at, vcpu, true, thread);
+                self.total.vcpus.push(VcpuTotal::new(vcpu, thread));
+            }
         }
         // Values of tracepoints start from zero, too.
         let traced = |values: &Values| {
@@ -526,9 +527,7 @@ impl WatchedGuest {
             row.total = total;
         }
         if let Some(guest) = &self.guest {
-            for (row, (_, thread)) in self.total.vcpus.iter_mut().zip(guest.vcpus()) {
-                row.thread = thread;
-            }
+            self.total.threads_now(at, guest.vcpus());
         }
         self.total.seconds = at.saturating_sub(self.began).as_secs_f64();
         for (metric, by) in knowledge.sources {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::watch::fake::guest;
+use slat_kvm::watch::qmp::Qmp;
 
 const GBIT: f64 = 1.25e8;
 
@@ -57,7 +58,7 @@ fn qemu_takes_no_samples_while_a_migration_runs() {
         command if command.contains("dirty-rate") => REFUSED.to_owned(),
         _ => NOTHING.to_owned(),
     });
-    monitor.step();
+    monitor.step(1.0);
     assert_eq!(monitor.rates(1)[0].bytes_per_second, 409_600.0);
     assert_eq!(monitor.why(), None);
     drop(monitor);
@@ -65,40 +66,74 @@ fn qemu_takes_no_samples_while_a_migration_runs() {
 }
 
 #[test]
-fn a_migration_that_ran_and_a_pause_are_told_with_their_real_figures() {
+fn a_migration_and_a_pause_are_on_the_time_line_with_real_figures_beside_the_forecast() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
     let step = Arc::new(AtomicU32::new(0));
     let now = Arc::clone(&step);
-    let done = "{\"return\": {\"status\": \"completed\", \"total-time\": 3260, \"downtime\": \
-                59, \"ram\": {\"dirty-pages-rate\": 0, \"page-size\": 4096, \
-                \"dirty-sync-count\": 4, \"remaining\": 0}}}";
-    let (mut monitor, _) = monitor(move |command| {
-        let answer = match (command, now.load(Ordering::Relaxed)) {
-            ("query-migrate", 1) => MIGRATES,
-            ("query-migrate", 2..) => done,
-            ("query-status", 2..) => "{\"return\": {\"status\": \"postmigrate\"}}",
-            ("query-status", _) => "{\"return\": {\"status\": \"running\"}}",
-            _ => NOTHING,
-        };
-        answer.to_owned()
-    });
-    assert!(monitor.events().is_empty(), "{:?}", monitor.events());
-    let mut after = |to| {
-        step.store(to, Ordering::Relaxed);
-        monitor.step();
-        monitor.events()
+    let ram = |rate: u32, round: u32, mbps: f64| {
+        format!(
+            "\"ram\": {{\"dirty-pages-rate\": {rate}, \"page-size\": 4096, \"mbps\": {mbps}, \
+             \"dirty-sync-count\": {round}, \"remaining\": 77}}"
+        )
     };
-    assert!(after(1)[0].starts_with("a migration runs, in round 3, "));
-    let events = after(2);
-    assert!(events[0].contains("it took 3.26 s and 4 rounds, downtime 59"), "{events:?}");
-    assert!(events[1].contains("not running (postmigrate), 1 of 3 times"), "{events:?}");
-    // One of before the watch is not told.
-    let (monitor, _) = self::monitor(move |command| match command {
-        "query-migrate" => done.to_owned(),
+    let migration = move |status: &str, total: u32, ram: String| {
+        format!(
+            "{{\"return\": {{\"status\": \"{status}\", \"total-time\": {total}, \"downtime\": 59, \
+             {ram}}}}}"
+        )
+    };
+    let done = migration("completed", 3260, ram(0, 4, 80.0));
+    let ended = done.clone();
+    let (mut monitor, _) = monitor(move |command| match (command, now.load(Ordering::Relaxed)) {
+        ("query-migrate", 1) => migration("active", 100, ram(5000, 1, 80.0)),
+        ("query-migrate", 2) => migration("cancelled", 200, ram(5000, 1, 80.0)),
+        ("query-migrate", 3) => migration("active", 90, ram(1000, 2, 80.0)),
+        ("query-migrate", 4..) => ended.clone(),
+        ("query-status", 4) => "{\"return\": {\"status\": \"postmigrate\"}}".to_owned(),
+        ("query-status", _) => "{\"return\": {\"status\": \"running\"}}".to_owned(),
+        ("query-dirty-rate", _) => "{\"return\": {\"status\": \"measured\", \"dirty-rate\": 20, \
+                                    \"calc-time\": 1, \"sample-pages\": 512}}"
+            .to_owned(),
         _ => NOTHING.to_owned(),
     });
-    assert!(monitor.events().is_empty());
+    for at in 1..=5 {
+        step.store(at, Ordering::Relaxed);
+        monitor.step(f64::from(at));
+    }
+    let known = Asked { memory: Some(1 << 30), ..asked(None) };
+    let events = monitor.events(&of_gib(1), &known);
+    let said: Vec<_> = events.iter().map(|it| format!("{} {}", it.at, it.what)).collect();
+    let expected = [
+        "1 a migration began",
+        "1 the migration does not converge: in round 1 the guest dirtied 20 MiB/s, and 10 MiB/s",
+        "2 the migration was cancelled",
+        "3 a migration began",
+        "3 the migration converges: in round 2 the guest dirtied 4 MiB/s, and 10 MiB/s were",
+        "4 it was stopped (postmigrate)",
+        "4 the migration was completed: it took 3.26 s and 4 rounds, downtime 59",
+        "5 it ran again, after about 1",
+    ];
+    assert_eq!(said.len(), expected.len(), "{said:#?}");
+    for (said, expected) in said.iter().zip(expected) {
+        assert!(said.starts_with(expected), "{said}, not {expected}");
+    }
+    assert!(said[6].contains("forecast by 20 MiB/s dirtied before it and --link: "), "{}", said[6]);
+    let without = monitor.events(&of_gib(1), &Asked { link: None, ..known });
+    assert!(without[6].what.ends_with("ms"), "{without:?}");
+    // One of before the watch is not told.
+    let (monitor, _) = self::monitor(move |command| match command {
+        "query-migrate" => done.clone(),
+        _ => NOTHING.to_owned(),
+    });
+    assert!(monitor.events(&of_gib(1), &known).is_empty());
+}
+
+#[test]
+fn a_span_of_forecasts_begins_with_the_shorter_one() {
+    assert_eq!(span(0.0917, 0.0800), span(0.0800, 0.0917));
+    assert!(span(2.0, 1.0).starts_with("1.00 s to"), "{}", span(2.0, 1.0));
+    assert_eq!(span(1.0, 1.0), "1.00 s");
 }
 
 #[test]
@@ -119,7 +154,7 @@ fn a_refusal_of_qemus_that_is_over_is_not_told() {
     assert!(told.missing[1].contains("no base-memory"), "{told:?}");
     assert_eq!(told.predictions[0].memory, 2 << 30);
     refuses.store(false, Ordering::Relaxed);
-    monitor.step();
+    monitor.step(1.0);
     assert_eq!(monitor.why(), None);
 }
 
@@ -151,7 +186,7 @@ fn a_guest_below_the_link_rate_converges_and_for_one_above_it_remedies_are_repor
     // Twice the link's 1.25 GB/s: what it wrote in a second, and all of its memory.
     assert!(it.downtime < 3.0 && it.downtime_at_most > 10.0, "{it:?}");
     let said = above.text().join("\n");
-    assert!(said.contains("the same hot pages"), "{said}");
+    assert!(said.contains("the same pages each second"), "{said}");
     assert!(said.contains("not converge") && said.contains("given by --dirty-rate"), "{said}");
 }
 

@@ -1,14 +1,19 @@
 //! Verdicts in words.
 
 use super::{Account, C, Cause, Found, LEAST, Verdict};
-use crate::watch::live::label;
 use slat_kvm::watch::{GuestTotal, Metric};
 use slat_lab::numbers::{bytes, thousands};
 use std::fmt::Write;
 
 /// What to do about a dirty log.
-const LOGGED: &str = "a migration or another dirty log runs: let it end, or give it a faster link \
-                      (--link tells whether it converges)";
+const LOGGED: &str = "let the migration, or whatever logs its memory, come to its end, or give it \
+                      a faster link (--link tells whether it converges)";
+
+/// What to do about swap.
+const SWAPPED: &str = "give its control group more memory (memory.high, memory.max), or the host";
+
+/// What to do about reads from a disk that are none of swap.
+const READ: &str = "its memory comes from a file: read it in advance, or keep it in the page cache";
 
 /// Returns the cause and what to do about it.
 pub(super) fn words(
@@ -21,50 +26,43 @@ pub(super) fn words(
     let merges = guest.invalidated_by.get("ksmd").is_some_and(|ranges| *ranges > 0);
     let timed = account.sums[cause as usize].of > 0.0;
     let swap = bytes(account.swap.unwrap_or(0));
+    let pressure = pressure(guest);
     let (what, to_do) = match cause {
         C::WaitingForCpu => (
             "waiting for a CPU".to_owned(),
-            "give its vCPUs more CPU (fewer guests here, pinning, cpu.weight or cpu.max of its \
-             group)",
+            "give its vCPUs more CPU (fewer guests on this host, pinning, or cpu.weight or cpu.max \
+             of its control group)",
         ),
-        C::ProtectedWrites if !timed => (
-            format!("{times} writes to pages of a dirty ring (its memory is being logged)"),
-            LOGGED,
-        ),
+        C::ProtectedWrites if !timed => {
+            (format!("{times} writes that a dirty ring logged (as in a migration)"), LOGGED)
+        }
         C::ProtectedWrites if merges => (
-            "in writes to protected pages (ksmd merges its pages, or its memory is being logged)"
-                .to_owned(),
+            "in writes to protected pages (ksmd merges its pages, or a dirty log runs)".to_owned(),
             "keep KSM away from it (QEMU: mem-merge=off), unless a migration runs",
         ),
-        C::ProtectedWrites => {
-            ("in writes to protected pages (its memory is being logged)".to_owned(), LOGGED)
+        C::ProtectedWrites => (
+            "in writes to protected pages (a dirty log runs, as in a migration)".to_owned(),
+            LOGGED,
+        ),
+        C::Swap if timed => {
+            (format!("in faults while {swap} of its memory were in swap{pressure}"), SWAPPED)
         }
-        C::Swap if timed => (
-            format!("in faults while {swap} were in swap"),
-            "give its group more memory (memory.high, memory.max), or the host; its memory is in \
-             swap",
-        ),
         C::Swap => (
-            format!("{times} host major faults while {swap} were in swap"),
-            "give its group more memory (memory.high, memory.max), or the host; its memory is in \
-             swap",
+            format!("{times} host major faults while {swap} of its memory were in swap{pressure}"),
+            SWAPPED,
         ),
-        C::HostMajorFaults if timed => (
-            "in faults that read from a disk (host major faults)".to_owned(),
-            "its memory comes from a file: read it in advance, or keep it in the page cache",
-        ),
-        C::HostMajorFaults => (
-            format!("{times} host major faults (reads from a disk)"),
-            "its memory comes from a file: read it in advance, or keep it in the page cache",
-        ),
+        C::HostMajorFaults if timed => {
+            ("in faults that read from a disk (host major faults)".to_owned(), READ)
+        }
+        C::HostMajorFaults => (format!("{times} host major faults (reads from a disk)"), READ),
         C::Reclaim => (
-            "while its control group reclaims memory".to_owned(),
-            "give its group more memory (memory.high, memory.max), or move others out of it",
+            format!("while its control group reclaimed memory{pressure}"),
+            "give its control group more memory (memory.high, memory.max), or move others out",
         ),
         C::Mapping => (
             "in faults that map memory".to_owned(),
-            "as expected where memory is used for the first time: huge pages and preallocation \
-             make it shorter",
+            "nothing, where it uses memory for the first time; huge pages or preallocation make \
+             that shorter",
         ),
         C::Unmapped => {
             return (
@@ -75,6 +73,17 @@ pub(super) fn words(
         C::Idle => ("idle".to_owned(), ""),
     };
     (what, to_do.to_owned())
+}
+
+/// Returns the memory pressure of the guest's control group in words, if it is known and is worth
+/// a word.
+fn pressure(guest: &GuestTotal) -> String {
+    let some = guest.total.get(&Metric::PressureSomeNs);
+    let share = some.map_or(0.0, |ns| *ns as f64 / 1e9 / guest.seconds);
+    match share.is_finite() && share >= LEAST {
+        true => format!(" (memory pressure of its control group: {} of the time)", percent(share)),
+        false => String::new(),
+    }
 }
 
 /// Returns the threads that unmapped most, the first ones first.
@@ -105,7 +114,7 @@ fn remedy(guest: &GuestTotal) -> String {
 
 /// Returns the verdict in words.
 pub(super) fn said(verdict: &Verdict, guest: &GuestTotal) -> String {
-    let who = label(guest);
+    let who = &verdict.guest;
     let (idle, stalls): (Vec<_>, Vec<_>) =
         verdict.causes.iter().partition(|it| it.cause == C::Idle);
     let still = verdict.stood_still.filter(|share| *share >= LEAST);
@@ -132,20 +141,22 @@ pub(super) fn said(verdict: &Verdict, guest: &GuestTotal) -> String {
     let each: Vec<String> = stalls.iter().map(|it| cause(it, guest)).collect();
     said += &each.join("; ");
     if let Some(share) = idle.first().and_then(|it| it.share) {
-        let _ = write!(said, "; it was idle {} of it", percent(share));
-        if still.is_none() {
-            said.truncate(said.len() - " of it".len());
-            said += " of its vCPUs' time";
-        }
+        let _ = write!(said, "; it was idle {} of the time", percent(share));
     }
     said += ".";
+    let sum: f64 = stalls.iter().filter_map(|it| it.share).sum();
+    if still.is_some_and(|still| sum > still + LEAST) {
+        said += " (These shares overlap: a vCPU can wait for a CPU within a fault.)";
+    }
     let to_do: Vec<_> =
         stalls.iter().map(|it| &*it.to_do).filter(|it| !it.is_empty()).take(2).collect();
-    if !to_do.is_empty() {
-        let _ = write!(said, " To do: {}.", to_do.join("; "));
+    match to_do[..] {
+        [] => {}
+        [one, other] => drop(write!(said, " To do: (1) {one}; (2) {other}.")),
+        _ => drop(write!(said, " To do: {}.", to_do.concat())),
     }
     if !verdict.not_known.is_empty() {
-        let _ = write!(said, " Not known: {}.", verdict.not_known.join(", "));
+        let _ = write!(said, " Not known here: {}.", verdict.not_known.join(", "));
     }
     said
 }

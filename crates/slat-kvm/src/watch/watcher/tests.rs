@@ -208,6 +208,9 @@ fn a_vcpu_that_comes_later_counts_since_its_beginning_and_changes_threads() {
     assert_eq!((total.vcpus[0].index, total.vcpus[0].thread), (0, Some(21)));
     assert_eq!(total.vcpus[0].total[&Metric::RunningNs], 140);
     assert_eq!(total.total[&Metric::RunningNs], 140);
+    let changes = total.threads.iter().map(|it| (it.vcpu, it.came));
+    assert_eq!(changes.collect::<Vec<_>>(), [(0, true), (0, false), (0, true)]);
+    assert_eq!([total.threads[1].thread, total.threads[2].thread], [Some(20), Some(21)]);
 }
 
 #[test]

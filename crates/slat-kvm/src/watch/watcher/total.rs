@@ -6,6 +6,7 @@ use crate::watch::guest::{Knowledge, State};
 use crate::watch::metric::Values;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The values between two moments.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -76,6 +77,23 @@ impl VcpuTotal {
     }
 }
 
+/// A vCPU's thread that came or went during the watch.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ThreadChange {
+    /// Seconds from the beginning of the watch to the sample that noticed it.
+    pub at: f64,
+    /// The vCPU's number.
+    pub vcpu: u32,
+    /// Whether it came, or else went.
+    pub came: bool,
+    /// The thread, where it is known.
+    pub thread: Option<i32>,
+}
+
+/// Most changes of threads that are kept of a guest.
+const MOST_CHANGES: usize = 256;
+
 /// The totals of a guest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -113,6 +131,8 @@ pub struct GuestTotal {
     pub stalls: Stalls,
     /// The processes that unmapped memory of the guest, by name, and how often each did.
     pub invalidated_by: BTreeMap<String, u64>,
+    /// Threads of vCPUs that came or went, of these the first 256.
+    pub threads: Vec<ThreadChange>,
     /// The guest's vCPUs.
     pub vcpus: Vec<VcpuTotal>,
     /// The values of each step.
@@ -120,6 +140,39 @@ pub struct GuestTotal {
 }
 
 impl GuestTotal {
+    /// Takes the thread that runs each vCPU now.
+    pub(super) fn threads_now(
+        &mut self,
+        at: Duration,
+        now: impl Iterator<Item = (u32, Option<i32>)>,
+    ) {
+        for (place, (vcpu, thread)) in now.enumerate().take(self.vcpus.len()) {
+            let before = std::mem::replace(&mut self.vcpus[place].thread, thread);
+            let last = self.threads.iter().rfind(|it| it.vcpu == vcpu);
+            match (before, thread) {
+                (Some(_), None) => self.thread_changed(at, vcpu, false, before),
+                // One that is found late did not come late.
+                (None, Some(_)) if last.is_some_and(|it| !it.came) => {
+                    self.thread_changed(at, vcpu, true, thread);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Notes that a vCPU's thread came or went.
+    pub(super) fn thread_changed(
+        &mut self,
+        at: Duration,
+        vcpu: u32,
+        came: bool,
+        thread: Option<i32>,
+    ) {
+        if self.threads.len() < MOST_CHANGES {
+            self.threads.push(ThreadChange { at: at.as_secs_f64(), vcpu, came, thread });
+        }
+    }
+
     /// Takes the counters that changed: those of the VM, and those of each vCPU.
     pub(super) fn take(&mut self, (vm, vcpus): (Changes, Vec<Changes>)) {
         self.statistics = vm;
