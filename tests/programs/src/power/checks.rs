@@ -4,6 +4,7 @@ use crate::machine::{
     CALL, Does, FREE, Machine, Outcome, Stop, end, get, jump, load, put, say, start, store,
     version, write_code,
 };
+use crate::second;
 use crate::walk::last_entry;
 use slat::format::power::Power;
 use slat::format::power::fault::Kind;
@@ -26,7 +27,8 @@ extern "C" fn boot() -> ! {
     start();
     say!("processor version {:#x}", version());
     let machine = Machine::new();
-    end(check::<12>(&machine) + check::<16>(&machine))
+    let wrong = check::<12>(&machine) + check::<16>(&machine);
+    end(wrong + u32::from(!second::run(&machine)))
 }
 
 fn check<const SHIFT: u32>(machine: &Machine) -> u32 {

@@ -5,7 +5,7 @@ use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
 use slat::format::power::fault::{Kind, StorageFault};
-use slat::format::power::tlbie::{Instruction, Operands, Sequence, Tlbie};
+use slat::format::power::tlbie::{Instruction, Operands, Tlbie};
 use slat::{
     Access, BreakBeforeMake, Frame, Gpa, GpaRange, Hpa, Invalidation, Platform, Pte, ReaderSlot,
     Readers, Vmid,
@@ -15,7 +15,7 @@ global_asm!(include_str!("boot.s"));
 
 unsafe extern "C" {
     fn enter(pc: u64, r3: u64, r4: u64) -> u64;
-    static guest_code: [u64; 8];
+    static guest_code: [u64; 14];
     static mut guest_r4: u64;
 }
 
@@ -25,6 +25,7 @@ const STORE: u64 = 16;
 const JUMP: u64 = 32;
 /// A call of the hypervisor.
 pub const CALL: u64 = 48;
+const LOOP: u64 = 64;
 
 /// Memory that neither the program nor its tables use.
 pub const FREE: u64 = 0x1000_0000;
@@ -131,20 +132,32 @@ pub fn jump(gpa: u64) -> Outcome {
     run(JUMP, gpa, 0)
 }
 
+/// Uses a page over and over, by code at `code`, until a word of the report says so.
+pub fn repeat(code: u64, page: u64, report: u64) {
+    // SAFETY: as in `run`.
+    unsafe { enter(code + LOOP, page, report) };
+}
+
 /// The guest's code, in a page of memory.
 pub fn write_code(hpa: u64) {
-    // SAFETY: the code is 64 bytes.
+    // SAFETY: the code is 112 bytes.
     let code = unsafe { (&raw const guest_code).read() };
     code.iter().zip((hpa..).step_by(8)).for_each(|(word, at)| put(at, *word));
     // SAFETY: fetches see the stores.
     unsafe { asm!("sync", "icbi 0, {}", "sync", "isync", in(reg) hpa) };
 }
 
-/// Prepares the CPU for guests with radix trees: LPCR.HR, and an empty partition table.
+/// Prepares the first CPU, and an empty partition table.
 pub fn start() {
     (PARTITIONS..PARTITIONS + 0x1_0000).step_by(8).for_each(|at| put(at, 0));
+    prepare(Vmid(0));
+}
+
+/// Prepares a CPU for a guest with radix trees: LPCR.HR, PTCR, LPIDR.
+pub fn prepare(lpid: Vmid) {
     spr!("318", spr!("318") | 1 << 20);
     spr!("464", PARTITIONS | 4);
+    spr!("319", u64::from(lpid.0));
 }
 
 /// Returns the CPU's version.
@@ -193,7 +206,7 @@ impl Machine {
         self.execute(Tlbie::default().sequence(&all));
     }
 
-    fn execute(&self, sequence: Sequence) {
+    pub fn execute(&self, sequence: impl Iterator<Item = Instruction>) {
         for instruction in sequence {
             // SAFETY: invalidations and barriers change no memory and no register. The words are
             // `tlbie r3, r4, RIC, 0, 1` with RIC 0 and 2, and `tlbiel` so.
@@ -221,8 +234,8 @@ impl Machine {
 }
 
 // SAFETY: frames are handed out once each, from memory that nothing else uses, at the address of
-// the frame, as HV real mode translates nothing; there is one CPU, which both sequences of
-// `invalidate` cover, except where a check of a fault on purpose asks for less; the rest are
+// the frame, as HV real mode translates nothing; `tlbie` reaches both CPUs, and `tlbiel` the one that
+// alone uses the tables, except where a check of a fault on purpose asks for less; the rest are
 // constants, and nothing unwinds.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {

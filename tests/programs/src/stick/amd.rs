@@ -1,12 +1,12 @@
 //! NPT.
 
-use super::{firmware, machine, platform};
+use super::{firmware, machine, pair, platform};
 
 #[path = "../npt/cases.rs"]
 pub mod cases;
 #[path = "../npt/svm.rs"]
 mod cpu;
-#[path = "pair.rs"]
-pub mod pair;
+#[path = "second.rs"]
+pub mod second;
 #[path = "times.rs"]
 pub mod times;

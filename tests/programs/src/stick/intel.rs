@@ -1,6 +1,6 @@
 //! EPT.
 
-use super::{firmware, machine, platform};
+use super::{firmware, machine, pair, platform};
 
 #[path = "../npt/cases.rs"]
 pub mod cases;
@@ -8,7 +8,7 @@ pub mod cases;
 mod cpu;
 #[path = "../ept/maps.rs"]
 mod maps;
-#[path = "pair.rs"]
-pub mod pair;
+#[path = "second.rs"]
+pub mod second;
 #[path = "times.rs"]
 pub mod times;

@@ -12,6 +12,9 @@ mod firmware;
 #[cfg(target_os = "uefi")]
 mod machine;
 #[cfg(target_os = "uefi")]
+#[path = "../pair.rs"]
+mod pair;
+#[cfg(target_os = "uefi")]
 #[path = "../npt/platform.rs"]
 mod platform;
 

@@ -53,8 +53,8 @@ fn all() -> bool {
     }
     let (claims, pair, times): (fn(), fn(usize) -> bool, fn()) =
         match (amd >> 2 & 1, one.ecx >> 5 & 1) {
-            (1, _) => (npt, amd::pair::run, amd::times::run),
-            (_, 1) => (ept, intel::pair::run, intel::times::run),
+            (1, _) => (npt, amd::second::run, amd::times::run),
+            (_, 1) => (ept, intel::second::run, intel::times::run),
             _ => {
                 let _ = writeln!(Serial, "refused: no SVM and no VMX, or the firmware hides them");
                 return false;
