@@ -17,6 +17,9 @@
 #[cfg(target_arch = "powerpc64")]
 mod checks;
 #[cfg(target_arch = "powerpc64")]
+#[path = "../claims.rs"]
+mod claims;
+#[cfg(target_arch = "powerpc64")]
 mod machine;
 #[cfg(target_arch = "powerpc64")]
 #[path = "../pair.rs"]

@@ -1,6 +1,6 @@
 //! The second CPU, and invalidations that reach it or not.
 
-use crate::machine::{Does, FREE, Line, Machine, prepare, repeat, say, write_code};
+use crate::machine::{Executes, FREE, Line, Machine, prepare, repeat, say, write_code};
 use crate::pair::{Cpus, Pair, Part, addresses};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use slat::format::power::Power;
@@ -73,7 +73,7 @@ impl<const BARRIERS: bool> Cpus for Both<BARRIERS> {
     };
 
     fn ignore(machine: &Machine, ignore: bool) {
-        machine.does.set(if ignore { Does::Nothing } else { Does::All });
+        machine.executes.set(if ignore { Executes::Nothing } else { Executes::All });
     }
 
     /// The CPU keeps its translations.
