@@ -34,15 +34,15 @@ enum Emulated {
     /// QEMU's `powernv9` with two CPUs. It starts a plain image, and has no device that ends it: the program's
     /// last line counts what was wrong.
     Power,
-    /// QEMU with two CPUs and firmware, which starts the program from a stick.
-    Firmware,
+    /// QEMU with two CPUs and this firmware, which starts the program from a stick.
+    Firmware { qemu: Qemu, options: &'static [&'static str], firmware: &'static Firmware },
     /// Bochs in the same way, with CPUs of this model.
     BochsFirmware(&'static str),
     /// Bochs with a CPU of this model, in which the program takes the place of a BIOS.
     Bochs(&'static str),
 }
 
-const WALKERS: [Walker; 7] = [
+const WALKERS: [Walker; 8] = [
     Walker {
         program: "slat-walker-npt",
         on: "four levels",
@@ -104,16 +104,40 @@ const WALKERS: [Walker; 7] = [
         too_little: &["on this CPU alone: STALE; of another page", "of all, without barriers"],
     },
     STICK,
+    ARM_STICK,
 ];
 
 /// The stick for real machines, with its cases of two CPUs.
 const STICK: Walker = Walker {
     program: "slat-stick",
-    on: "QEMU with firmware",
+    on: "QEMU with firmware, x86-64",
     format: "stick",
     target: "x86_64-unknown-uefi",
-    machine: Emulated::Firmware,
+    machine: Emulated::Firmware {
+        qemu: X86_64,
+        options: &["-M", "q35", "-cpu", "max", "-device", "qemu-xhci"],
+        firmware: &FIRMWARE,
+    },
     too_little: &["on this CPU alone"],
+};
+
+/// The same for Arm.
+const ARM_STICK: Walker = Walker {
+    on: "QEMU with firmware, arm64",
+    target: "aarch64-unknown-uefi",
+    machine: Emulated::Firmware {
+        qemu: AARCH64,
+        options: &[
+            "-M",
+            "virt,virtualization=on,gic-version=3",
+            "-cpu",
+            "max",
+            "-device",
+            "qemu-xhci",
+        ],
+        firmware: &ARM_FIRMWARE,
+    },
+    ..STICK
 };
 
 /// EPT on two CPUs. Bochs takes 23 s of a CPU to boot.
@@ -126,14 +150,18 @@ const LONG: [Walker; 1] = [Walker {
 /// `cargo xtask stick`: builds the stick's program and writes its image.
 pub fn write_stick(image: Option<PathBuf>) -> anyhow::Result<()> {
     let image = image.unwrap_or_else(|| target().join("slat-stick.img"));
-    setup::target(STICK.target)?;
-    stick::write(&STICK.build()?, &image)?;
+    let mut programs = Vec::new();
+    for walker in [STICK, ARM_STICK] {
+        setup::target(walker.target)?;
+        programs.push((walker.place(), walker.build()?));
+    }
+    stick::write(&programs, &image)?;
     let image = image.display();
     println!(
         "{image}\n\
          Write it to a stick, which loses all that is on it:\n  \
          sudo dd if={image} of=/dev/sdX bs=4M conv=fsync\n\
-         Switch Secure Boot off, and VT-x or SVM on; boot the stick. It touches no disk but \
+         Switch Secure Boot off, and VT-x or SVM on (x86); boot the stick. It touches no disk but \
          itself, powers the machine\noff after some seconds, and has the result in slat.txt. \
          reports/README.md says what it proves."
     );
@@ -146,8 +174,15 @@ const POWER_OBJCOPY: &str = "powerpc64-linux-gnu-objcopy";
 const POWER_FLAGS: &str =
     "-Crelocation-model=static -Clinker=powerpc64-linux-gnu-ld -Clinker-flavor=ld";
 
-/// Debian's firmware for x86-64.
-const FIRMWARE: &str = "/usr/share/ovmf/OVMF.fd";
+/// A package of Debian's with firmware.
+struct Firmware {
+    file: &'static str,
+    package: &'static str,
+}
+
+const FIRMWARE: Firmware = Firmware { file: "/usr/share/ovmf/OVMF.fd", package: "ovmf" };
+const ARM_FIRMWARE: Firmware =
+    Firmware { file: "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd", package: "qemu-efi-aarch64" };
 /// What the cases of two CPUs change.
 const CHANGES: [&str; 5] = ["Unmap", "Move", "Protect", "Clean", "Age"];
 
@@ -203,6 +238,12 @@ fn newer() -> anyhow::Result<PathBuf> {
     setup::unpacked("qemu-iommu", "bookworm-backports", &packages)
 }
 
+impl Firmware {
+    fn set_up(&self) -> anyhow::Result<()> {
+        if Path::new(self.file).exists() { Ok(()) } else { setup::install(self.package) }
+    }
+}
+
 impl Walker {
     /// Installs what it needs.
     fn set_up(&self) -> anyhow::Result<()> {
@@ -212,22 +253,26 @@ impl Walker {
                 setup::emulator(POWER64)?;
                 setup::package("binutils-powerpc64-linux-gnu", POWER_OBJCOPY)?;
             }
-            Emulated::Firmware => setup::emulator(X86_64)?,
-            Emulated::Bochs(_) | Emulated::BochsFirmware(_) => bochs::set_up()?,
-        }
-        if self.is_stick() && !Path::new(FIRMWARE).exists() {
-            setup::install("ovmf")?;
+            Emulated::Firmware { qemu, firmware, .. } => {
+                setup::emulator(qemu)?;
+                firmware.set_up()?;
+            }
+            Emulated::Bochs(_) => bochs::set_up()?,
+            Emulated::BochsFirmware(_) => {
+                bochs::set_up()?;
+                FIRMWARE.set_up()?;
+            }
         }
         setup::target(self.target)
     }
 
-    /// Returns whether firmware starts the program.
-    const fn is_stick(&self) -> bool {
-        matches!(self.machine, Emulated::Firmware | Emulated::BochsFirmware(_))
+    /// Returns where firmware looks for the program.
+    fn place(&self) -> &'static str {
+        if self.target.starts_with("aarch64") { stick::AARCH64 } else { stick::X86_64 }
     }
 
     fn run(&self) -> anyhow::Result<()> {
-        let folder = target().join("walkers").join(self.program);
+        let folder = target().join("walkers").join(self.program).join(self.target);
         fs::create_dir_all(&folder).context("cannot make a folder")?;
         let program = self.build()?;
         let all_right = |text: &str| text.lines().any(|line| line == "all right");
@@ -251,22 +296,21 @@ impl Walker {
                     .run(LIMIT, |_| Ok(fs::read_to_string(&written).is_ok_and(|t| at_end(&t))))?;
                 (console.ends_with("\n0 wrong\n"), console + &complaints)
             }
-            Emulated::Firmware => {
+            Emulated::Firmware { qemu, options, firmware } => {
                 let image = folder.join("image");
-                stick::write(&program, &image)?;
+                stick::write(&[(self.place(), program)], &image)?;
                 let drive = format!("id=stick,if=none,format=raw,file={}", image.display());
-                let mut machine = Machine::new(X86_64, &folder)?;
-                machine.args(["-M", "q35", "-cpu", "max", "-smp", "2", "-m", "256"]);
-                machine.args(["-bios", FIRMWARE, "-drive", &drive, "-device", "qemu-xhci"]);
-                machine.args(["-device", "usb-storage,drive=stick"]);
+                let mut machine = Machine::new(qemu, &folder)?;
+                machine.args(options).args(["-smp", "2", "-m", "256", "-bios", firmware.file]);
+                machine.args(["-drive", &drive, "-device", "usb-storage,drive=stick"]);
                 let Ended { status, complaints, .. } = machine.run(10 * LIMIT, |_| Ok(false))?;
                 let text = stick::report(&image)?;
                 (status.is_some() && all_right(&text), text + &complaints)
             }
             Emulated::BochsFirmware(model) => {
                 let image = folder.join("image");
-                stick::write(&program, &image)?;
-                let console = bochs::boot(&image, FIRMWARE, model, &folder, 10 * LIMIT)?;
+                stick::write(&[(self.place(), program)], &image)?;
+                let console = bochs::boot(&image, FIRMWARE.file, model, &folder, 10 * LIMIT)?;
                 let text = stick::report(&image).unwrap_or(console);
                 (all_right(&text), text)
             }
@@ -304,7 +348,7 @@ impl Walker {
         let built =
             build.args(["--target", self.target]).status().context("cargo does not start")?;
         ensure!(built.success(), "it was not built: {built}");
-        let end = if self.is_stick() { ".efi" } else { "" };
+        let end = if self.target.ends_with("uefi") { ".efi" } else { "" };
         let name = format!("{}{end}", self.program);
         Ok(target().join(self.target).join("release").join(name))
     }

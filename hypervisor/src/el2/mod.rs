@@ -4,6 +4,8 @@ mod age;
 mod control;
 mod cpu;
 mod devicetree;
+mod execute;
+mod execute;
 mod fork;
 mod guest;
 mod inject;

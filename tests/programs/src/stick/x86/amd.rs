@@ -1,10 +1,10 @@
 //! NPT.
 
-use super::{firmware, machine, pair, platform};
+use crate::{firmware, machine, pair, platform};
 
-#[path = "../npt/cases.rs"]
+#[path = "../../npt/cases.rs"]
 pub mod cases;
-#[path = "../npt/svm.rs"]
+#[path = "../../npt/svm.rs"]
 mod cpu;
 #[path = "second.rs"]
 pub mod second;

@@ -76,7 +76,11 @@ impl Cpus for Both {
 }
 
 /// Checks all changes with this CPU and another; returns whether all were right.
-pub fn run(number: usize) -> bool {
+pub fn run() -> bool {
+    let Some(number) = firmware::others().next() else {
+        let _ = writeln!(Serial, "one CPU: no case of two");
+        return true;
+    };
     let Some(format) = cpu::format(false) else { return false };
     let machine = Machine::new();
     MEMORY.clear();
