@@ -1,8 +1,8 @@
 //! Claims about tables, each by the behaviour of a CPU: what the programs for several architectures
 //! have in common. A claim is one line, `right` or `wrong`.
 
-use crate::walk::last_entry;
 use core::fmt::{Debug, Write};
+use slat::format::Kind;
 use slat::{
     Access, AgeBitmaps, AgeOptions, Attributes, Format, Gpa, GpaRange, Guard, Hpa, PageSize,
     Platform, TableBits, TableCache, Tables, UnmapEntry,
@@ -57,6 +57,18 @@ pub enum Stop {
 /// The value that the guest read or wrote, or what stopped it.
 pub type Outcome = Result<u64, Stop>;
 
+/// What a fault made on purpose does to each leaf while the guest uses it, as a format might.
+#[derive(Clone, Copy)]
+pub enum Bits {
+    Set(u64),
+    Clear(u64),
+    /// Its address is off by a leaf.
+    Address,
+}
+
+/// A fault made on purpose.
+pub type Fault = (&'static str, Bits);
+
 /// The CPU that walks the tables.
 pub trait Cpu {
     type Format: Format;
@@ -65,6 +77,11 @@ pub trait Cpu {
     const SAYS_WHY: bool;
     /// Where a page of the guest's code has a call of the hypervisor.
     const CALL: u64;
+
+    /// Faults that some claim has to notice.
+    const FAULTS: &'static [Fault];
+    /// How far an address is shifted to the right in a leaf.
+    const ADDRESS_SHIFT: u32 = 0;
 
     /// Lets the guest do something.
     fn run(&self, does: Does) -> Outcome;
@@ -106,8 +123,22 @@ pub struct Claims<'t, 'p, C: Cpu, W> {
     pub pages: u64,
     pub block: u64,
     pub wrong: u32,
+    /// Nothing is printed with one.
+    pub fault: Option<Fault>,
     /// Marks that the CPU left to the handler of its fault.
     pub marked_by_faults: u32,
+}
+
+/// Checks all by `check`, and that each fault is noticed; returns how many claims were wrong.
+pub fn judge<C: Cpu>(mut out: impl Write, mut check: impl FnMut(Option<Fault>) -> u32) -> u32 {
+    let mut wrong = check(None);
+    for fault in C::FAULTS {
+        let is_noticed = check(Some(*fault)) > 0;
+        let word = if is_noticed { "right" } else { "wrong" };
+        let _ = writeln!(out, "{word}: a fault made on purpose is noticed: {}", fault.0);
+        wrong += u32::from(!is_noticed);
+    }
+    wrong
 }
 
 impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
@@ -116,13 +147,52 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
     }
 
     pub fn is<T: PartialEq + Debug>(&mut self, claim: &str, found: T, expected: T) {
-        let name = self.name;
-        let _ = if found == expected {
-            writeln!(self.out, "right {name}: {claim}")
-        } else {
-            self.wrong += 1;
-            writeln!(self.out, "wrong {name}: {claim}: {found:x?}, not {expected:x?}")
+        let (name, is_right) = (self.name, found == expected);
+        self.wrong += u32::from(!is_right);
+        let _ = match self.fault {
+            Some(_) => Ok(()),
+            None if is_right => writeln!(self.out, "right {name}: {claim}"),
+            None => writeln!(self.out, "wrong {name}: {claim}: {found:x?}, not {expected:x?}"),
         };
+    }
+
+    /// Returns the address of the entry at the end of the walk for `gpa`, and the bytes of its leaf
+    /// if it is one.
+    fn last_entry(&self, gpa: u64) -> (u64, Option<u64>) {
+        let geometry = self.tables.geometry();
+        let (mut table, mut ptes) = (self.tables.root(), geometry.root_entries as u64);
+        for level in (0..=geometry.root_level).rev() {
+            let at = table.0 + 8 * ((gpa >> C::Format::shift(level)) % ptes);
+            match C::Format::kind(get(at), level) {
+                Kind::Table => {}
+                Kind::Leaf => return (at, Some(1 << C::Format::shift(level))),
+                _ => return (at, None),
+            }
+            let one = level == 1;
+            let bits = if one { C::Format::LAST_INDEX_BITS } else { C::Format::INDEX_BITS };
+            (table, ptes) = (C::Format::table_address(get(at)), 1 << bits);
+        }
+        unreachable!("no table is at level 0")
+    }
+
+    /// Lets the guest do something, under the fault if there is one.
+    pub fn run(&self, does: Does) -> Outcome {
+        let Some((_, bits)) = self.fault else { return self.cpu.run(does) };
+        let (at, leaf) = self.last_entry(does.gpa());
+        let Some(bytes) = leaf else { return self.cpu.run(does) };
+        let entry = get(at);
+        let changed = match bits {
+            Bits::Set(bits) => bits & !entry,
+            Bits::Clear(bits) => bits & entry,
+            Bits::Address => bytes >> C::ADDRESS_SHIFT,
+        };
+        put(at, entry ^ changed);
+        self.cpu.forget();
+        let outcome = self.cpu.run(does);
+        // The CPU's marks stay.
+        put(at, get(at) ^ changed);
+        self.cpu.forget();
+        outcome
     }
 
     /// What an access that the tables refuse has to end with.
@@ -141,7 +211,7 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
     /// Runs an access that the tables permit. Where the CPU does not mark leaves, it faults, and
     /// the handler does.
     pub fn uses(&mut self, does: Does) -> Outcome {
-        let outcome = self.cpu.run(does);
+        let outcome = self.run(does);
         let Err(Stop::Fault(gpa, access, Why::Right | Why::Other)) = outcome else {
             return outcome;
         };
@@ -152,7 +222,7 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
         self.marked_by_faults += 1;
         let leaf = range(gpa.0 & !(size - 1), size);
         self.guard.relax(leaf, access).expect("a leaf").flush_local();
-        self.cpu.run(does)
+        self.run(does)
     }
 
     /// Accessed and dirty of the leaf at `gpa`.
@@ -184,7 +254,7 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
             ("or executed", Does::Jump(at)),
         ];
         for (claim, does) in nothing {
-            let found = self.cpu.run(does);
+            let found = self.run(does);
             self.is(claim, found, Self::refused(does, Why::Nothing));
         }
         self.map(at, 4 * page, self.pages, CLEAN);
@@ -218,7 +288,9 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
             3 => "the handlers of its faults",
             _ => "both",
         };
-        let _ = writeln!(self.out, "{}: leaves are marked by {by}", self.name);
+        if self.fault.is_none() {
+            let _ = writeln!(self.out, "{}: leaves are marked by {by}", self.name);
+        }
     }
 
     fn rights(&mut self) {
@@ -227,13 +299,13 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
         self.guard.write_protect(page).expect("a page");
         self.guard.invalidate();
         let (load, store) = (Does::Load(at), Does::Store(at, 2));
-        let found = self.cpu.run(load);
+        let found = self.run(load);
         self.is("a protected page is read", found, Ok(4));
-        let found = self.cpu.run(store);
+        let found = self.run(store);
         self.is("and not written", found, Self::refused(store, Why::Right));
         self.is("it stays dirty", self.state(at), (true, true));
         self.guard.relax(page, Access::Write).expect("a page").flush_local();
-        let found = self.cpu.run(store);
+        let found = self.run(store);
         self.is("until the fault is answered", found, Ok(2));
 
         self.cpu.write_code(self.pages + 2 * bytes);
@@ -243,12 +315,12 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
         self.is("code is executed", found, true);
         self.guard.execute_protect(page).expect("a page");
         self.guard.invalidate();
-        let found = self.cpu.run(jump);
+        let found = self.run(jump);
         self.is("without the right it is not", found, Self::refused(jump, Why::Right));
-        let found = self.cpu.run(Does::Load(call)).is_ok();
+        let found = self.run(Does::Load(call)).is_ok();
         self.is("and read", found, true);
         self.guard.relax(page, Access::Execute).expect("a page").flush_local();
-        let found = self.cpu.run(jump).is_ok();
+        let found = self.run(jump).is_ok();
         self.is("until that fault is answered", found, true);
     }
 
@@ -276,10 +348,10 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
     /// Flips the bit by which the engine seals a leaf, as a collapse does while vCPUs run.
     fn sealed(&mut self) {
         let _ = self.uses(Does::Load(self.at + 8));
-        let entry = last_entry(self.tables, self.at, get);
+        let (entry, _) = self.last_entry(self.at);
         put(entry, get(entry) ^ C::Format::MARK);
         self.cpu.forget();
-        let found = self.cpu.run(Does::Load(self.at + 8));
+        let found = self.run(Does::Load(self.at + 8));
         self.is("the mark is nothing to hardware", found, Ok(0x1234));
         put(entry, get(entry) ^ C::Format::MARK);
     }
@@ -318,8 +390,8 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
         let freed = batch.complete().next().map(|removed| removed.hpa.0);
         let memory = self.block + 5 * bytes;
         self.is("an unmapped page says where it was", freed, Some(memory));
-        let found = (0..count).filter(|n| self.cpu.run(Does::Load(at + n * bytes + 8)).is_ok());
-        let found = (found.count() as u64, self.cpu.run(gone));
+        let found = (0..count).filter(|n| self.run(Does::Load(at + n * bytes + 8)).is_ok());
+        let found = (found.count() as u64, self.run(gone));
         self.is("and it alone is gone", found, (count - 1, Self::refused(gone, Why::Nothing)));
         self.map(at + 5 * bytes, bytes, memory, CLEAN);
         let found = self.read(at);

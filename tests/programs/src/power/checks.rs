@@ -1,6 +1,8 @@
 //! Claims about Power's tables alone, and the common ones.
 
-use crate::claims::{CLEAN, Claims, Cpu, Does, M2, Outcome, Why, get, put, range};
+use crate::claims::{
+    Bits, CLEAN, Claims, Cpu, Does, Fault, M2, Outcome, Why, get, judge, put, range,
+};
 use crate::machine::{
     CALL, Executes, FREE, Line, Machine, end, run, say, start, version, write_code,
 };
@@ -22,7 +24,8 @@ extern "C" fn boot() -> ! {
     start();
     say!("processor version {:#x}", version());
     let machine = Machine::new();
-    let wrong = check::<12>(&machine, "4K") + check::<16>(&machine, "64K");
+    let wrong = judge::<Power9<'_, 12>>(Line, |fault| check::<12>(&machine, "4K", fault))
+        + judge::<Power9<'_, 16>>(Line, |fault| check::<16>(&machine, "64K", fault));
     end(wrong + u32::from(!second::run(&machine)))
 }
 
@@ -33,6 +36,15 @@ impl<const SHIFT: u32> Cpu for Power9<'_, SHIFT> {
     type Platform = Machine;
     const SAYS_WHY: bool = true;
     const CALL: u64 = CALL;
+    const FAULTS: &'static [Fault] = &[
+        ("a leaf is invalid", Bits::Clear(1 << 63)),
+        ("a leaf keeps the right to read alone", Bits::Clear(0b11)),
+        ("a leaf keeps the right to write", Bits::Set(1 << 1)),
+        ("a leaf keeps the right to execute", Bits::Set(1)),
+        ("a leaf is referenced before", Bits::Set(1 << 8)),
+        ("a leaf is changed before", Bits::Set(1 << 7)),
+        ("a leaf's address is off by a leaf", Bits::Address),
+    ];
 
     fn run(&self, does: Does) -> Outcome {
         run(does)
@@ -49,7 +61,7 @@ impl<const SHIFT: u32> Cpu for Power9<'_, SHIFT> {
 
 type All<'t, 'p, const SHIFT: u32> = Claims<'t, 'p, Power9<'p, SHIFT>, Line>;
 
-fn check<const SHIFT: u32>(machine: &Machine, name: &'static str) -> u32 {
+fn check<const SHIFT: u32>(machine: &Machine, name: &'static str, fault: Option<Fault>) -> u32 {
     let before = machine.live.get();
     let tables = Tables::new(Power::<SHIFT>::default(), LPID, 52, machine);
     let tables = tables.expect("memory for the root");
@@ -68,15 +80,18 @@ fn check<const SHIFT: u32>(machine: &Machine, name: &'static str) -> u32 {
             pages: PAGES,
             block: BLOCK,
             wrong: 0,
+            fault,
             marked_by_faults: 0,
         };
         write_code(CODE);
         let code = Attributes { write: false, dirty: false, ..Attributes::RAM };
         claims.map(0, 1 << SHIFT, CODE, code);
         claims.check();
-        ends(&mut claims);
-        caches(&mut claims, machine);
-        left_out(&mut claims, machine);
+        if fault.is_none() {
+            ends(&mut claims);
+            caches(&mut claims, machine);
+            left_out(&mut claims, machine);
+        }
         claims.wrong
     };
     drop(reader);

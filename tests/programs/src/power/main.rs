@@ -28,9 +28,6 @@ mod pair;
 mod runtime;
 #[cfg(target_arch = "powerpc64")]
 mod second;
-#[cfg(target_arch = "powerpc64")]
-#[path = "../walk.rs"]
-mod walk;
 
 #[cfg(not(target_arch = "powerpc64"))]
 fn main() -> std::process::ExitCode {

@@ -23,8 +23,9 @@ _start:
     csrw    pmpaddr0, t0
     li      t0, 0x1f
     csrw    pmpcfg0, t0
-    // Page faults, the guest's calls (10), its guest-page faults (20, 21, 23) and virtual instructions (22).
-    li      t0, 0xf0b400
+    // Illegal instructions (2), page faults, the guest's calls (10), its guest-page faults (20, 21, 23)
+    // and virtual instructions (22).
+    li      t0, 0xf0b404
     csrw    medeleg, t0
     // MPP: S; FS: initial.
     li      t0, 0x1800

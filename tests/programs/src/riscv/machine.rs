@@ -1,15 +1,13 @@
 //! The machine: its serial line, its end, the guest, and the engine's platform.
 
+use crate::claims::{Does, Outcome, Stop, Why};
 use core::arch::{asm, global_asm};
 use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use slat::format::riscv::fault::GuestPageFault;
-use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers,
-    Vmid,
-};
+use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers, Vmid};
 
 global_asm!(include_str!("boot.s"));
 
@@ -100,17 +98,6 @@ pub fn word(hpa: u64) -> *mut u64 {
     hpa as *mut u64
 }
 
-/// Result of an access: the value read, or what stopped it.
-pub type Outcome = Result<u64, Stop>;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stop {
-    /// The G-stage refused the access.
-    Fault(Gpa, Access),
-    /// Another trap, by its scause.
-    Trap(u64),
-}
-
 /// The guest, whose code is mapped at `code`.
 #[derive(Clone, Copy)]
 pub struct Guest {
@@ -118,32 +105,27 @@ pub struct Guest {
 }
 
 impl Guest {
-    pub fn load(&self, gpa: u64) -> Outcome {
-        self.run(LOAD, gpa, 0)
-    }
-
-    pub fn store(&self, gpa: u64, value: u64) -> Outcome {
-        self.run(STORE, gpa, value)
-    }
-
-    /// Jumps to an `ecall`.
-    pub fn jump(&self, gpa: u64) -> Outcome {
-        self.run(JUMP, gpa, 0)
+    pub fn run(&self, does: Does) -> Outcome {
+        match does {
+            Does::Load(gpa) => self.enter(LOAD, gpa, 0),
+            Does::Store(gpa, value) => self.enter(STORE, gpa, value),
+            Does::Jump(gpa) => self.enter(JUMP, gpa, 0),
+        }
     }
 
     /// Uses a page over and over, until a word of the report says so.
     pub fn repeat(&self, gpa: u64, report: u64) -> Outcome {
-        self.run(LOOP, gpa, report)
+        self.enter(LOOP, gpa, report)
     }
 
-    fn run(&self, piece: u64, a0: u64, a1: u64) -> Outcome {
+    fn enter(&self, piece: u64, a0: u64, a1: u64) -> Outcome {
         // SAFETY: `enter` keeps what the C ABI asks for. The guest can only run its pieces of code,
         // in memory that its tables map; none of it belongs to this program, whose image ends far
         // below.
         let value = unsafe { enter(self.code + piece, a0, a1) };
         let cause = csr!("scause");
         match GuestPageFault::decode(cause, csr!("stval"), csr!("0x643"), csr!("0x64a")) {
-            Some(fault) => Err(Stop::Fault(fault.gpa, fault.access)),
+            Some(fault) => Err(Stop::Fault(fault.gpa, fault.access, Why::Other)),
             None if cause == 10 => Ok(value),
             None => Err(Stop::Trap(cause)),
         }

@@ -20,15 +20,15 @@
 #[cfg(target_os = "none")]
 mod checks;
 #[cfg(target_os = "none")]
+#[path = "../claims.rs"]
+mod claims;
+#[cfg(target_os = "none")]
 mod machine;
 #[cfg(target_os = "none")]
 #[path = "../pair.rs"]
 mod pair;
 #[cfg(target_os = "none")]
 mod second;
-#[cfg(target_os = "none")]
-#[path = "../walk.rs"]
-mod walk;
 
 #[cfg(not(target_os = "none"))]
 fn main() -> std::process::ExitCode {

@@ -5,7 +5,7 @@ mod el2;
 mod execute;
 mod second;
 
-use crate::claims::{Claims, Cpu, Does, M2, Outcome};
+use crate::claims::{Bits, Claims, Cpu, Does, Fault, M2, Outcome, judge};
 use crate::machine::{Memory, Serial};
 use crate::run::Parts;
 use core::fmt::Write;
@@ -48,6 +48,14 @@ impl Cpu for El2<'_> {
     type Platform = Machine;
     const SAYS_WHY: bool = true;
     const CALL: u64 = CALL;
+    const FAULTS: &'static [Fault] = &[
+        ("a leaf is invalid", Bits::Clear(1)),
+        ("a leaf lacks the right to read", Bits::Clear(1 << 6)),
+        ("a leaf keeps the right to write", Bits::Set(1 << 7)),
+        ("a leaf keeps the right to execute", Bits::Clear(0b11 << 53)),
+        ("a leaf is accessed before", Bits::Set(1 << 10)),
+        ("a leaf's address is off by a leaf", Bits::Address),
+    ];
 
     fn run(&self, does: Does) -> Outcome {
         run(does)
@@ -63,6 +71,11 @@ impl Cpu for El2<'_> {
 }
 
 fn claims() {
+    let wrong = judge::<El2<'_>>(Serial, check);
+    crate::run::RIGHT.store(wrong == 0, SeqCst);
+}
+
+fn check(fault: Option<Fault>) -> u32 {
     let id = id_registers();
     let format: Tree = id.format().expect("`find` has seen it");
     let machine = Machine::new(&id, &format);
@@ -81,11 +94,12 @@ fn claims() {
         pages: MEMORY.hpa() + 0x1_0000,
         block: MEMORY.hpa() + M2,
         wrong: 0,
+        fault,
         marked_by_faults: 0,
     };
     write_code(MEMORY.hpa());
     let code = Attributes { write: false, dirty: false, ..Attributes::RAM };
     claims.map(0, 4096, MEMORY.hpa(), code);
     claims.check();
-    crate::run::RIGHT.store(claims.wrong == 0, SeqCst);
+    claims.wrong
 }

@@ -25,9 +25,6 @@ mod pair;
 mod platform;
 #[cfg(target_os = "uefi")]
 mod run;
-#[cfg(all(target_os = "uefi", target_arch = "aarch64"))]
-#[path = "../walk.rs"]
-mod walk;
 #[cfg(all(target_os = "uefi", target_arch = "x86_64"))]
 mod x86;
 

@@ -71,6 +71,8 @@ pub fn load_root(root: &GuestRoot<super::Tree>, id: &IdRegisters) {
     write!("vtcr_el2", root.vtcr(id).expect("the CPU's own format"));
     write!("vttbr_el2", root.vttbr(id).expect("the CPU's own format"));
     write!("sctlr_el1", SCTLR_EL1);
+    // An exception within the guest ends it, by a fault where nothing is mapped.
+    write!("vbar_el1", 1 << 38);
     // SAFETY: drops translations of the guest alone.
     unsafe { asm!("tlbi vmalls12e1", "dsb nsh", "isb") };
 }
