@@ -5,7 +5,6 @@ mod control;
 mod cpu;
 mod devicetree;
 mod execute;
-mod execute;
 mod fork;
 mod guest;
 mod inject;
