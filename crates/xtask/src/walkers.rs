@@ -32,8 +32,8 @@ enum Emulated {
     /// QEMU starts the program, with options beyond a console, and ends with this status if nothing
     /// was wrong.
     Kernel { qemu: Qemu, options: &'static [&'static str], status: i32 },
-    /// QEMU's `powernv9` with two CPUs. It starts a plain image, and has no device that ends it: the program's
-    /// last line counts what was wrong.
+    /// QEMU's `powernv9` with two CPUs. It starts a plain image, and has no device that ends it:
+    /// the program's last line counts what was wrong.
     Power,
     /// QEMU with two CPUs and this firmware, which starts the program from a stick.
     Firmware { qemu: Qemu, options: &'static [&'static str], firmware: &'static Firmware },

@@ -211,9 +211,9 @@ impl Machine {
 }
 
 // SAFETY: frames are handed out once each, from memory that nothing else uses, at the address of
-// the frame, as HV real mode translates nothing; `tlbie` reaches both CPUs, and `tlbiel` the one that
-// alone uses the tables, except where a check of a fault on purpose asks for less; the rest are
-// constants, and nothing unwinds.
+// the frame, as HV real mode translates nothing; `tlbie` reaches both CPUs, and `tlbiel` the one
+// that alone uses the tables, except where a check of a fault on purpose asks for less; the rest
+// are constants, and nothing unwinds.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let start = self.next.get().next_multiple_of(bytes as u64);

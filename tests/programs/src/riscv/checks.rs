@@ -60,9 +60,9 @@ impl Cpu for Hart<'_> {
     }
 }
 
-/// Runs the checks in tables of the mode. The guest uses the upper end of its addresses: every index
-/// is above 0, and the root's is above 511. QEMU 7.2 takes the highest address bit for a sign, so
-/// there it is the end of their lower half.
+/// Runs the checks in tables of the mode. The guest uses the upper end of its addresses: every
+/// index is above 0, and the root's is above 511. QEMU 7.2 takes the highest address bit for a
+/// sign, so there it is the end of their lower half.
 fn check(mode: Mode, name: &'static str, machine: &Machine, fault: Option<Fault>) -> u32 {
     let format = RiscV { widest: Mode::Sv57x4, ..Default::default() };
     let bits = mode.address_bits();

@@ -1,7 +1,7 @@
 //! A UEFI application that proves the engine's tables on the machine that boots it: EPT, NPT or
-//! Arm's stage 2, whichever the CPU has, with the claims of the emulated walkers, on each CPU in turn
-//! where the firmware lends them. It checks invalidations while another CPU stays in a guest, and
-//! times the engine's operations on x86.
+//! Arm's stage 2, whichever the CPU has, with the claims of the emulated walkers, on each CPU in
+//! turn where the firmware lends them. It checks invalidations while another CPU stays in a guest,
+//! and times the engine's operations on x86.
 //!
 //! `cargo xtask stick` makes an image of it. It prints what it finds, writes it to `\slat.txt` on
 //! the volume that it was started from, and powers the machine off.

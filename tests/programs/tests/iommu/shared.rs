@@ -1,6 +1,6 @@
-//! One table for a vCPU and for a device: the guest of a CPU at EL2 reads and writes a page over and
-//! over, a device reads and writes the same page, and both walk the engine's stage 2. After each
-//! change the TLBs of both are invalidated one after the other, in either order.
+//! One table for a vCPU and for a device: the guest of a CPU at EL2 reads and writes a page over
+//! and over, a device reads and writes the same page, and both walk the engine's stage 2. After
+//! each change the TLBs of both are invalidated one after the other, in either order.
 
 use crate::arm::{Arm, BOARD};
 use crate::machine::{Fault, Machine};

@@ -31,7 +31,7 @@ macro_rules! read {
     ($name:literal) => {{
         let value: u64;
         // SAFETY: reads a register, which changes nothing.
-        unsafe { core::arch::asm!(concat!("mrs {}, ", $name), out(reg) value, options(nomem, nostack)) };
+        unsafe { core::arch::asm!(concat!("mrs {}, ", $name), out(reg) value, options(nomem)) };
         value
     }};
 }
