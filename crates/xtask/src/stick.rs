@@ -5,7 +5,7 @@ use anyhow::{Context, ensure};
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions};
 use std::fs;
 use std::io::{Cursor, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Bytes of a sector, of what precedes the partition, and of the partition.
 const SECTOR: usize = 512;
@@ -16,13 +16,13 @@ const EFI_SYSTEM: u8 = 0xef;
 
 /// Where firmware looks for a program on a stick, and what the program writes.
 const FOLDERS: [&str; 2] = ["EFI", "EFI/BOOT"];
-const PROGRAM: &str = "EFI/BOOT/BOOTX64.EFI";
+pub const X86_64: &str = "EFI/BOOT/BOOTX64.EFI";
+pub const AARCH64: &str = "EFI/BOOT/BOOTAA64.EFI";
 const REPORT: &str = "slat.txt";
 
-/// Writes an image with this program.
-pub fn write(program: &Path, image: &Path) -> anyhow::Result<()> {
+/// Writes an image with these programs, each with its place.
+pub fn write(programs: &[(&str, PathBuf)], image: &Path) -> anyhow::Result<()> {
     let failed = || format!("cannot write {}", image.display());
-    let program = fs::read(program).context("cannot read the program")?;
     let mut partition = Cursor::new(vec![0; PARTITION]);
     let label = FormatVolumeOptions::new().volume_label(*b"SLAT       ");
     fatfs::format_volume(&mut partition, label).with_context(failed)?;
@@ -31,10 +31,12 @@ pub fn write(program: &Path, image: &Path) -> anyhow::Result<()> {
         for folder in FOLDERS {
             volume.root_dir().create_dir(folder).with_context(failed)?;
         }
-        let mut file = volume.root_dir().create_file(PROGRAM).with_context(failed)?;
-        file.write_all(&program).with_context(failed)?;
-        file.flush().with_context(failed)?;
-        drop(file);
+        for (place, program) in programs {
+            let program = fs::read(program).context("cannot read the program")?;
+            let mut file = volume.root_dir().create_file(place).with_context(failed)?;
+            file.write_all(&program).with_context(failed)?;
+            file.flush().with_context(failed)?;
+        }
         volume.unmount().with_context(failed)?;
     }
     let mut bytes = vec![0; BEFORE];
@@ -72,14 +74,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [program, image] = ["program", "image"].map(|name| folder.path().join(name));
         fs::write(&program, "MZ").unwrap();
-        write(&program, &image).unwrap();
+        write(&[(X86_64, program)], &image).unwrap();
         let bytes = fs::read(&image).unwrap();
         assert_eq!((bytes[450], &bytes[510..512]), (EFI_SYSTEM, &[0x55, 0xaa][..]));
         let start = u32::from_le_bytes(bytes[454..458].try_into().unwrap()) as usize * SECTOR;
         let volume = Cursor::new(bytes[start..].to_vec());
         let volume = FileSystem::new(volume, FsOptions::new()).unwrap();
         let mut text = String::new();
-        volume.root_dir().open_file(PROGRAM).unwrap().read_to_string(&mut text).unwrap();
+        volume.root_dir().open_file(X86_64).unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(text, "MZ");
         assert!(report(&image).unwrap_err().to_string().contains(REPORT));
     }

@@ -4,6 +4,7 @@ mod age;
 mod control;
 mod cpu;
 mod devicetree;
+mod execute;
 mod fork;
 mod guest;
 mod inject;

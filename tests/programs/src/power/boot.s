@@ -42,17 +42,25 @@ facilities:
 first:
     lis 3, saved@h
     ori 3, 3, saved@l
-    mtspr 304, 3
     lis 1, STACK@h
     ori 1, 1, STACK@l
+    # A function is its descriptor: the code's address, and r2.
+    lis 4, boot@h
+    ori 4, 4, boot@l
+    mfspr 5, 1023               # PIR
+    cmpdi 5, 0
+    beq 1f
+    # The second CPU, with half of the stack.
+    addi 3, 3, 32
+    addis 1, 1, -1
+    lis 4, second@h
+    ori 4, 4, second@l
+1:  mtspr 304, 3
     li 0, 0
     stdu 0, -256(1)
     bl facilities
-    # A function is its descriptor: the code's address, and r2.
-    lis 3, boot@h
-    ori 3, 3, boot@l
-    ld 2, 8(3)
-    ld 3, 0(3)
+    ld 2, 8(4)
+    ld 3, 0(4)
     mtctr 3
     bctrl
 
@@ -81,11 +89,12 @@ enter:
 
 .section .data
 .balign 8
-saved:                          # r1, r2
+saved:                          # r1, r2, the guest's r4; the second CPU's
     .quad 0, 0
 .globl guest_r4
 guest_r4:
-    .quad 0
+    .quad 0, 0
+    .quad 0, 0, 0
 
 # What the guest does; each piece ends by a call of the hypervisor.
 .globl guest_code
@@ -100,5 +109,19 @@ guest_code:
     mtctr 3
     bctr
     .balign 16
+    sc 1
+    .balign 16
+# Reads a page, reports what it found and counts, writes to the page, until it is told to leave.
+1:  ld 5, 0(3)
+    std 5, 0(4)
+    ld 6, 16(3)
+    addi 6, 6, 1
+    std 6, 16(3)
+    ld 6, 16(4)
+    addi 6, 6, 1
+    std 6, 16(4)
+    ld 7, 8(4)
+    cmpdi 7, 0
+    beq 1b
     sc 1
     .balign 16

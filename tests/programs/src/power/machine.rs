@@ -1,21 +1,22 @@
 //! The machine: its serial line, the guest, and the engine's platform.
 
+use crate::claims::{Does, Outcome, Stop, Why, put};
 use core::arch::{asm, global_asm};
 use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
 use slat::format::power::fault::{Kind, StorageFault};
-use slat::format::power::tlbie::{Instruction, Operands, Sequence, Tlbie};
+use slat::format::power::tlbie::{Instruction, Operands, Tlbie};
 use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, GpaRange, Hpa, Invalidation, Platform, Pte, ReaderSlot,
-    Readers, Vmid,
+    BreakBeforeMake, Frame, Gpa, GpaRange, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers,
+    Vmid,
 };
 
 global_asm!(include_str!("boot.s"));
 
 unsafe extern "C" {
     fn enter(pc: u64, r3: u64, r4: u64) -> u64;
-    static guest_code: [u64; 8];
+    static guest_code: [u64; 14];
     static mut guest_r4: u64;
 }
 
@@ -25,6 +26,7 @@ const STORE: u64 = 16;
 const JUMP: u64 = 32;
 /// A call of the hypervisor.
 pub const CALL: u64 = 48;
+const LOOP: u64 = 64;
 
 /// Memory that neither the program nor its tables use.
 pub const FREE: u64 = 0x1000_0000;
@@ -82,29 +84,13 @@ macro_rules! spr {
     }};
 }
 
-pub fn put(hpa: u64, value: u64) {
-    // SAFETY: memory that only the guest, its tables and the checks use.
-    unsafe { (hpa as *mut u64).write_volatile(value) };
-}
-
-pub fn get(hpa: u64) -> u64 {
-    // SAFETY: as above.
-    unsafe { (hpa as *const u64).read_volatile() }
-}
-
-/// Result of an access: the value read, or what stopped it.
-pub type Outcome = Result<u64, Stop>;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stop {
-    /// The partition's tables refused the access.
-    Fault(Gpa, Access, Kind),
-    /// Another interrupt, by its vector.
-    Trap(u64),
-}
-
-/// Runs the guest, whose code is at its address 0.
-fn run(piece: u64, r3: u64, r4: u64) -> Outcome {
+/// Lets the guest do something, by code at its address 0.
+pub fn run(does: Does) -> Outcome {
+    let (piece, r3, r4) = match does {
+        Does::Load(gpa) => (LOAD, gpa, 0),
+        Does::Store(gpa, value) => (STORE, gpa, value),
+        Does::Jump(gpa) => (JUMP, gpa, 0),
+    };
     // SAFETY: `enter` keeps what the ABI asks for. The guest can only run its pieces of code, in
     // memory that its tables map; none of it belongs to this program, whose image ends far below.
     let vector = unsafe { enter(piece, r3, r4) };
@@ -115,36 +101,40 @@ fn run(piece: u64, r3: u64, r4: u64) -> Outcome {
         0xe20 => StorageFault::instruction(spr!("315"), spr!("314"), spr!("816")),
         _ => return Err(Stop::Trap(vector)),
     };
-    Err(Stop::Fault(fault.gpa, fault.access, fault.kind))
+    let why = match fault.kind {
+        Kind::NotMapped => Why::Nothing,
+        Kind::Permission => Why::Right,
+        _ => Why::Other,
+    };
+    Err(Stop::Fault(fault.gpa, fault.access, why))
 }
 
-pub fn load(gpa: u64) -> Outcome {
-    run(LOAD, gpa, 0)
-}
-
-pub fn store(gpa: u64, value: u64) -> Outcome {
-    run(STORE, gpa, value)
-}
-
-/// Jumps to a call of the hypervisor.
-pub fn jump(gpa: u64) -> Outcome {
-    run(JUMP, gpa, 0)
+/// Uses a page over and over, by code at `code`, until a word of the report says so.
+pub fn repeat(code: u64, page: u64, report: u64) {
+    // SAFETY: as in `run`.
+    unsafe { enter(code + LOOP, page, report) };
 }
 
 /// The guest's code, in a page of memory.
 pub fn write_code(hpa: u64) {
-    // SAFETY: the code is 64 bytes.
+    // SAFETY: the code is 112 bytes.
     let code = unsafe { (&raw const guest_code).read() };
     code.iter().zip((hpa..).step_by(8)).for_each(|(word, at)| put(at, *word));
     // SAFETY: fetches see the stores.
     unsafe { asm!("sync", "icbi 0, {}", "sync", "isync", in(reg) hpa) };
 }
 
-/// Prepares the CPU for guests with radix trees: LPCR.HR, and an empty partition table.
+/// Prepares the first CPU, and an empty partition table.
 pub fn start() {
     (PARTITIONS..PARTITIONS + 0x1_0000).step_by(8).for_each(|at| put(at, 0));
+    prepare(Vmid(0));
+}
+
+/// Prepares a CPU for a guest with radix trees: LPCR.HR, PTCR, LPIDR.
+pub fn prepare(lpid: Vmid) {
     spr!("318", spr!("318") | 1 << 20);
     spr!("464", PARTITIONS | 4);
+    spr!("319", u64::from(lpid.0));
 }
 
 /// Returns the CPU's version.
@@ -154,7 +144,7 @@ pub fn version() -> u64 {
 
 /// What the platform does of an invalidation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Does {
+pub enum Executes {
     /// All of it.
     All,
     /// What this CPU alone needs, by `tlbiel`.
@@ -169,15 +159,15 @@ pub struct Machine {
     next: Cell<u64>,
     /// Frames handed out and not given back, in bytes.
     pub live: Cell<u64>,
-    pub does: Cell<Does>,
+    pub executes: Cell<Executes>,
     readers: Readers<[ReaderSlot; 1]>,
 }
 
 impl Machine {
     pub const fn new() -> Self {
         let readers = Readers::new([const { ReaderSlot::new() }; 1]);
-        let (next, live, does) = (Cell::new(FRAMES.0), Cell::new(0), Cell::new(Does::All));
-        Self { next, live, does, readers }
+        let (next, live, executes) = (Cell::new(FRAMES.0), Cell::new(0), Cell::new(Executes::All));
+        Self { next, live, executes, readers }
     }
 
     /// Loads the partition table entry of the guest, and its LPID.
@@ -193,7 +183,7 @@ impl Machine {
         self.execute(Tlbie::default().sequence(&all));
     }
 
-    fn execute(&self, sequence: Sequence) {
+    pub fn execute(&self, sequence: impl Iterator<Item = Instruction>) {
         for instruction in sequence {
             // SAFETY: invalidations and barriers change no memory and no register. The words are
             // `tlbie r3, r4, RIC, 0, 1` with RIC 0 and 2, and `tlbiel` so.
@@ -221,9 +211,9 @@ impl Machine {
 }
 
 // SAFETY: frames are handed out once each, from memory that nothing else uses, at the address of
-// the frame, as HV real mode translates nothing; there is one CPU, which both sequences of
-// `invalidate` cover, except where a check of a fault on purpose asks for less; the rest are
-// constants, and nothing unwinds.
+// the frame, as HV real mode translates nothing; `tlbie` reaches both CPUs, and `tlbiel` the one
+// that alone uses the tables, except where a check of a fault on purpose asks for less; the rest
+// are constants, and nothing unwinds.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let start = self.next.get().next_multiple_of(bytes as u64);
@@ -252,11 +242,11 @@ unsafe impl Platform for Machine {
 
     fn invalidate(&self, what: &Invalidation) {
         let tlbie = Tlbie::default();
-        match self.does.get() {
-            Does::All => self.execute(tlbie.sequence(what)),
-            Does::Local => self.execute(tlbie.local_sequence(what)),
-            Does::Nothing => {}
-            Does::NextPage => {
+        match self.executes.get() {
+            Executes::All => self.execute(tlbie.sequence(what)),
+            Executes::Local => self.execute(tlbie.local_sequence(what)),
+            Executes::Nothing => {}
+            Executes::NextPage => {
                 let range = what.range.expect("the checks' faults are of one page");
                 let next = GpaRange::new(Gpa(range.end().0), range.size());
                 let next = Invalidation { range: next.ok(), ..*what };

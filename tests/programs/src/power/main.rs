@@ -9,20 +9,25 @@
 //! `binutils-powerpc64-linux-gnu`, and makes it a plain image for QEMU's `-bios`.
 //!
 //! QEMU's TLB keeps entries while the hypervisor runs, so that an invalidation that is left out, or
-//! is of another page, is noticed. It completes all invalidations at `hrfid`: missing barriers are
-//! not.
+//! is of another page, is noticed. It completes all invalidations at `hrfid`: only a second CPU,
+//! which stays in the guest, shows missing barriers (`second.rs`).
 
 #![cfg_attr(target_arch = "powerpc64", no_std, no_main)]
 
 #[cfg(target_arch = "powerpc64")]
 mod checks;
 #[cfg(target_arch = "powerpc64")]
+#[path = "../claims.rs"]
+mod claims;
+#[cfg(target_arch = "powerpc64")]
 mod machine;
+#[cfg(target_arch = "powerpc64")]
+#[path = "../pair.rs"]
+mod pair;
 #[cfg(target_arch = "powerpc64")]
 mod runtime;
 #[cfg(target_arch = "powerpc64")]
-#[path = "../walk.rs"]
-mod walk;
+mod second;
 
 #[cfg(not(target_arch = "powerpc64"))]
 fn main() -> std::process::ExitCode {

@@ -1,4 +1,4 @@
-// From reset in M-mode to Rust in HS-mode, and from there into the guest and back. CSRs of the
+// From reset in M-mode to Rust in HS-mode, with the number of the machine's architecture, and from there into the guest and back. CSRs of the
 // hypervisor extension by number: assemblers know their names only with it.
 
 .section .first, "ax"
@@ -23,8 +23,9 @@ _start:
     csrw    pmpaddr0, t0
     li      t0, 0x1f
     csrw    pmpcfg0, t0
-    // Page faults, the guest's calls (10), its guest-page faults (20, 21, 23) and virtual instructions (22).
-    li      t0, 0xf0b400
+    // Illegal instructions (2), page faults, the guest's calls (10), its guest-page faults (20, 21, 23)
+    // and virtual instructions (22).
+    li      t0, 0xf0b404
     csrw    medeleg, t0
     // MPP: S; FS: initial.
     li      t0, 0x1800
@@ -34,6 +35,11 @@ _start:
     la      t0, broken
     csrw    stvec, t0
     csrw    satp, zero
+    // menvcfg.ADUE: the hart marks leaves, where it can do both.
+    li      t0, 1
+    slli    t0, t0, 61
+    csrs    0x30a, t0
+    csrr    a0, marchid
     mret
 
 // Another hart's interrupt: a fence of all guests if it asks for one, and an answer.

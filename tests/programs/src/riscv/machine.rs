@@ -1,13 +1,13 @@
 //! The machine: its serial line, its end, the guest, and the engine's platform.
 
+use crate::claims::{Does, Outcome, Stop, Why};
 use core::arch::{asm, global_asm};
 use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use slat::format::riscv::fault::GuestPageFault;
-use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers,
-};
+use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers, Vmid};
 
 global_asm!(include_str!("boot.s"));
 
@@ -34,7 +34,7 @@ pub struct Line;
 impl fmt::Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for byte in text.bytes() {
-            // SAFETY: the virt machine's UART has its transmit register there.
+            // SAFETY: the transmit register of the machine's UART.
             unsafe { (0x1000_0000 as *mut u8).write_volatile(byte) };
         }
         Ok(())
@@ -49,10 +49,25 @@ macro_rules! say {
 }
 pub(crate) use say;
 
+/// Whether the machine is Spike's; else it is QEMU's `virt`.
+pub static IS_SPIKE: AtomicBool = AtomicBool::new(false);
+
+/// Spike's ways to the host, which it finds by their names. A number in the first ends it.
+#[unsafe(no_mangle)]
+#[used]
+static tohost: AtomicU64 = AtomicU64::new(0);
+#[unsafe(no_mangle)]
+#[used]
+static fromhost: AtomicU64 = AtomicU64::new(0);
+
 pub fn end(well: bool) -> ! {
     let code: u32 = if well { 0x5555 } else { 1 << 16 | 0x3333 };
-    // SAFETY: the virt machine's test device is there; the write ends the machine.
-    unsafe { (0x10_0000 as *mut u32).write_volatile(code) };
+    if IS_SPIKE.load(Relaxed) {
+        tohost.store(if well { 1 } else { 3 }, Relaxed);
+    } else {
+        // SAFETY: the virt machine's test device is there; the write ends the machine.
+        unsafe { (0x10_0000 as *mut u32).write_volatile(code) };
+    }
     loop {
         core::hint::spin_loop();
     }
@@ -83,17 +98,6 @@ pub fn word(hpa: u64) -> *mut u64 {
     hpa as *mut u64
 }
 
-/// Result of an access: the value read, or what stopped it.
-pub type Outcome = Result<u64, Stop>;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stop {
-    /// The G-stage refused the access.
-    Fault(Gpa, Access),
-    /// Another trap, by its scause.
-    Trap(u64),
-}
-
 /// The guest, whose code is mapped at `code`.
 #[derive(Clone, Copy)]
 pub struct Guest {
@@ -101,32 +105,27 @@ pub struct Guest {
 }
 
 impl Guest {
-    pub fn load(&self, gpa: u64) -> Outcome {
-        self.run(LOAD, gpa, 0)
-    }
-
-    pub fn store(&self, gpa: u64, value: u64) -> Outcome {
-        self.run(STORE, gpa, value)
-    }
-
-    /// Jumps to an `ecall`.
-    pub fn jump(&self, gpa: u64) -> Outcome {
-        self.run(JUMP, gpa, 0)
+    pub fn run(&self, does: Does) -> Outcome {
+        match does {
+            Does::Load(gpa) => self.enter(LOAD, gpa, 0),
+            Does::Store(gpa, value) => self.enter(STORE, gpa, value),
+            Does::Jump(gpa) => self.enter(JUMP, gpa, 0),
+        }
     }
 
     /// Uses a page over and over, until a word of the report says so.
     pub fn repeat(&self, gpa: u64, report: u64) -> Outcome {
-        self.run(LOOP, gpa, report)
+        self.enter(LOOP, gpa, report)
     }
 
-    fn run(&self, piece: u64, a0: u64, a1: u64) -> Outcome {
+    fn enter(&self, piece: u64, a0: u64, a1: u64) -> Outcome {
         // SAFETY: `enter` keeps what the C ABI asks for. The guest can only run its pieces of code,
         // in memory that its tables map; none of it belongs to this program, whose image ends far
         // below.
         let value = unsafe { enter(self.code + piece, a0, a1) };
         let cause = csr!("scause");
         match GuestPageFault::decode(cause, csr!("stval"), csr!("0x643"), csr!("0x64a")) {
-            Some(fault) => Err(Stop::Fault(fault.gpa, fault.access)),
+            Some(fault) => Err(Stop::Fault(fault.gpa, fault.access, Why::Other)),
             None if cause == 10 => Ok(value),
             None => Err(Stop::Trap(cause)),
         }
@@ -153,13 +152,22 @@ pub struct Machine {
     next: Cell<u64>,
     /// Frames handed out and not given back, in pages.
     pub live: Cell<u64>,
+    /// `invalidate` does nothing: the cases of two harts execute its parts.
+    pub ignores: Cell<bool>,
     readers: Readers<[ReaderSlot; 1]>,
 }
 
 impl Machine {
     pub const fn new() -> Self {
         let readers = Readers::new([const { ReaderSlot::new() }; 1]);
-        Self { next: Cell::new(FRAMES.0), live: Cell::new(0), readers }
+        let (next, live, ignores) = (Cell::new(FRAMES.0), Cell::new(0), Cell::new(false));
+        Self { next, live, ignores, readers }
+    }
+
+    /// Drops what this hart holds of a guest.
+    pub fn fence(&self, vmid: Vmid) {
+        // SAFETY: HFENCE.GVMA x0, vmid; a fence changes no memory and no register.
+        unsafe { asm!(".insn r 0x73, 0, 0x31, x0, x0, {}", in(reg) u64::from(vmid.0)) };
     }
 }
 
@@ -194,9 +202,8 @@ unsafe impl Platform for Machine {
     }
 
     fn invalidate(&self, what: &Invalidation) {
-        // SAFETY: HFENCE.GVMA x0, vmid; a fence changes no memory and no register.
-        unsafe {
-            asm!(".insn r 0x73, 0, 0x31, x0, x0, {}", in(reg) u64::from(what.vmid.0));
+        if !self.ignores.get() {
+            self.fence(what.vmid);
         }
     }
 

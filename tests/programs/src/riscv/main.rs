@@ -12,7 +12,7 @@
 //! ```
 //!
 //! QEMU drops all translations at each entry of a guest. So a second hart stays in one, and shows
-//! an HFENCE.GVMA that is missing or on the wrong hart (`pair.rs`). QEMU 7.2 always sets A and D;
+//! an HFENCE.GVMA that is missing or on the wrong hart (`second.rs`). QEMU 7.2 always sets A and D;
 //! QEMU 10 also faults instead, with `-cpu rv64,svade=on,svadu=off`.
 
 #![cfg_attr(target_os = "none", no_std, no_main)]
@@ -20,12 +20,15 @@
 #[cfg(target_os = "none")]
 mod checks;
 #[cfg(target_os = "none")]
+#[path = "../claims.rs"]
+mod claims;
+#[cfg(target_os = "none")]
 mod machine;
 #[cfg(target_os = "none")]
+#[path = "../pair.rs"]
 mod pair;
 #[cfg(target_os = "none")]
-#[path = "../walk.rs"]
-mod walk;
+mod second;
 
 #[cfg(not(target_os = "none"))]
 fn main() -> std::process::ExitCode {

@@ -6,10 +6,14 @@ use core::fmt::Write;
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
-use uefi::boot::{self, EventType, Tpl};
+#[cfg(target_arch = "x86_64")]
+use uefi::Event;
+use uefi::boot;
+#[cfg(target_arch = "x86_64")]
+use uefi::boot::{EventType, Tpl};
 use uefi::proto::pi::mp::MpServices;
 use uefi::runtime::{self, ResetType};
-use uefi::{CStr16, Event, Status};
+use uefi::{CStr16, Status};
 
 /// Bytes of the report.
 const MOST: usize = 256 << 10;
@@ -103,6 +107,7 @@ pub fn on(cpu: usize, work: fn()) -> bool {
     done
 }
 
+#[cfg(target_arch = "x86_64")]
 /// Starts `work` on another CPU, beside this one; the event is signalled at its end.
 pub fn beside(cpu: usize, work: fn()) -> Option<Event> {
     let mp = services()?;
@@ -115,6 +120,7 @@ pub fn beside(cpu: usize, work: fn()) -> Option<Event> {
     Some(event)
 }
 
+#[cfg(target_arch = "x86_64")]
 /// Waits for an event of [`beside`], for a second at most.
 pub fn wait(event: Event) {
     for _ in 0..1000 {

@@ -32,6 +32,7 @@ impl<const BYTES: usize> Memory<BYTES> {
         at
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub fn read(&self, at: u64) -> u64 {
         assert!(at.is_multiple_of(8) && at < BYTES as u64);
         // SAFETY: aligned and inside; hardware may change it at any time.

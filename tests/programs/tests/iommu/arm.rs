@@ -37,8 +37,6 @@ pub static BOARD: Board = Board {
         "cortex-a76",
         "-global",
         "arm-smmuv3.stage=2",
-        "-device",
-        "edu,addr=4.0,dma_mask=0xffffffffffffffff",
     ],
 };
 
@@ -84,8 +82,7 @@ impl<const RANGES: bool> Unit for Arm<RANGES> {
     fn switch_on(&self, root: Hpa, geometry: &Geometry) -> u64 {
         let qemu = &*self.qemu;
         assert!(qemu.read32(UNIT + 0xc) >> 10 & 1 == 1, "SMMU_IDR3.RIL");
-        qemu.write32(CONFIGURATION + 0x10, DEVICE);
-        qemu.write32(CONFIGURATION + 4, 6);
+        qemu.enable(CONFIGURATION, DEVICE);
         let entry = STREAMS + 64 * (SLOT << 3);
         // Valid, stage 2; incoming shareability.
         qemu.put(entry, 1 | 6 << 1);

@@ -36,22 +36,14 @@ const fn board(options: &'static [&'static str]) -> Board {
     }
 }
 
-static LEGACY: Board = board(&[
-    "-M",
-    "q35,memory-backend=mem",
-    "-device",
-    "intel-iommu,aw-bits=48",
-    "-device",
-    "edu,addr=4.0,dma_mask=0xffffffffffffffff",
-]);
+static LEGACY: Board =
+    board(&["-M", "q35,memory-backend=mem", "-device", "intel-iommu,aw-bits=48"]);
 
 static SCALABLE_MODE: Board = board(&[
     "-M",
     "q35,memory-backend=mem",
     "-device",
     "intel-iommu,aw-bits=48,x-scalable-mode=on",
-    "-device",
-    "edu,addr=4.0,dma_mask=0xffffffffffffffff",
 ]);
 
 /// The unit.

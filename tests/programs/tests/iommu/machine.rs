@@ -3,7 +3,7 @@
 use crate::qemu::Qemu;
 use crate::unit::{GUEST, Unit};
 use slat::{
-    BreakBeforeMake, Frame, GpaRange, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers,
+    BreakBeforeMake, Frame, Gpa, GpaRange, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers,
 };
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -24,6 +24,24 @@ pub enum Fault {
     OtherGuest,
     /// They name the first page of the range alone.
     FirstPage,
+    /// They leave out the last page of the range.
+    LastPage,
+    /// They name as many pages behind the range.
+    NextPages,
+    /// Each is executed when the next one is due.
+    Late,
+}
+
+impl Fault {
+    /// All that are wrong.
+    pub const ALL: [Self; 6] = [
+        Self::NoInvalidation,
+        Self::OtherGuest,
+        Self::FirstPage,
+        Self::LastPage,
+        Self::NextPages,
+        Self::Late,
+    ];
 }
 
 /// The machine, its tables, and its unit.
@@ -31,6 +49,8 @@ pub struct Machine<U> {
     qemu: Rc<Qemu>,
     pub unit: U,
     pub fault: Cell<Fault>,
+    /// The invalidation before, for [`Fault::Late`].
+    late: Cell<Option<Invalidation>>,
     next: Cell<u64>,
     end: u64,
     free: RefCell<Vec<Hpa>>,
@@ -45,6 +65,7 @@ impl<U: Unit> Machine<U> {
             unit: U::new(Rc::clone(&qemu)),
             qemu,
             fault: Cell::new(Fault::None),
+            late: Cell::new(None),
             next: Cell::new(begin + FIRST),
             end: begin + END,
             free: RefCell::default(),
@@ -87,15 +108,28 @@ unsafe impl<U: Unit> Platform for Machine<U> {
     fn publish(&self) {}
 
     fn invalidate(&self, what: &Invalidation) {
-        let first = |range: GpaRange| GpaRange::new(range.start(), 4096).ok();
-        match self.fault.get() {
-            Fault::None => self.unit.invalidate(what, GUEST),
-            Fault::NoInvalidation => {}
-            Fault::OtherGuest => self.unit.invalidate(what, GUEST + 1),
-            Fault::FirstPage => {
-                let range = what.range.and_then(first);
-                self.unit.invalidate(&Invalidation { range, ..*what }, GUEST);
+        let guest = if self.fault.get() == Fault::OtherGuest { GUEST + 1 } else { GUEST };
+        let page = 4096;
+        let wrong = |range: GpaRange| {
+            let (start, size) = (range.start().0, range.size());
+            let (start, size) = match self.fault.get() {
+                Fault::FirstPage => (start, page),
+                Fault::LastPage => (start, size - page),
+                Fault::NextPages => (start + size, size),
+                _ => (start, size),
+            };
+            (size > 0).then(|| GpaRange::new(Gpa(start), size).ok()).flatten()
+        };
+        let what = match (self.fault.get(), what.range) {
+            (Fault::NoInvalidation, _) => None,
+            (Fault::Late, _) => self.late.replace(Some(*what)),
+            (_, None) => Some(*what),
+            (_, Some(range)) => {
+                wrong(range).map(|range| Invalidation { range: Some(range), ..*what })
             }
+        };
+        if let Some(what) = what {
+            self.unit.invalidate(&what, guest);
         }
     }
 

@@ -15,6 +15,7 @@ mod qemu;
 mod riscv;
 #[path = "../../../seed.rs"]
 mod seed;
+mod shared;
 mod unit;
 
 use history::{moves, run};
@@ -24,7 +25,7 @@ use machine::Fault;
 fn judge<U: unit::Unit>() {
     let seed = seed::seed();
     assert_eq!(run::<U>(Fault::None, seed), None);
-    for fault in [Fault::NoInvalidation, Fault::OtherGuest, Fault::FirstPage] {
+    for fault in Fault::ALL {
         assert!(run::<U>(fault, seed).is_some(), "{fault:?} is not noticed");
     }
 }
@@ -48,6 +49,11 @@ fn arm_a_device_sees_each_change_and_each_fault() {
 #[test]
 fn arm_ranges_reach_all_that_changed() {
     assert_eq!(run::<arm::Arm<true>>(Fault::None, seed::seed()), None);
+}
+
+#[test]
+fn arm_a_vcpu_and_a_device_share_a_table() {
+    shared::check();
 }
 
 #[test]

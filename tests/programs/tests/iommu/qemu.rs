@@ -61,7 +61,9 @@ impl Qemu {
             command.arg("-L").arg(usr.join("share/qemu"));
         }
         command.args(board.options).args(["-nodefaults", "-no-user-config", "-display", "none"]);
-        command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off"]);
+        command.args(["-device", "edu,addr=4.0,dma_mask=0xffffffffffffffff"]);
+        // An instruction takes a microsecond, and sleep no time: the device's delays pass at once.
+        command.args(["-accel", "tcg", "-icount", "shift=10,sleep=off"]);
         command.arg("-bios").arg(&rom).args(["-m", "64M"]);
         let path = memory.display();
         let backend = format!("memory-backend-file,id=mem,size={MEMORY},mem-path={path},share=on");
@@ -137,6 +139,12 @@ impl Qemu {
     /// Writes a register.
     pub fn write64(&self, at: u64, value: u64) {
         self.ask(&format!("writeq {at:#x} {value:#x}"));
+    }
+
+    /// Places a device's registers, and lets it access memory.
+    pub fn enable(&self, configuration: u64, registers: u64) {
+        self.write32(configuration + 0x10, registers);
+        self.write32(configuration + 4, 6);
     }
 
     /// Writes an I/O port.

@@ -30,12 +30,7 @@ pub static BOARD: Board = Board {
     code: &[0x73, 0x00, 0x50, 0x10, 0x6f, 0xf0, 0xdf, 0xff],
     at: 0,
     bytes: 8,
-    options: &[
-        "-M",
-        "virt,iommu-sys=on,memory-backend=mem",
-        "-device",
-        "edu,addr=4.0,dma_mask=0xffffffffffffffff",
-    ],
+    options: &["-M", "virt,iommu-sys=on,memory-backend=mem"],
 };
 
 /// The unit.
@@ -89,8 +84,7 @@ impl Unit for Riscv {
     fn switch_on(&self, root: Hpa, geometry: &Geometry) -> u64 {
         let qemu = &*self.qemu;
         assert!(qemu.read64(UNIT) >> 24 & 1 == 0, "the unit sets no A and D (AMO_HWAD)");
-        qemu.write32(CONFIGURATION + 0x10, DEVICE);
-        qemu.write32(CONFIGURATION + 4, 6);
+        qemu.enable(CONFIGURATION, DEVICE);
         // tc.V; iohgatp, which is as hgatp is.
         let context = DIRECTORY + 64 * (SLOT << 3);
         qemu.put(context, 1);
