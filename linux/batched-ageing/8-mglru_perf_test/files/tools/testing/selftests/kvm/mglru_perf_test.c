@@ -3,6 +3,7 @@
  * The time that the multi-generational LRU takes to scan a guest's memory.
  */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +47,25 @@ static void use_all(struct kvm_vcpu *vcpu)
 	vcpu_run(vcpu);
 	TEST_ASSERT(get_ucall(vcpu, &uc) == UCALL_SYNC, "The guest left for another reason: %s",
 		    exit_reason_str(vcpu->run->exit_reason));
+}
+
+/* The guest of -f, which another thread unmaps and uses until it is told to stop. */
+static struct faulting {
+	struct kvm_vcpu *vcpu;
+	void *memory;
+	unsigned long bytes, rounds;
+	bool stop;
+} faulting;
+
+static void *fault(void *unused)
+{
+	while (!__atomic_load_n(&faulting.stop, __ATOMIC_RELAXED)) {
+		TEST_ASSERT(!madvise(faulting.memory, faulting.bytes, MADV_DONTNEED),
+			    "Cannot unmap");
+		use_all(faulting.vcpu);
+		__atomic_add_fetch(&faulting.rounds, 1, __ATOMIC_RELAXED);
+	}
+	return NULL;
 }
 
 static void set(const char *path, const char *text)
@@ -92,15 +112,20 @@ int main(int argc, char **argv)
 	unsigned long bytes = 64ul << 20, page_size = getpagesize(), pages, young = 0;
 	const struct mode *mode = NULL;
 	unsigned int rounds = 4, round, group = 0;
+	bool faults = false;
 	struct kvm_vcpu *vcpu;
+	pthread_t thread;
 	struct kvm_vm *vm;
 	size_t i;
 	int opt;
 
-	while ((opt = getopt(argc, argv, "b:hi:m:")) != -1) {
+	while ((opt = getopt(argc, argv, "b:fhi:m:")) != -1) {
 		switch (opt) {
 		case 'b':
 			bytes = parse_size(optarg);
+			break;
+		case 'f':
+			faults = true;
 			break;
 		case 'i':
 			rounds = atoi_positive("Number of scans", optarg);
@@ -113,7 +138,7 @@ int main(int argc, char **argv)
 			TEST_ASSERT(mode, "-m takes lock, lockless, batched");
 			break;
 		default:
-			printf("usage: %s [-b bytes] [-i scans] [-m lock|lockless|batched]\n", argv[0]);
+			printf("usage: %s [-b bytes] [-f] [-i scans] [-m lock|lockless|batched]\n", argv[0]);
 			exit(opt != 'h');
 		}
 	}
@@ -127,6 +152,12 @@ int main(int argc, char **argv)
 	vcpu_args_set(vcpu, 2, pages, page_size);
 	memset(addr_gpa2hva(vm, MEMORY_GPA), 1, bytes);
 	use_all(vcpu);
+	if (faults) {
+		faulting.vcpu = vcpu;
+		faulting.memory = addr_gpa2hva(vm, MEMORY_GPA);
+		faulting.bytes = bytes;
+		pthread_create(&thread, NULL, fault, NULL);
+	}
 
 	for (i = 0; i < ARRAY_SIZE(modes); i++) {
 		if (mode && mode != &modes[i])
@@ -142,7 +173,8 @@ int main(int argc, char **argv)
 			struct timespec start, took;
 			char command[80];
 
-			use_all(vcpu);
+			if (!faults)
+				use_all(vcpu);
 			snprintf(command, sizeof(command), "+ %u 0 %lu 1 1", group, generation);
 			clock_gettime(CLOCK_MONOTONIC, &start);
 			set(LRU_GEN, command);
@@ -152,6 +184,11 @@ int main(int argc, char **argv)
 			       modes[i].name, round, took.tv_sec * 1000000000l + took.tv_nsec,
 			       young, pages);
 		}
+	}
+	if (faults) {
+		__atomic_store_n(&faulting.stop, true, __ATOMIC_RELAXED);
+		pthread_join(thread, NULL);
+		printf("%lu pages were faulted in beside the scans\n", faulting.rounds * pages);
 	}
 	kvm_vm_free(vm);
 	return 0;
