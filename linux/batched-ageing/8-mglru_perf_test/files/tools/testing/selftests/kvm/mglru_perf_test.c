@@ -107,9 +107,14 @@ static unsigned long newest(unsigned int *group, unsigned long *pages)
 	return found;
 }
 
+static unsigned long fault_rounds(void)
+{
+	return __atomic_load_n(&faulting.rounds, __ATOMIC_RELAXED);
+}
+
 int main(int argc, char **argv)
 {
-	unsigned long bytes = 64ul << 20, page_size = getpagesize(), pages, young = 0;
+	unsigned long bytes = 64ul << 20, page_size = getpagesize(), pages, young = 0, first;
 	const struct mode *mode = NULL;
 	unsigned int rounds = 4, round, group = 0;
 	bool faults = false;
@@ -168,7 +173,8 @@ int main(int argc, char **argv)
 		else if (i)
 			break;
 		set("/sys/kernel/mm/lru_gen/enabled", modes[i].components);
-		for (round = 0; round < rounds; round++) {
+		first = fault_rounds();
+		for (round = 0; faults ? fault_rounds() < first + rounds : round < rounds; round++) {
 			unsigned long generation = newest(&group, &young);
 			struct timespec start, took;
 			char command[80];
@@ -180,15 +186,19 @@ int main(int argc, char **argv)
 			set(LRU_GEN, command);
 			took = timespec_elapsed(start);
 			newest(&group, &young);
+			if (faults)
+				continue;
 			printf("%-8s scan %u: %ld ns, %lu anonymous pages young, %lu in the guest\n",
 			       modes[i].name, round, took.tv_sec * 1000000000l + took.tv_nsec,
 			       young, pages);
 		}
+		if (faults)
+			printf("%-8s %lu pages faulted in beside %u scans\n", modes[i].name,
+			       rounds * pages, round);
 	}
 	if (faults) {
 		__atomic_store_n(&faulting.stop, true, __ATOMIC_RELAXED);
 		pthread_join(thread, NULL);
-		printf("%lu pages were faulted in beside the scans\n", faulting.rounds * pages);
 	}
 	kvm_vm_free(vm);
 	return 0;
