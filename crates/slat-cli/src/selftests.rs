@@ -273,7 +273,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     for name in others {
         let program = programs.iter().find(|(program, _)| program == name);
         let (_, bytes) = program.with_context(|| format!("this tree has no test {name}"))?;
-        archive.program(&format!("{TESTS}{name}"), bytes)?;
+        archive.program(format!("{TESTS}{name}"), bytes)?;
     }
     let limit = args.machine.time_limit;
     let seconds = match (args.arguments.is_empty(), &args.tree.config.config) {

@@ -238,8 +238,8 @@ impl Files<'_> {
     }
 
     /// Returns the path of this process's cgroup for a controller, in version 1 or else in version
-    /// 2, if the kernel tells it. It tells nothing where no cgroups were ever mounted: there is only
-    /// the root then.
+    /// 2, if the kernel tells it. It tells nothing where no cgroups were ever mounted: there is
+    /// only the root then.
     pub fn group(&self, controller: &str) -> Option<String> {
         let file = "proc/self/cgroup";
         let Some(text) = self.text(file) else {
