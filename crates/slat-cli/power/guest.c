@@ -9,7 +9,8 @@
  * - After idle page tracking has marked all pages, the pages that the guest used
  *   are found young, and no others.
  * - -s: how long one scan takes and how often it acquires mmu_lock.
- * - -b: the notifier that answers for 64 pages has each of their bits right.
+ * - -b: the notifier that answers for 64 pages has each of their bits right; and what the
+ *   multi-generational LRU calls, with it and without.
  * - -r: the pages are unmapped and used while another thread ages them.
  */
 #include <errno.h>
@@ -36,6 +37,8 @@
 #define IDLE		"/sys/kernel/mm/page_idle/bitmap"
 #define TRACING		"/sys/kernel/tracing/"
 #define RANGES		"/sys/kernel/debug/mmu_notifier_age"
+#define LRU_GEN		"/sys/kernel/debug/lru_gen"
+#define COMPONENTS	"/sys/kernel/mm/lru_gen/enabled"
 
 /* MSR: 64 bits, machine check, recoverable, little endian; no translation. */
 #define MSR		(1ul << 63 | 1ul << 12 | 1ul << 1 | 1ul)
@@ -105,12 +108,16 @@ static int request(int fd, unsigned long what, const void *with, const char *nam
 }
 #define REQUEST(fd, what, with) request(fd, what, (const void *)(with), #what)
 
-static double now(void)
+/*
+ * In nanoseconds. No number here is a fraction: under QEMU 7.2 the thread of a vCPU at times loses
+ * its floating-point registers in KVM_RUN.
+ */
+static unsigned long now(void)
 {
 	struct timespec time;
 
 	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
+	return time.tv_sec * 1000000000ul + time.tv_nsec;
 }
 
 static void map(int vm, int slot, unsigned long gpa, void *where, size_t bytes)
@@ -214,16 +221,29 @@ static bool is_idle(unsigned long frame)
 	return bits >> frame % 64 & 1;
 }
 
+/* New pages that wait in a CPU's batch are on no list yet, and cannot be marked. */
+static void drain(void)
+{
+	int fd = open("/proc/sys/vm/drop_caches", O_WRONLY);
+
+	check(write(fd, "1", 1) == 1, "New pages cannot be put on the lists");
+	close(fd);
+}
+
+static bool put_path(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_TRUNC), got = write(fd, text, strlen(text));
+
+	close(fd);
+	return got == (int)strlen(text);
+}
+
 static bool put(const char *file, const char *text)
 {
 	char path[80];
-	int fd, got;
 
 	snprintf(path, sizeof(path), TRACING "%s", file);
-	fd = open(path, O_WRONLY | O_TRUNC);
-	got = write(fd, text, strlen(text));
-	close(fd);
-	return got == (int)strlen(text);
+	return put_path(path, text);
 }
 
 /* Returns how many events the trace has had, and the first value of a kvm= in it. */
@@ -249,7 +269,7 @@ static unsigned long traced(unsigned long *kvm)
 /* Mark all pages, or only ask, and say what that took. */
 static size_t scan(const char *what, bool marks)
 {
-	double begin = now();
+	unsigned long begin = now();
 	size_t page, young = 0;
 
 	for (page = 0; page < pages; page++) {
@@ -260,19 +280,64 @@ static size_t scan(const char *what, bool marks)
 		else
 			young += !is_idle(at);
 	}
-	printf("%s: %.0f ns a page\n", what, (now() - begin) / pages * 1e9);
+	printf("%s: %lu ns a page\n", what, (now() - begin) / pages);
 	return young;
 }
 
+static void mark_all(void)
+{
+	scan("Scan with a probe", true);
+}
+
+/* The newest generation of the root's memory cgroup, which is the first. */
+static unsigned long newest(unsigned int *group)
+{
+	unsigned long found, generation = 0;
+	unsigned int number, groups = 0;
+	FILE *text = fopen(LRU_GEN, "r");
+	char line[256];
+
+	while (text && fgets(line, sizeof(line), text)) {
+		if (sscanf(line, "memcg %u", &number) == 1) {
+			if (groups++)
+				break;
+			*group = number;
+		} else if (sscanf(line, "%lu", &found) == 1) {
+			generation = found;
+		}
+	}
+	if (text)
+		fclose(text);
+	return generation;
+}
+
+/*
+ * On Power MGLRU asks only about pages that it is about to evict, and about their
+ * neighbours: let all pages be the oldest, although the guest has used them.
+ */
+static void evict(void)
+{
+	unsigned int group = 0, at;
+	unsigned long oldest = newest(&group);
+	char command[80];
+
+	for (at = 0; at < 2; at++) {
+		snprintf(command, sizeof(command), "+ %u 0 %lu 1 1", group, oldest + at);
+		check(put_path(LRU_GEN, command), LRU_GEN ": %s failed", command);
+	}
+	snprintf(command, sizeof(command), "- %u 0 %lu 200 %zu", group, oldest, 4 * pages);
+	check(put_path(LRU_GEN, command), LRU_GEN ": %s failed", command);
+}
+
 /* Count calls of a function by the trace, with a condition on its argument. */
-static unsigned long count(const char *what, const char *probe, const char *filter, bool marks,
+static unsigned long count(const char *probe, const char *filter, void (*run_it)(void),
 			   unsigned long *kvm)
 {
 	unsigned long got;
 
 	check(put("kprobe_events", probe) && (!filter || put("events/kprobes/slat/filter", filter)) &&
-	      put("trace", "") && put("events/kprobes/slat/enable", "1"), "%s cannot be traced", what);
-	scan(what, marks);
+	      put("trace", "") && put("events/kprobes/slat/enable", "1"), "%s: no trace", probe);
+	run_it();
 	put("events/kprobes/slat/enable", "0");
 	got = traced(kvm);
 	put("kprobe_events", "");
@@ -288,12 +353,12 @@ static void say(void)
 	scan("One scan that clears", true);
 	scan("One scan that clears nothing", true);
 	use(0, 1, 3, false);
-	calls = count("Scan with a probe", "p:slat kvm_age_gfn kvm=%gpr3:x64", NULL, true, &kvm);
+	calls = count("p:slat kvm_age_gfn kvm=%gpr3:x64", NULL, mark_all, &kvm);
 	check(kvm, "KVM was not asked");
 	use(0, 1, 3, false);
 	/* mmu_lock is the first member of struct kvm. */
 	snprintf(filter, sizeof(filter), "lock == %#lx", kvm);
-	locks = count("Scan with two", "p:slat _raw_spin_lock lock=%gpr3:x64", filter, true, NULL);
+	locks = count("p:slat _raw_spin_lock lock=%gpr3:x64", filter, mark_all, NULL);
 	printf("%zu pages: kvm_age_gfn was called %lu times, mmu_lock was acquired %lu times\n",
 	       pages, calls, locks);
 }
@@ -331,7 +396,7 @@ static void ranges(void)
 {
 	int file = open(RANGES, O_RDWR);
 	unsigned long all = ~0ul, every_third = 0x9249249249249249, at;
-	double begin;
+	unsigned long begin;
 	size_t first;
 
 	if (file < 0)
@@ -341,7 +406,7 @@ static void ranges(void)
 	begin = now();
 	for (first = 0; first < pages; first += 64)
 		ask(file, first, 64, true, all);
-	printf("One scan by ranges, which clears: %.0f ns a page\n", (now() - begin) / pages * 1e9);
+	printf("One scan by ranges, which clears: %lu ns a page\n", (now() - begin) / pages);
 	for (first = 0; first < pages; first += 64)
 		check_range(file, first, 64, false, all, 0);
 
@@ -363,6 +428,29 @@ static void ranges(void)
 	check_range(file, 64, 64, true, all, all & ~(0x1ful << 6));
 	printf("Ranges have each bit right\n");
 	close(file);
+}
+
+static void generations(void)
+{
+	static const char *const functions[] = {
+		"lru_gen_look_around", "__mmu_notifier_clear_young", "__mmu_notifier_age",
+	};
+	int batched;
+	size_t at;
+
+	for (batched = 0; batched < 2; batched++) {
+		check(put_path(COMPONENTS, batched ? "0x000f" : "0x0007"), COMPONENTS);
+		printf("Eviction by MGLRU, batches %s:", batched ? "on" : "off");
+		for (at = 0; at < sizeof(functions) / sizeof(*functions); at++) {
+			char probe[80];
+
+			use(0, 1, 5, true);
+			snprintf(probe, sizeof(probe), "p:slat %s", functions[at]);
+			printf("%s %lu calls of %s", at ? "," : "",
+			       count(probe, NULL, evict, NULL), functions[at]);
+		}
+		printf("\n");
+	}
 }
 
 static void *age(void *cpu)
@@ -391,7 +479,7 @@ static void race(unsigned long rounds)
 	long cpu = sysconf(_SC_NPROCESSORS_ONLN) - 1;
 	unsigned long round;
 	pthread_t ager;
-	double begin = now();
+	unsigned long begin = now();
 
 	pthread_create(&ager, NULL, age, (void *)cpu);
 	for (round = 1; round <= rounds; round++) {
@@ -401,8 +489,8 @@ static void race(unsigned long rounds)
 	}
 	__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
 	pthread_join(ager, NULL);
-	printf("%lu rounds of %zu pages in %.2f s, while %lu pages were asked for\n", rounds, pages,
-	       now() - begin, asked);
+	printf("%lu rounds of %zu pages in %lu ms, while %lu pages were asked for\n", rounds, pages,
+	       (now() - begin) / 1000000, asked);
 }
 
 int guest(int argc, char **argv)
@@ -443,6 +531,7 @@ int guest(int argc, char **argv)
 	pagemap = open("/proc/self/pagemap", O_RDONLY);
 	if (idle_file < 0 || pagemap < 0)
 		leave(SKIP, "SKIP - no idle page tracking");
+	drain();
 	scan("Marking all pages", true);
 	use(1, 3, 1, false);
 	for (page = 0; page < pages; page++) {
@@ -456,8 +545,10 @@ int guest(int argc, char **argv)
 	use(0, 2, 2, false);
 	if (counts)
 		say();
-	if (by_ranges)
+	if (by_ranges) {
 		ranges();
+		generations();
+	}
 	if (rounds)
 		race(rounds);
 	return 0;

@@ -261,6 +261,7 @@ fn refused(error: Error) -> anyhow::Error {
     match error {
         Error::NoTree { .. }
         | Error::NoEdit { .. }
+        | Error::NotTogether { .. }
         | Error::Malformed { .. }
         | Error::Io { .. } => bad_input(error.to_string()),
         error => error.into(),

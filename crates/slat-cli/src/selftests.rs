@@ -28,7 +28,7 @@ const POWER: Option<Architecture> = Some(Architecture::Ppc64le);
 
 /// The tests of the code that the edits touch, with sizes that take seconds in an emulator. On Arm,
 /// tests of [`TAKE_MODE`] also get `-m`; without it, each of them runs up to twelve guest modes.
-const KNOWN: [Known; 32] = [
+const KNOWN: [Known; 33] = [
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
     ("dirty_log_test", "-i 3 -I 20 -M clear-log", None),
@@ -61,6 +61,7 @@ const KNOWN: [Known; 32] = [
     ("guest_print_test", "", None),
     (GUEST, "-p 4096 -s", POWER),
     (GUEST, "-p 256 -r 20", POWER),
+    (GUEST, "-p 1024 -b", POWER),
 ];
 
 /// Tests that accept a guest mode (`-m`) on Arm.
@@ -82,6 +83,9 @@ const fn mode(cpu: Option<&str>) -> &'static str {
         Some(_) => "6",
     }
 }
+
+/// The folder of tests in the machine. A test's argument may name another one there, to run it.
+const TESTS: &str = "/tests/";
 
 /// Longest time of a test in the machine, in seconds.
 const LIMIT: u32 = 150;
@@ -254,6 +258,9 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     session.step();
     let mut names: Vec<&str> = known.iter().map(|(name, ..)| *name).collect();
     names.dedup();
+    let others: Vec<&str> =
+        args.arguments.iter().filter_map(|word| word.strip_prefix(TESTS)).collect();
+    names.extend(&others);
     let programs = match arch.runs_slat() {
         true => build(&source, arch, &args.tree.config, &names, session)?,
         false => Vec::new(),
@@ -263,9 +270,20 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     let slat = emulate::program(args.machine.parts.binary.as_deref(), "slat", arch)?;
     emulate::add_program(&mut archive, &slat)?;
     let (mut tests, mut named) = (Vec::new(), Vec::new());
-    let seconds = if args.tree.config.config.is_some() { LIMIT_CHECKED } else { LIMIT };
+    for name in others {
+        let program = programs.iter().find(|(program, _)| program == name);
+        let (_, bytes) = program.with_context(|| format!("this tree has no test {name}"))?;
+        archive.program(format!("{TESTS}{name}"), bytes)?;
+    }
+    let limit = args.machine.time_limit;
+    let seconds = match (args.arguments.is_empty(), &args.tree.config.config) {
+        // Another size may take any time.
+        (false, _) => limit.as_secs().try_into().unwrap_or(u32::MAX),
+        (true, Some(_)) => LIMIT_CHECKED,
+        (true, None) => LIMIT,
+    };
     for (name, arguments, _) in known {
-        let mut place = format!("/tests/{name}");
+        let mut place = format!("{TESTS}{name}");
         match programs.iter().find(|(program, _)| program == name) {
             Some((_, bytes)) => {
                 if !named.iter().any(|named: &String| named.split(' ').next() == Some(name)) {
@@ -329,7 +347,6 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         cpu: args.machine.parts.cpu.as_deref(),
         counts_instructions: args.count_instructions,
     };
-    let limit = args.machine.time_limit;
     let outcome = machine::run(&linux, limit, args.machine.keep_running, session)?;
     session.finish();
     if let Some(path) = &args.machine.console {

@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 const COVER: &str = "cover.md";
 /// The file with the names of series that a series builds on, a line each.
 const NEEDS: &str = "needs";
+/// The file with the names of series that cannot be in one kernel with a series, a line each, with
+/// the reason after a colon.
+const NOT_WITH: &str = "not-with";
 /// The file with an edit's description, which becomes its commit message.
 const MESSAGE: &str = "message.md";
 
@@ -34,6 +37,8 @@ pub struct Series {
     pub cover: String,
     /// Series whose edits come before its own.
     pub needs: Vec<String>,
+    /// Series that it cannot be combined with, and why.
+    pub not_with: Vec<(String, String)>,
     /// Its edits.
     pub edits: Vec<Edit>,
 }
@@ -149,7 +154,7 @@ impl Edits {
     /// named one needs come before it, unless they were named before.
     ///
     /// # Errors
-    /// [`Error::NoEdit`], also if an edit is named twice.
+    /// [`Error::NoEdit`], also if an edit is named twice; [`Error::NotTogether`].
     pub fn find(&self, names: &[String]) -> Result<Vec<Edit>, Error> {
         let mut found: Vec<Edit> = Vec::new();
         for name in names.iter().filter(|name| *name != SELFTESTS) {
@@ -159,8 +164,7 @@ impl Edits {
             for needed in known.iter().flat_map(|known| &known.needs) {
                 let base = self.series.iter().find(|known| known.name == *needed);
                 let base = base.ok_or_else(|| self.no(needed))?;
-                let own = format!("{needed}/");
-                if !found.iter().any(|edit| edit.name.starts_with(&own)) {
+                if !found.iter().any(|edit| edit.is_of(needed)) {
                     found.extend_from_slice(&base.edits);
                 }
             }
@@ -172,6 +176,7 @@ impl Edits {
             }
             found.extend_from_slice(edits);
         }
+        self.together(&found)?;
         if names.iter().any(|name| name == SELFTESTS) {
             let all = self.series.iter().flat_map(|series| &series.edits);
             for test in all.filter(|edit| edit.is_selftest()) {
@@ -181,6 +186,18 @@ impl Edits {
             }
         }
         Ok(found)
+    }
+
+    /// Checks that all these edits can be in one kernel, whatever their order.
+    fn together(&self, edits: &[Edit]) -> Result<(), Error> {
+        let has = |name: &str| edits.iter().any(|edit| edit.is_of(name));
+        for series in self.series.iter().filter(|series| has(&series.name)) {
+            if let Some((other, why)) = series.not_with.iter().find(|(other, _)| has(other)) {
+                let (one, other, why) = (series.name.clone(), other.clone(), why.clone());
+                return Err(Error::NotTogether { one, other, why });
+            }
+        }
+        Ok(())
     }
 
     fn no(&self, name: &str) -> Error {
@@ -216,6 +233,7 @@ impl Series {
             name: name.to_owned(),
             cover: name.to_owned(),
             needs: Vec::new(),
+            not_with: Vec::new(),
             edits: vec![edit(step)],
         };
         Ok(step.map(series))
@@ -223,9 +241,15 @@ impl Series {
 
     fn read(name: String, folder: &Path) -> Result<Self, Error> {
         let cover = text(&folder.join(COVER))?;
-        let needs = folder.join(NEEDS);
-        let needs = if needs.exists() { text(&needs)? } else { String::new() };
-        let needs = needs.lines().map(|line| line.trim().to_owned()).collect();
+        let needs = lines(&folder.join(NEEDS))?;
+        let pair = |line: &String| {
+            let (name, why) = line.split_once(':')?;
+            Some((name.trim().to_owned(), why.trim().to_owned()))
+        };
+        let not_with = folder.join(NOT_WITH);
+        let pairs: Option<Vec<_>> = lines(&not_with)?.iter().map(pair).collect();
+        let why = "a line is `SERIES: why it cannot be in one kernel with it`".to_owned();
+        let not_with = pairs.ok_or(Error::Malformed { step: not_with, why })?;
         let mut edits = Vec::new();
         let mut names: Vec<(u32, String)> = folders(folder)
             .into_iter()
@@ -235,7 +259,7 @@ impl Series {
         for (_, edit) in names {
             edits.push(Edit::read(format!("{name}/{edit}"), &folder.join(edit))?);
         }
-        Ok(Self { name, cover, needs, edits })
+        Ok(Self { name, cover, needs, not_with, edits })
     }
 
     /// Returns its title.
@@ -287,6 +311,11 @@ impl Edit {
         self.message = format!("{}{gap}{line}\n", self.message.trim_end());
     }
 
+    /// Returns whether it is an edit of this series.
+    fn is_of(&self, series: &str) -> bool {
+        self.name.split_once('/').is_some_and(|(own, _)| own == series)
+    }
+
     /// Returns whether it adds selftests, and changes nothing else.
     fn is_selftest(&self) -> bool {
         let stepped = self.steps.iter().flat_map(|step| &step.files);
@@ -313,6 +342,12 @@ fn title(text: &str) -> &str {
 
 fn text(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).map_err(Error::io(format!("cannot read {}", path.display())))
+}
+
+/// Returns the lines of a file; none if it is not there.
+fn lines(path: &Path) -> Result<Vec<String>, Error> {
+    let text = if path.exists() { text(path)? } else { String::new() };
+    Ok(text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
 }
 
 /// Returns the entries of a folder, sorted.
@@ -393,6 +428,52 @@ pub(crate) mod tests {
         let both = names(&["lockless-ageing", "batched-ageing"]);
         assert!(both[0].starts_with("lockless-ageing/1-"), "{both:?}");
         assert_eq!(names(&["batched-ageing"]), both);
+        // Power's bits of 64 pages need three others.
+        let power = names(&["batched-ageing-power"]);
+        assert!(power[0] == both[0] && both.iter().all(|name| power.contains(name)), "{power:?}");
+        assert_eq!(names(&["lockless-ageing-power", "batched-ageing-power"]).len(), power.len());
+    }
+
+    #[test]
+    fn series_that_do_not_work_together_are_refused_in_any_order() {
+        let folder = series();
+        let refusal = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            let edits = Edits::read(Some(folder.path())).unwrap();
+            edits.find(&names).map(|found| found.len()).map_err(|error| error.to_string())
+        };
+        for (path, text) in [("cover.md", "# Other\n"), ("1-x/message.md", "x\n")] {
+            let path = folder.path().join("other").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let line = "# file: a\n# after: b\n---\nc\n";
+        fs::write(folder.path().join("other/1-x/a.lines"), line).unwrap();
+        assert_eq!(refusal(&["walks", "other"]), Ok(3));
+        fs::write(folder.path().join("other/not-with"), "walks: both change a\n").unwrap();
+        let said = refusal(&["walks/1", "other"]).unwrap_err();
+        assert!(said.contains("other and walks") && said.ends_with("both change a"), "{said}");
+        assert_eq!(refusal(&["other", "walks"]), Err(said));
+        assert_eq!(refusal(&["other"]), Ok(1));
+        fs::write(folder.path().join("other/not-with"), "walks\n").unwrap();
+        assert!(refusal(&["other"]).unwrap_err().contains("why it cannot be"));
+    }
+
+    #[test]
+    fn the_engine_is_not_combined_with_what_walks_the_tables_of_c() {
+        let edits = Edits::read(None).unwrap();
+        for series in edits.series() {
+            let others = series.needs.iter().chain(series.not_with.iter().map(|(name, _)| name));
+            for name in others {
+                assert!(edits.series().iter().any(|known| known.name == *name), "no {name}");
+            }
+        }
+        for other in ["batched-ageing", "clear-under-read-lock"] {
+            let both = [other.to_owned(), "slat-engine".to_owned()];
+            assert!(matches!(edits.find(&both), Err(Error::NotTogether { .. })), "{other}");
+        }
+        let both = ["lockless-ageing".to_owned(), "slat-engine".to_owned()];
+        assert!(edits.find(&both).is_ok());
     }
 
     #[test]

@@ -27,6 +27,16 @@ pub enum Error {
         /// The names of the edits in it.
         known: String,
     },
+    /// Two series cannot be in one kernel.
+    #[error("{one} and {other} cannot be in one kernel: {why}")]
+    NotTogether {
+        /// The series that says so.
+        one: String,
+        /// The other series.
+        other: String,
+        /// The reason.
+        why: String,
+    },
     /// Edits need Coccinelle.
     #[error("edits need Coccinelle: spatch does not run; install the package coccinelle")]
     NoCoccinelle,

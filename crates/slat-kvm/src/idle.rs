@@ -20,6 +20,9 @@ use std::path::{Path, PathBuf};
 
 const BITMAP: &str = "sys/kernel/mm/page_idle/bitmap";
 const LRU_GEN: &str = "sys/kernel/debug/lru_gen";
+const COMPONENTS: &str = "sys/kernel/mm/lru_gen/enabled";
+/// The bit of the components that asks KVM for 64 pages at once, with the series `batched-ageing`.
+const BATCHES: u32 = 1 << 3;
 /// Bits of a pagemap entry: the page is present, and the number of its frame (pagemap.rst).
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
@@ -29,7 +32,9 @@ const FRAME: u64 = (1 << 55) - 1;
 pub enum Tracking {
     /// `/sys/kernel/mm/page_idle/bitmap`.
     IdlePages,
-    /// `/sys/kernel/debug/lru_gen`.
+    /// `/sys/kernel/debug/lru_gen`, which asks KVM for 64 pages at once.
+    Batches,
+    /// `/sys/kernel/debug/lru_gen`, which asks KVM for each page.
     Generations,
 }
 
@@ -53,9 +58,14 @@ impl Tracking {
     pub(crate) fn below(root: &Path) -> Result<Vec<Self>, Error> {
         let writable = |path| OpenOptions::new().write(true).open(root.join(path));
         match (writable(BITMAP), writable(LRU_GEN)) {
-            (Ok(_), Ok(_)) => Ok(vec![Self::IdlePages, Self::Generations]),
             (Ok(_), Err(_)) => Ok(vec![Self::IdlePages]),
-            (Err(_), Ok(_)) => Ok(vec![Self::Generations]),
+            (bitmap, Ok(_)) => {
+                let text = std::fs::read_to_string(root.join(COMPONENTS)).unwrap_or_default();
+                let batches = components(&text).is_some_and(|mask| mask & BATCHES != 0);
+                let all = [(bitmap.is_ok(), Self::IdlePages), (batches, Self::Batches)];
+                let all = all.into_iter().chain([(true, Self::Generations)]);
+                Ok(all.filter_map(|(has, tracking)| has.then_some(tracking)).collect())
+            }
             (bitmap @ Err(_), lru_gen @ Err(_)) => {
                 let missing = |why: &io::Error| why.kind() == io::ErrorKind::NotFound;
                 let errors = [(BITMAP, bitmap), (LRU_GEN, lru_gen)];
@@ -73,6 +83,7 @@ impl fmt::Display for Tracking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Tracking::IdlePages => "page_idle",
+            Tracking::Batches => "lru_gen, 64 pages at once",
             Tracking::Generations => "lru_gen",
         })
     }
@@ -82,7 +93,40 @@ impl fmt::Display for Tracking {
 #[derive(Debug)]
 pub(crate) enum Marker {
     IdlePages { bitmap: File, words: BTreeMap<u64, u64> },
-    Generations { path: PathBuf, group: u64 },
+    Generations { path: PathBuf, group: u64, _before: Option<Components> },
+}
+
+/// The components of the multi-generational LRU as they were, which are put back when this is
+/// dropped.
+#[derive(Debug)]
+pub(crate) struct Components(u32);
+
+impl Components {
+    /// Turns batches on or off; returns `None` where that changes nothing.
+    fn set(batches: bool) -> Result<Option<Self>, Error> {
+        let path = Path::new("/").join(COMPONENTS);
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let Some(before) = components(&text) else { return Ok(None) };
+        let wanted = if batches { before | BATCHES } else { before & !BATCHES };
+        if wanted == before {
+            return Ok(None);
+        }
+        let failed = Error::os("write of lru_gen/enabled");
+        std::fs::write(path, format!("{wanted:#06x}")).map_err(failed)?;
+        Ok(Some(Self(before)))
+    }
+}
+
+impl Drop for Components {
+    fn drop(&mut self) {
+        // Nobody can be told; the next run reads what is set.
+        let _ = std::fs::write(Path::new("/").join(COMPONENTS), format!("{:#06x}", self.0));
+    }
+}
+
+/// Returns the components in the text of `lru_gen/enabled`; `None` if it has no number.
+pub(crate) fn components(text: &str) -> Option<u32> {
+    u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
 }
 
 impl Marker {
@@ -96,7 +140,7 @@ impl Marker {
                 let bitmap = bitmap.map_err(Error::os("open of page_idle/bitmap"))?;
                 Ok(Self::IdlePages { bitmap, words: frames(memory)? })
             }
-            Tracking::Generations => {
+            Tracking::Batches | Tracking::Generations => {
                 let path = Path::new("/").join(LRU_GEN);
                 let text = lru_gen(&path)?;
                 let files = crate::procfs::Files::here();
@@ -111,7 +155,8 @@ impl Marker {
                 let untold = || Error::untold("proc/self/cgroup".into());
                 let own = files.group("memory").ok_or_else(untold)?;
                 let group = group(&text, &own).ok_or_else(unlisted)?;
-                Ok(Self::Generations { path, group })
+                let _before = Components::set(tracking == Tracking::Batches)?;
+                Ok(Self::Generations { path, group, _before })
             }
         }
     }
@@ -125,7 +170,7 @@ impl Marker {
                 let written = bitmap.write_at(&bits.to_ne_bytes(), word * 8);
                 written.map(drop).map_err(Error::os("write of page_idle/bitmap"))
             }),
-            Self::Generations { path, group } => {
+            Self::Generations { path, group, .. } => {
                 let generations = generations(&lru_gen(path)?, *group);
                 if generations.is_empty() {
                     return Err(unlisted());
@@ -271,6 +316,12 @@ mod tests {
         std::fs::write(root.join(LRU_GEN), []).unwrap();
         let both = [Tracking::IdlePages, Tracking::Generations];
         assert_eq!(Tracking::below(&root).unwrap(), both);
+        std::fs::create_dir_all(root.join("sys/kernel/mm/lru_gen")).unwrap();
+        std::fs::write(root.join(COMPONENTS), "0x0007\n").unwrap();
+        assert_eq!(Tracking::below(&root).unwrap(), both);
+        std::fs::write(root.join(COMPONENTS), "0x000f\n").unwrap();
+        let all = [Tracking::IdlePages, Tracking::Batches, Tracking::Generations];
+        assert_eq!(Tracking::below(&root).unwrap(), all);
         std::fs::remove_dir_all(root).unwrap();
     }
 

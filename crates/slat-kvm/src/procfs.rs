@@ -238,9 +238,13 @@ impl Files<'_> {
     }
 
     /// Returns the path of this process's cgroup for a controller, in version 1 or else in version
-    /// 2, if the kernel tells it.
+    /// 2, if the kernel tells it. It tells nothing where no cgroups were ever mounted: there is
+    /// only the root then.
     pub fn group(&self, controller: &str) -> Option<String> {
-        let text = self.text("proc/self/cgroup")?;
+        let file = "proc/self/cgroup";
+        let Some(text) = self.text(file) else {
+            return self.0.join(file).exists().then(|| "/".to_owned());
+        };
         let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
         let own = lines().find(|(names, _)| names.split(',').any(|name| name == controller));
         let group = own.or_else(|| lines().find(|(names, _)| names.is_empty()));
@@ -485,6 +489,7 @@ mod tests {
         assert_eq!(group("0::/user.slice/x\n").unwrap(), "/user.slice/x");
         assert_eq!(group("5:cpu,cpuacct:/c\n3:memory:/m\n0::/u\n").unwrap(), "/m");
         assert_eq!(group("5:cpu,cpuacct:/c\n"), None, "no group is not the root");
+        assert_eq!(group("\n").unwrap(), "/", "nothing was ever mounted");
     }
 
     #[test]

@@ -22,7 +22,8 @@ Examples:
   slat bench age
       a guest under KVM, aged by the interfaces that the kernel has (needs root)
   slat bench age --tracking lru-gen --probe 'kvm_age_gfn,__mmu_notifier_age?'
-      by the multi-generational LRU, which may ask KVM for many pages at once, and how often";
+      by the multi-generational LRU, and how often it asks KVM: with batched-ageing, also for 64
+      pages at once";
 
 /// Options of `slat bench age`.
 #[derive(Clone, Debug, Args)]
@@ -31,8 +32,8 @@ pub struct AgeArgs {
     #[command(flatten)]
     pub guest: GuestArgs,
     /// How the host looks for used pages: page-idle, which asks KVM for a page at a time, or
-    /// lru-gen, the multi-generational LRU, which asks for ranges where the kernel can [default:
-    /// all that the host has]
+    /// lru-gen, the multi-generational LRU, with and without questions for 64 pages where the
+    /// kernel can ask them [default: all that the host has]
     #[arg(long, value_name = "WHAT,...", value_delimiter = ',')]
     pub tracking: Vec<By>,
 }
@@ -46,12 +47,10 @@ pub enum By {
     LruGen,
 }
 
-impl From<By> for Tracking {
-    fn from(by: By) -> Self {
-        match by {
-            By::PageIdle => Self::IdlePages,
-            By::LruGen => Self::Generations,
-        }
+impl By {
+    /// Returns whether it is this interface, or one of its ways.
+    fn is(self, tracking: Tracking) -> bool {
+        (self == Self::PageIdle) == (tracking == Tracking::IdlePages)
     }
 }
 
@@ -59,16 +58,18 @@ impl AgeArgs {
     /// Returns the interfaces to use.
     fn tracking(&self) -> anyhow::Result<Vec<Tracking>> {
         let found = Tracking::all_of_host()?;
-        let mut asked: Vec<Tracking> = self.tracking.iter().map(|by| (*by).into()).collect();
-        asked.dedup();
-        if let Some(missing) = asked.iter().find(|asked| !found.contains(asked)) {
+        let has = |by: &By| found.iter().any(|tracking| by.is(*tracking));
+        if let Some(missing) = self.tracking.iter().find(|by| !has(by)) {
+            let missing =
+                missing.to_possible_value().map_or_else(String::new, |it| it.get_name().into());
             let found: Vec<String> = found.iter().map(Tracking::to_string).collect();
             return Err(bad_input(format!(
                 "--tracking: this host lets nobody write {missing}; it has {}",
                 found.join(", ")
             )));
         }
-        Ok(if asked.is_empty() { found } else { asked })
+        let is_asked = |tracking: &Tracking| self.tracking.iter().any(|by| by.is(*tracking));
+        Ok(found.into_iter().filter(|it| self.tracking.is_empty() || is_asked(it)).collect())
     }
 }
 

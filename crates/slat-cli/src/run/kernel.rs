@@ -70,6 +70,9 @@ fn list(args: &ListArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
             let own = edit.name.rsplit('/').next().unwrap_or_default();
             let _ = writeln!(shown, "  {own:30} {}", edit.subject());
         }
+        for (other, why) in &series.not_with {
+            let _ = writeln!(shown, "  not with {other}: {why}");
+        }
         if !state.is_empty() {
             let _ = writeln!(shown, "  {state}");
         }
@@ -79,6 +82,7 @@ fn list(args: &ListArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
             "edits": series.edits.iter().map(|edit| json!({
                 "name": edit.name, "subject": edit.subject(),
             })).collect::<Vec<_>>(),
+            "not_with": series.not_with.iter().map(|(other, _)| other).collect::<Vec<_>>(),
             "fits": found.as_ref().map(Result::is_ok),
             "why": found.as_ref().and_then(|found| found.as_ref().err()),
         }));

@@ -55,8 +55,8 @@ impl Generations {
     pub fn open(files: &Files<'_>, pid: i32) -> Result<Self, String> {
         let enabled = files.text("sys/kernel/mm/lru_gen/enabled");
         let enabled = enabled.ok_or("this kernel has no MGLRU (CONFIG_LRU_GEN, 6.1)")?;
-        let mask = u32::from_str_radix(enabled.trim_start_matches("0x"), 16)
-            .map_err(|_| format!("lru_gen/enabled is no number: {enabled}"))?;
+        let mask = crate::idle::components(&enabled)
+            .ok_or_else(|| format!("lru_gen/enabled is no number: {enabled}"))?;
         if mask & 1 == 0 {
             return Err("MGLRU is off: echo y > /sys/kernel/mm/lru_gen/enabled".to_owned());
         }

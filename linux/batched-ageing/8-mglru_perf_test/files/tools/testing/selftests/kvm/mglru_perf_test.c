@@ -3,6 +3,7 @@
  * The time that the multi-generational LRU takes to scan a guest's memory.
  */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +49,25 @@ static void use_all(struct kvm_vcpu *vcpu)
 		    exit_reason_str(vcpu->run->exit_reason));
 }
 
+/* The guest of -f, which another thread unmaps and uses until it is told to stop. */
+static struct faulting {
+	struct kvm_vcpu *vcpu;
+	void *memory;
+	unsigned long bytes, rounds;
+	bool stop;
+} faulting;
+
+static void *fault(void *unused)
+{
+	while (!__atomic_load_n(&faulting.stop, __ATOMIC_RELAXED)) {
+		TEST_ASSERT(!madvise(faulting.memory, faulting.bytes, MADV_DONTNEED),
+			    "Cannot unmap");
+		use_all(faulting.vcpu);
+		__atomic_add_fetch(&faulting.rounds, 1, __ATOMIC_RELAXED);
+	}
+	return NULL;
+}
+
 static void set(const char *path, const char *text)
 {
 	int file = open_path_or_exit(path, O_WRONLY);
@@ -87,20 +107,30 @@ static unsigned long newest(unsigned int *group, unsigned long *pages)
 	return found;
 }
 
+static unsigned long fault_rounds(void)
+{
+	return __atomic_load_n(&faulting.rounds, __ATOMIC_RELAXED);
+}
+
 int main(int argc, char **argv)
 {
-	unsigned long bytes = 64ul << 20, page_size = getpagesize(), pages, young = 0;
+	unsigned long bytes = 64ul << 20, page_size = getpagesize(), pages, young = 0, first;
 	const struct mode *mode = NULL;
 	unsigned int rounds = 4, round, group = 0;
+	bool faults = false;
 	struct kvm_vcpu *vcpu;
+	pthread_t thread;
 	struct kvm_vm *vm;
 	size_t i;
 	int opt;
 
-	while ((opt = getopt(argc, argv, "b:hi:m:")) != -1) {
+	while ((opt = getopt(argc, argv, "b:fhi:m:")) != -1) {
 		switch (opt) {
 		case 'b':
 			bytes = parse_size(optarg);
+			break;
+		case 'f':
+			faults = true;
 			break;
 		case 'i':
 			rounds = atoi_positive("Number of scans", optarg);
@@ -113,7 +143,7 @@ int main(int argc, char **argv)
 			TEST_ASSERT(mode, "-m takes lock, lockless, batched");
 			break;
 		default:
-			printf("usage: %s [-b bytes] [-i scans] [-m lock|lockless|batched]\n", argv[0]);
+			printf("usage: %s [-b bytes] [-f] [-i scans] [-m lock|lockless|batched]\n", argv[0]);
 			exit(opt != 'h');
 		}
 	}
@@ -127,6 +157,12 @@ int main(int argc, char **argv)
 	vcpu_args_set(vcpu, 2, pages, page_size);
 	memset(addr_gpa2hva(vm, MEMORY_GPA), 1, bytes);
 	use_all(vcpu);
+	if (faults) {
+		faulting.vcpu = vcpu;
+		faulting.memory = addr_gpa2hva(vm, MEMORY_GPA);
+		faulting.bytes = bytes;
+		pthread_create(&thread, NULL, fault, NULL);
+	}
 
 	for (i = 0; i < ARRAY_SIZE(modes); i++) {
 		if (mode && mode != &modes[i])
@@ -137,21 +173,32 @@ int main(int argc, char **argv)
 		else if (i)
 			break;
 		set("/sys/kernel/mm/lru_gen/enabled", modes[i].components);
-		for (round = 0; round < rounds; round++) {
+		first = fault_rounds();
+		for (round = 0; faults ? fault_rounds() < first + rounds : round < rounds; round++) {
 			unsigned long generation = newest(&group, &young);
 			struct timespec start, took;
 			char command[80];
 
-			use_all(vcpu);
+			if (!faults)
+				use_all(vcpu);
 			snprintf(command, sizeof(command), "+ %u 0 %lu 1 1", group, generation);
 			clock_gettime(CLOCK_MONOTONIC, &start);
 			set(LRU_GEN, command);
 			took = timespec_elapsed(start);
 			newest(&group, &young);
+			if (faults)
+				continue;
 			printf("%-8s scan %u: %ld ns, %lu anonymous pages young, %lu in the guest\n",
 			       modes[i].name, round, took.tv_sec * 1000000000l + took.tv_nsec,
 			       young, pages);
 		}
+		if (faults)
+			printf("%-8s %lu pages faulted in beside %u scans\n", modes[i].name,
+			       rounds * pages, round);
+	}
+	if (faults) {
+		__atomic_store_n(&faulting.stop, true, __ATOMIC_RELAXED);
+		pthread_join(thread, NULL);
 	}
 	kvm_vm_free(vm);
 	return 0;

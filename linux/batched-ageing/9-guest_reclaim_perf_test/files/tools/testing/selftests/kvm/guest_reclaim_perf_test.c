@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A guest that writes to all of its memory, of which the host gives it only a part.
+ * A guest that writes to all of its memory, of which the host gives it only a part; or another
+ * program, such as max_guest_memory_test, which gets only a part of what it uses.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/swap.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -103,17 +105,39 @@ static unsigned long stat_of(const char *name)
 	return found;
 }
 
+static void run_program(char **words)
+{
+	int status;
+	pid_t child = fork();
+
+	if (!child) {
+		execv(words[0], words);
+		_exit(127);
+	}
+	TEST_ASSERT(child > 0 && waitpid(child, &status, 0) == child, "Cannot run %s", words[0]);
+	TEST_ASSERT(WIFEXITED(status) && !WEXITSTATUS(status), "%s: status %x", words[0], status);
+}
+
+static void run_guest(struct kvm_vcpu *vcpu, char **words)
+{
+	if (words)
+		run_program(words);
+	else
+		use_all(vcpu);
+}
+
 int main(int argc, char **argv)
 {
 	const char *limit = "40M", *device = "/dev/ram0";
 	unsigned long bytes = 64ul << 20, page_size = getpagesize(), pages;
 	const struct mode *mode = NULL;
-	struct kvm_vcpu *vcpu;
-	struct kvm_vm *vm;
+	struct kvm_vcpu *vcpu = NULL;
+	struct kvm_vm *vm = NULL;
+	char **words;
 	int opt, round;
 	size_t i;
 
-	while ((opt = getopt(argc, argv, "b:d:hl:m:")) != -1) {
+	while ((opt = getopt(argc, argv, "+b:d:hl:m:")) != -1) {
 		switch (opt) {
 		case 'b':
 			bytes = parse_size(optarg);
@@ -132,7 +156,7 @@ int main(int argc, char **argv)
 			TEST_ASSERT(mode, "-m takes lock, lockless, batched");
 			break;
 		default:
-			printf("usage: %s [-b bytes] [-l limit] [-d swap device] [-m lock|lockless|batched]\n",
+			printf("usage: %s [-b bytes] [-l limit] [-d swap device] [-m lock|lockless|batched] [PROGRAM ...]\n",
 			       argv[0]);
 			exit(opt != 'h');
 		}
@@ -141,6 +165,7 @@ int main(int argc, char **argv)
 	swap_on(device);
 	join_group(limit);
 	pages = bytes / page_size;
+	words = optind < argc ? argv + optind : NULL;
 
 	for (i = 0; i < ARRAY_SIZE(modes); i++) {
 		if (mode && mode != &modes[i])
@@ -152,25 +177,29 @@ int main(int argc, char **argv)
 			break;
 		set("/sys/kernel/mm/lru_gen/enabled", modes[i].components);
 
-		vm = __vm_create_with_one_vcpu(&vcpu, pages, guest_code);
-		vm_userspace_mem_region_add(vm, VM_MEM_SRC_ANONYMOUS, MEMORY_GPA, MEMORY_SLOT,
-					    pages, 0);
-		virt_map(vm, MEMORY_GPA, MEMORY_GPA, pages);
-		vcpu_args_set(vcpu, 2, pages, page_size);
-		for (round = 1; round <= 2; round++) {
+		if (!words) {
+			vm = __vm_create_with_one_vcpu(&vcpu, pages, guest_code);
+			vm_userspace_mem_region_add(vm, VM_MEM_SRC_ANONYMOUS, MEMORY_GPA,
+						    MEMORY_SLOT, pages, 0);
+			virt_map(vm, MEMORY_GPA, MEMORY_GPA, pages);
+			vcpu_args_set(vcpu, 2, pages, page_size);
+		}
+		/* Another program begins again each time. */
+		for (round = 1; round <= (words ? 1 : 2); round++) {
 			unsigned long scanned = stat_of("pgscan"), stolen = stat_of("pgsteal");
 			unsigned long faulted = stat_of("pgmajfault");
 			struct timespec start, took;
 
 			clock_gettime(CLOCK_MONOTONIC, &start);
-			use_all(vcpu);
+			run_guest(vcpu, words);
 			took = timespec_elapsed(start);
 			printf("%-8s run %d: %ld ns, %lu pages scanned, %lu reclaimed, %lu read back\n",
 			       modes[i].name, round, took.tv_sec * 1000000000l + took.tv_nsec,
 			       stat_of("pgscan") - scanned, stat_of("pgsteal") - stolen,
 			       stat_of("pgmajfault") - faulted);
 		}
-		kvm_vm_free(vm);
+		if (vm)
+			kvm_vm_free(vm);
 	}
 	return 0;
 }
