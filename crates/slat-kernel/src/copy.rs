@@ -56,8 +56,8 @@ pub fn fingerprint(
     Ok(hasher.finish())
 }
 
-/// Returns a number that tells a tree from others whose Kconfig files, which say which options there
-/// are, have other texts.
+/// Returns a number that tells a tree from others whose Kconfig files, which list the options that
+/// exist, have other texts.
 ///
 /// # Errors
 /// A folder or such a file cannot be read, or `stop` was set.

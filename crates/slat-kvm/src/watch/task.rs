@@ -92,10 +92,11 @@ pub(crate) fn process(
 ) -> u64 {
     let kept = kept.of(format!("proc/{pid}"));
     let mut at = |file| kept.text(files, file);
-    let ended = || match files.0.join(format!("proc/{pid}")).exists() {
-        true => "procfs does not tell it of this process",
+    let missing = |why| match files.0.join(format!("proc/{pid}")).exists() {
+        true => why,
         false => "the process ended",
     };
+    let ended = || missing("procfs does not tell it of this process");
     let status = at("status").unwrap_or_default();
     // Pages of hugetlbfs are in no RSS (proc_pid_status(5)).
     let hugetlb = bytes(&status, "HugetlbPages").unwrap_or(0);
@@ -113,7 +114,7 @@ pub(crate) fn process(
     let stat = at("stat").unwrap_or_default();
     sink.put(Metric::HostMinorFaults, Source::Stat, field(&stat, 10).ok_or_else(ended));
     sink.put(Metric::HostMajorFaults, Source::Stat, field(&stat, 12).ok_or_else(ended));
-    let groups = at("cgroup").ok_or_else(ended);
+    let groups = at("cgroup").ok_or_else(|| missing("procfs tells no control group of it"));
     let group = groups.and_then(|groups| group(files, pid, &groups));
     let pressure = group.as_ref().map_err(|why| *why).and_then(|group| pressure(files, group));
     for (metric, line) in [(Metric::PressureSomeNs, "some"), (Metric::PressureFullNs, "full")] {
