@@ -327,7 +327,7 @@ fn a_look_up_waits_until_an_entry_is_released() {
     );
     // What is held is not told as unmapped.
     let held = Stopped { at: Gpa(0), reason: SpaceError::Contended };
-    assert_eq!(space.unmap_leaf(Gpa(0)), Err(held.clone()));
+    assert_eq!(space.unmap_leaf(Gpa(0)), Err(held));
     assert_eq!(space.unmap(range(0, 4 * K), |_| ()), Err(held));
     let mut attempts = 0;
     platform.entered(Some(Box::new(move |platform, entered| {
