@@ -2,13 +2,15 @@
 //!
 //! # Protocol
 //! The state of a page is one word: no frame, or a frame, which is the guest's *own* or shared, or
-//! *busy* while a fault gives the page a frame. A frame has a count of the words that have it. A
-//! fault that writes a shared page copies the frame, unless no other word has it by then.
+//! *busy* while a fault gives the page a frame, or a fork shares it. A frame has a count of the
+//! words that have it. A fault that writes a shared page copies the frame, unless no other word has
+//! it by then.
 //!
 //! *Invariants*:
 //! - A frame that two words have is own in neither, and no guest writes it: a fork write-protects
 //!   the parent ([`Worker::freeze_writes`]) before it shares, and no fault asks the backing while
-//!   it shares.
+//!   it shares. The VMM may ask meanwhile: so a word is busy while a fork shares its frame, and the
+//!   answer comes before that or after it. The VMM does not rely on it ([`Cow::fork`]).
 //! - A fault has unmapped all leaves of a page, and completed the TLB invalidation, before it asks
 //!   to write the page ([`Backing::page`]). So a frame has no writer while it is copied, and the
 //!   old frame has no reader of this guest when its count goes down.
@@ -227,8 +229,8 @@ impl<'s, M: Frames> Cow<'s, M> {
     ///
     /// `worker` is of the guest whose backing this is, and which has all memslots that have any of
     /// it. The VMM itself writes no page meanwhile, and asks for each page again
-    /// ([`Backing::page`]) before it writes the page after this. The guest's writes wait while this
-    /// goes over its leaves and pages; its reads do not.
+    /// ([`Backing::page`]) before it writes the page after this, also if it asked meanwhile. The
+    /// guest's writes wait while this goes over its leaves and pages; its reads do not.
     ///
     /// # Errors
     /// [`ForkError`]; the guest's memory is as it was.
@@ -252,19 +254,31 @@ impl<'s, M: Frames> Cow<'s, M> {
             return Err(ForkError::Devices);
         }
         for (word, childs) in self.words.iter().zip(&child.words) {
-            let now = self.settled(word) & !OWN;
-            if now != NOWHERE {
-                self.shared.counts[frame_of(now) as usize].fetch_add(1, Ordering::AcqRel);
-                word.store(now, Ordering::SeqCst);
-                childs.store(now, Ordering::SeqCst);
-            }
+            self.share(word, childs);
         }
         drop(held);
         Ok(child)
     }
 
-    /// Returns the word once no thread is giving its page a frame, at most the copy of a page
-    /// later.
+    /// Gives the frame of `word`, if it has one, to the word of a child too. It is own in neither.
+    fn share(&self, word: &AtomicU64, childs: &AtomicU64) {
+        loop {
+            let now = self.settled(word);
+            if now == NOWHERE {
+                return;
+            }
+            if let Some(mut claim) = Claim::begin(word, now) {
+                claim.to = now & !OWN;
+                self.shared.counts[frame_of(now) as usize].fetch_add(1, Ordering::AcqRel);
+                // No other thread has the child yet.
+                childs.store(claim.to, Ordering::Relaxed);
+                return;
+            }
+        }
+    }
+
+    /// Returns the word once no other thread is giving its page a frame, or sharing it: at most the
+    /// copy of a page later.
     fn settled(&self, word: &AtomicU64) -> u64 {
         loop {
             match word.load(Ordering::SeqCst) {
@@ -278,7 +292,7 @@ impl<'s, M: Frames> Cow<'s, M> {
     pub fn frame(&self, host: Hva) -> Option<u32> {
         let offset = host.0.checked_sub(self.range.start.0)?;
         let word = self.words.get((offset >> self.shared.page.shift()) as usize)?;
-        Some(word.load(Ordering::Acquire)).filter(|&word| word > BUSY).map(frame_of)
+        Some(self.settled(word)).filter(|&word| word != NOWHERE).map(frame_of)
     }
 
     /// Gives the claimed word `now` a frame for reading, or for writing; `None` if no frame is
@@ -310,10 +324,7 @@ impl<'s, M: Frames> Cow<'s, M> {
     /// Gives the page of `place`, whose word is `now`, a frame; returns the new word. `Ok(None)`:
     /// another thread has changed the word.
     fn settle(&self, place: &AtomicU64, now: u64, write: bool) -> Result<Option<u64>, NoPage> {
-        if place.compare_exchange(now, BUSY, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            return Ok(None);
-        }
-        let mut claim = Claim { place, to: now };
+        let Some(mut claim) = Claim::begin(place, now) else { return Ok(None) };
         let placed = self.place(now, write);
         claim.to = placed.map_or(now, |(new, _)| new);
         drop(claim);
@@ -330,6 +341,14 @@ impl<'s, M: Frames> Cow<'s, M> {
 struct Claim<'c> {
     place: &'c AtomicU64,
     to: u64,
+}
+
+impl<'c> Claim<'c> {
+    /// Makes a word busy; `None` if it is not `now` any more.
+    fn begin(place: &'c AtomicU64, now: u64) -> Option<Self> {
+        place.compare_exchange(now, BUSY, Ordering::SeqCst, Ordering::SeqCst).ok()?;
+        Some(Self { place, to: now })
+    }
 }
 
 impl Drop for Claim<'_> {

@@ -17,7 +17,8 @@ pub trait Events {
     /// Whether `event` is called.
     const WANTED: bool = true;
 
-    /// Reports an event in the guest whose VMID is now `guest`.
+    /// Reports an event in the guest whose VMID is now `guest`. Guests that have the same VMID are
+    /// not told apart by it: see [`Host::wake`](crate::Host::wake).
     fn event(&self, guest: Vmid, event: Event);
 }
 

@@ -144,7 +144,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Collapses the tables of `piece` into huge pages. No fault logs any more. If huge pages may
-    /// not be executed, tables with executable pages are handed to recovery.
+    /// not be executed, tables with executable pages are handed to recovery. A table whose entry
+    /// another thread holds stays a table, as [`MemslotChange::LogOff`](crate::MemslotChange) says.
     pub(crate) fn end_log_in(&mut self, spec: &MemslotSpec, piece: GpaRange) -> u64 {
         self.one_right_to_write(piece);
         let bytes = self.collapse_if(piece, self.guest.config.largest, |_| true);

@@ -19,7 +19,9 @@ pub enum MemslotChange {
     LogOn(Option<SplitReport>),
     /// The memslot no longer logs.
     LogOff {
-        /// The bytes of blocks that were collapsed from tables.
+        /// The bytes of blocks that were collapsed from tables. A table stays a table if its pages
+        /// cannot be a block, or if another thread held an entry of it, as a fault does while it
+        /// asks the backing: [`Worker::collapse`](crate::Worker::collapse) collapses it later.
         collapsed: u64,
     },
     /// The memslot is deleted.

@@ -3,12 +3,13 @@
 
 use crate::machine::*;
 use slat::format::ept::Ept1G;
-use slat::{Access, AgeOptions, Gpa, GpaRange, Hpa, Memory, PageSize, Reader};
+use slat::{Access, AgeOptions, Gpa, GpaRange, Hpa, Memory, PageSize, Reader, Vmid};
 use slat_guest::*;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::thread::{spawn, yield_now};
+use std::thread::{scope, spawn, yield_now};
 
 type Work = SharedWorker<Ept1G, Counted, Gate>;
 
@@ -32,6 +33,10 @@ impl Backing for Gate {
         }
         let (hpa, block) = (Hpa(host.0 & ((1 << 40) - 1)), PageSize::SIZE_2M);
         Ok(Page { hpa, block, write: true, execute: true, memory: Memory::Normal })
+    }
+
+    fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
+        Ok(PrivatePage { hpa: Hpa((1 << 41) + at.0), block: PageSize::SIZE_2M })
     }
 }
 
@@ -72,11 +77,11 @@ fn holds_up(
 }
 
 /// Asserts that `second`, which is held up, calls `Host::wait`; then opens the gate.
-fn waits(
+fn waits<T: Send + 'static>(
     what: &str,
     machine: &Counted,
-    mut two: Work,
-    second: impl FnOnce(&mut Work) + Send + 'static,
+    mut two: T,
+    second: impl FnOnce(&mut T) + Send + 'static,
     open: &AtomicBool,
 ) {
     let before = machine.waits.load(Ordering::SeqCst);
@@ -133,56 +138,235 @@ fn a_thread_that_is_held_up_calls_the_hosts_wait() {
     holds_up("held writes, by a fault", fault, hold);
 }
 
-/// The holder is in the invalidation of a collapse: all leaves of a table are sealed.
-#[test]
-fn a_thread_that_meets_held_leaves_calls_the_hosts_wait() {
-    type Meets = fn(&mut Work);
-    let all = || GpaRange::new(Gpa(BASE), M2).unwrap();
-    let meets: [(&str, Logging, Meets); 4] = [
-        ("a clear", Logging::Protect, |work| {
-            work.with(|worker| _ = worker.clear_log(MemslotId(0), 0, 512, &[u64::MAX; 8]));
-        }),
-        ("a read of hardware's log", Logging::Hardware, |work| {
-            work.with(|worker| _ = worker.read_log(MemslotId(0), &mut [0; 8]));
-        }),
-        ("ageing", Logging::Protect, |work| {
-            let all = GpaRange::new(Gpa(BASE), M2).unwrap();
-            work.with(|worker| _ = worker.age(all, None, &mut [0; 8], AgeOptions::LEAVES));
-        }),
-        ("an invalidation", Logging::Protect, |work| {
-            let host = HvaRange { start: Hva(HOST), bytes: M2 };
-            work.with(|worker| drop(worker.invalidate(host, |_| ())));
-        }),
-    ];
-    for (what, logging, meets) in meets {
+type Cpu = SharedVcpu<Ept1G, Counted, Gate>;
+
+/// A thread that stops in an invalidation, and one that it holds up.
+struct Meets {
+    what: &'static str,
+    /// The first thread begins at this call of the machine's hook by the second; 0: before it.
+    at: u64,
+    config: Config,
+    memslot: MemslotSpec,
+    prepare: fn(&mut Cpu),
+    first: fn(&mut Work),
+    second: fn(&mut Cpu),
+}
+
+impl Meets {
+    fn check(self) {
         let machine = Counted::new();
         let (inside, stopped) = channel();
         let gate = Gate { inside: inside.clone(), open: Arc::default() };
         let open = gate.open.clone();
-        let config = Config { logging, ..Config::new(1, PageSize::SIZE_4K) };
-        let guest: Shared<Gate> = shared(&machine, 1, gate, config);
-        let mut one = guest.worker().unwrap();
-        one.with(|worker| {
-            worker.set_memslot(MemslotSpec { log_dirty: true, ..memslot(M2) }).unwrap();
-            worker.prefault(all(), Access::Write, || false);
+        let guest: Shared<Gate> = shared(&machine, 1, gate, self.config);
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| vcpu.worker().set_memslot(self.memslot)).unwrap();
+        (self.prepare)(&mut vcpu);
+        let (mut one, first, stops) = (guest.worker().unwrap(), self.first, open.clone());
+        let (under, on) = (machine.clone(), Arc::new(Mutex::new(None)));
+        let thread = on.clone();
+        let mut begin = Some(move || {
+            under.invalidating(move || {
+                inside.send(()).unwrap();
+                while !stops.load(Ordering::SeqCst) {
+                    yield_now();
+                }
+            });
+            *thread.lock().unwrap() = Some(spawn(move || first(&mut one)));
+            stopped.recv().unwrap();
         });
-        let stops = open.clone();
-        machine.invalidating(move || {
-            inside.send(()).unwrap();
-            while !stops.load(Ordering::SeqCst) {
+        let mut calls = 0;
+        let mut call = move || {
+            if calls == self.at
+                && let Some(begin) = begin.take()
+            {
+                begin();
+            }
+            calls += 1;
+        };
+        call();
+        if self.at != 0 {
+            machine.between(call);
+        }
+        waits(self.what, &machine, vcpu, self.second, &open);
+        on.lock().unwrap().take().unwrap().join().unwrap();
+        machine.between(|| ());
+        drop(guest);
+    }
+}
+
+fn range(start: u64, bytes: u64) -> GpaRange {
+    GpaRange::new(Gpa(BASE + start), bytes).unwrap()
+}
+
+fn logs() -> MemslotSpec {
+    MemslotSpec { log_dirty: true, ..memslot(M2) }
+}
+
+/// Stops in the invalidation of a collapse: all leaves of a table are sealed.
+fn collapse(work: &mut Work, range: GpaRange, to: PageSize) {
+    work.with(|worker| {
+        let tables = worker.guest().tables();
+        let mut reader = Reader::register(tables.platform()).unwrap();
+        let mut guard = tables.enter(&mut reader).unwrap();
+        assert_eq!(guard.collapse(range, to), Ok(range.size()));
+    });
+}
+
+#[test]
+fn a_thread_that_meets_held_pages_calls_the_hosts_wait() {
+    let held = |what, logging, log_dirty, second| Meets {
+        what,
+        at: 0,
+        config: Config { logging, ..Config::new(1, PageSize::SIZE_4K) },
+        memslot: MemslotSpec { log_dirty, ..memslot(M2) },
+        prepare: |vcpu| {
+            vcpu.with(|vcpu| vcpu.worker().prefault(range(0, M2), Access::Write, || false));
+        },
+        first: |work| collapse(work, range(0, M2), PageSize::SIZE_2M),
+        second,
+    };
+    held("a clear", Logging::Protect, true, |vcpu| {
+        vcpu.with(|vcpu| _ = vcpu.worker().clear_log(MemslotId(0), 0, 512, &[u64::MAX; 8]));
+    })
+    .check();
+    held("a read of hardware's log", Logging::Hardware, true, |vcpu| {
+        vcpu.with(|vcpu| _ = vcpu.worker().read_log(MemslotId(0), &mut [0; 8]));
+    })
+    .check();
+    held("ageing", Logging::Protect, true, |vcpu| {
+        let leaves = AgeOptions::LEAVES;
+        vcpu.with(|vcpu| _ = vcpu.worker().age(range(0, M2), None, &mut [0; 8], leaves));
+    })
+    .check();
+    held("an invalidation", Logging::Protect, true, |vcpu| {
+        let host = HvaRange { start: Hva(HOST), bytes: M2 };
+        vcpu.with(|vcpu| drop(vcpu.worker().invalidate(host, |_| ())));
+    })
+    .check();
+    let begins = held("a log of hardware's that begins", Logging::Hardware, false, |vcpu| {
+        vcpu.with(|vcpu| vcpu.worker().set_memslot(logs())).unwrap();
+    });
+    let prepare = |vcpu: &mut Cpu| {
+        vcpu.with(|vcpu| {
+            vcpu.worker().prefault(range(0, M2), Access::Write, || false);
+            // It has waited for the threads inside the tables.
+            let _ = vcpu.worker().begin_memslot(logs()).unwrap();
+        });
+    };
+    Meets { prepare, ..begins }.check();
+}
+
+#[test]
+fn a_thread_that_meets_held_blocks_calls_the_hosts_wait() {
+    // The second GiB, in blocks.
+    let held = |what, at, prepare, second| Meets {
+        what,
+        at,
+        config: Config { devices: true, ..Config::new(1, PageSize::SIZE_2M) },
+        memslot: MemslotSpec { private: Some(PrivateAt(0)), ..memslot(BYTES) },
+        prepare,
+        first: |work| collapse(work, range(G1, G1), PageSize::SIZE_1G),
+        second,
+    };
+    let shared: fn(&mut Cpu) = |vcpu| {
+        vcpu.with(|vcpu| vcpu.worker().prefault(range(G1, G1), Access::Write, || false));
+    };
+    let private: fn(&mut Cpu) = |vcpu| {
+        vcpu.with(|vcpu| {
+            vcpu.worker().convert(range(0, BYTES), MemoryKind::Private, |_| ()).unwrap();
+            vcpu.worker().prefault(range(G1, G1), Access::Write, || false);
+        });
+    };
+    held("an eager split", 0, shared, |vcpu| {
+        let split = EagerSplit::new(range(G1, G1), PageSize::SIZE_4K);
+        vcpu.with(|vcpu| _ = split.run(vcpu.worker(), || false));
+    })
+    .check();
+    let page: fn(&mut Cpu) = |vcpu| {
+        let page = range(G1 + K4, K4);
+        vcpu.with(|vcpu| vcpu.worker().convert(page, MemoryKind::Shared, |_| ())).unwrap();
+    };
+    held("a conversion that looks for blocks to split", 0, private, page).check();
+    held("a conversion that splits a block", 1, private, page).check();
+    held("a conversion that unmaps", 0, private, |vcpu| {
+        let all = range(0, BYTES);
+        vcpu.with(|vcpu| vcpu.worker().convert(all, MemoryKind::Shared, |_| ())).unwrap();
+    })
+    .check();
+}
+
+/// Frames whose filling stops until the gate opens. The first wait of a thread panics, if so.
+#[derive(Debug)]
+struct Filled {
+    inside: Mutex<Sender<()>>,
+    open: AtomicBool,
+    waits: AtomicU64,
+    panics: AtomicBool,
+}
+
+impl Frames for Filled {
+    fn hpa(&self, frame: u32) -> Hpa {
+        Hpa(u64::from(frame) * K4)
+    }
+
+    fn copy(&self, _: u32, _: u32) {}
+
+    fn zero(&self, _: u32) {
+        self.inside.lock().unwrap().send(()).unwrap();
+        while !self.open.load(Ordering::SeqCst) {
+            yield_now();
+        }
+    }
+
+    fn wait(&self) {
+        self.waits.fetch_add(1, Ordering::SeqCst);
+        if self.panics.swap(false, Ordering::SeqCst) {
+            resume_unwind(Box::new(()));
+        }
+        yield_now();
+    }
+}
+
+fn fork(memory: &Cow<'_, Filled>) {
+    let machine = Counted::new();
+    let config = Config::new(1, PageSize::SIZE_4K);
+    let backing = OnePiece(PageSize::SIZE_4K);
+    let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &*machine, backing, config).unwrap();
+    let mut storage = [const { None }; TABLE_PAGES];
+    let child = memory.fork(&mut Worker::new(&guest, &mut storage).unwrap()).unwrap();
+    assert_eq!(child.frame(Hva(HOST)), memory.frame(Hva(HOST)));
+}
+
+/// A panic of its own passes through it, and the page is usable.
+#[test]
+fn a_thread_that_meets_a_page_that_is_filled_calls_the_frames_wait() {
+    type Meets = fn(&Cow<'_, Filled>);
+    let meets: [(&str, Meets); 3] = [
+        ("a fault", |memory| assert!(memory.page(Hva(HOST), Access::Read).is_ok())),
+        ("a reader", |memory| assert!(memory.frame(Hva(HOST)).is_some())),
+        ("a fork", fork),
+    ];
+    for (what, second) in meets {
+        let (inside, stopped) = channel();
+        let (open, waits, panics) = (false.into(), 0.into(), true.into());
+        let frames = Filled { inside: Mutex::new(inside), open, waits, panics };
+        let shared = SharedFrames::new(frames, PageSize::SIZE_4K, 4);
+        let memory = Cow::new(&shared, HvaRange { start: Hva(HOST), bytes: K4 }).unwrap();
+        let waits = &shared.memory().waits;
+        scope(|threads| {
+            threads.spawn(|| memory.page(Hva(HOST), Access::Write).unwrap());
+            stopped.recv().unwrap();
+            assert!(catch_unwind(AssertUnwindSafe(|| second(&memory))).is_err(), "{what}");
+            let held = threads.spawn(|| second(&memory));
+            while waits.load(Ordering::SeqCst) < 2 {
+                assert!(!held.is_finished(), "{what}: nothing held it up");
                 yield_now();
             }
+            shared.memory().open.store(true, Ordering::SeqCst);
         });
-        let first = spawn(move || {
-            one.with(|worker| {
-                let tables = worker.guest().tables();
-                let mut reader = Reader::register(tables.platform()).unwrap();
-                let mut guard = tables.enter(&mut reader).unwrap();
-                assert_eq!(guard.collapse(all(), PageSize::SIZE_2M), Ok(M2));
-            });
-        });
-        stopped.recv().unwrap();
-        waits(what, &machine, guest.worker().unwrap(), meets, &open);
-        first.join().unwrap();
+        assert!(memory.page(Hva(HOST), Access::Write).is_ok_and(|page| page.write), "{what}");
+        drop(memory);
+        assert_eq!(shared.free(), 4, "{what}: a frame is leaked");
     }
 }

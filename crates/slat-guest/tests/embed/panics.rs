@@ -333,6 +333,38 @@ fn history(plan: Option<(&'static str, u32)>) -> bool {
     fired
 }
 
+/// Nothing converts the pages anew, which would remove a mark that the panic left.
+#[test]
+fn a_panic_of_the_callers_closure_ends_a_conversion() {
+    let (shared, private) = (MemoryKind::Shared, MemoryKind::Private);
+    for (callback, from, to, bytes) in [
+        ("convert", shared, private, K4),
+        ("taken", shared, private, K4),
+        ("split", private, shared, K4),
+        ("removed", private, shared, M2),
+    ] {
+        let (private, devices) = Default::default();
+        let host = Panics { machine: Counted::new(), private, devices };
+        let memory = Memory4K { own: RefCell::default(), late: Cell::new(false) };
+        let config = Config::new(1, PageSize::SIZE_2M);
+        let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &host, memory, config).unwrap();
+        let mut storage = [const { None }; TABLE_PAGES];
+        let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+        let memslot = MemslotSpec { private: Some(PrivateAt(0)), ..memslot(M2) };
+        vcpu.worker().set_memslot(memslot).unwrap();
+        let all = GpaRange::new(Gpa(BASE), M2).unwrap();
+        vcpu.worker().convert(all, from, |_| {}).unwrap();
+        vcpu.fault(Gpa(BASE), Access::Write);
+        PLAN.set(Some((callback, 0)));
+        let page = GpaRange::new(Gpa(BASE), bytes).unwrap();
+        let converts = || vcpu.worker().convert(page, to, |_| called("taken"));
+        let ended = catch_unwind(AssertUnwindSafe(converts));
+        assert!(ended.is_err() && PLAN.get().is_none(), "{callback} is not called");
+        let outcome = vcpu.fault_as(Gpa(BASE), Access::Write, from);
+        assert!(!matches!(outcome, Outcome::Retry(_) | Outcome::Convert { .. }), "{outcome:?}");
+    }
+}
+
 /// Frames whose methods panic.
 #[derive(Debug)]
 struct Trapped;

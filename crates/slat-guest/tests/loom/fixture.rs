@@ -180,7 +180,7 @@ pub fn config() -> Config {
 }
 
 /// The guest always uses its caches.
-fn tiny() -> Tiny {
+pub fn tiny() -> Tiny {
     let TwoSlots(arm) = Tiny::default();
     TwoSlots(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm })
 }
