@@ -27,8 +27,8 @@ pub struct Counted<E: Events = ()> {
     clock: AtomicU64,
     /// The number of calls of `Host::wait`.
     pub waits: AtomicU64,
-    /// Runs between pieces of a change, when a leaf is reported to devices, and when a private block
-    /// is about to be split.
+    /// Runs between pieces of a change, when a leaf is reported to devices, and when a private
+    /// block is about to be split.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
     /// Runs once, in the next invalidation.
     invalidating: Mutex<Option<Box<dyn FnOnce() + Send>>>,
