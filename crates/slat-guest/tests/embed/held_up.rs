@@ -143,8 +143,6 @@ type Cpu = SharedVcpu<Ept1G, Counted, Gate>;
 /// A thread that stops in an invalidation, and one that it holds up.
 struct Meets {
     what: &'static str,
-    /// The first thread begins at this call of the machine's hook by the second; 0: before it.
-    at: u64,
     config: Config,
     memslot: MemslotSpec,
     prepare: fn(&mut Cpu),
@@ -163,44 +161,21 @@ impl Meets {
         vcpu.with(|vcpu| vcpu.worker().set_memslot(self.memslot)).unwrap();
         (self.prepare)(&mut vcpu);
         let (mut one, first, stops) = (guest.worker().unwrap(), self.first, open.clone());
-        let (under, on) = (machine.clone(), Arc::new(Mutex::new(None)));
-        let thread = on.clone();
-        let mut begin = Some(move || {
-            under.invalidating(move || {
-                inside.send(()).unwrap();
-                while !stops.load(Ordering::SeqCst) {
-                    yield_now();
-                }
-            });
-            *thread.lock().unwrap() = Some(spawn(move || first(&mut one)));
-            stopped.recv().unwrap();
-        });
-        let mut calls = 0;
-        let mut call = move || {
-            if calls == self.at
-                && let Some(begin) = begin.take()
-            {
-                begin();
+        machine.invalidating(move || {
+            inside.send(()).unwrap();
+            while !stops.load(Ordering::SeqCst) {
+                yield_now();
             }
-            calls += 1;
-        };
-        call();
-        if self.at != 0 {
-            machine.between(call);
-        }
+        });
+        let first = spawn(move || first(&mut one));
+        stopped.recv().unwrap();
         waits(self.what, &machine, vcpu, self.second, &open);
-        on.lock().unwrap().take().unwrap().join().unwrap();
-        machine.between(|| ());
-        drop(guest);
+        first.join().unwrap();
     }
 }
 
 fn range(start: u64, bytes: u64) -> GpaRange {
     GpaRange::new(Gpa(BASE + start), bytes).unwrap()
-}
-
-fn logs() -> MemslotSpec {
-    MemslotSpec { log_dirty: true, ..memslot(M2) }
 }
 
 /// Stops in the invalidation of a collapse: all leaves of a table are sealed.
@@ -215,55 +190,42 @@ fn collapse(work: &mut Work, range: GpaRange, to: PageSize) {
 
 #[test]
 fn a_thread_that_meets_held_pages_calls_the_hosts_wait() {
-    let held = |what, logging, log_dirty, second| Meets {
+    let held = |what, logging, second| Meets {
         what,
-        at: 0,
         config: Config { logging, ..Config::new(1, PageSize::SIZE_4K) },
-        memslot: MemslotSpec { log_dirty, ..memslot(M2) },
+        memslot: MemslotSpec { log_dirty: true, ..memslot(M2) },
         prepare: |vcpu| {
             vcpu.with(|vcpu| vcpu.worker().prefault(range(0, M2), Access::Write, || false));
         },
         first: |work| collapse(work, range(0, M2), PageSize::SIZE_2M),
         second,
     };
-    held("a clear", Logging::Protect, true, |vcpu| {
+    held("a clear", Logging::Protect, |vcpu| {
         vcpu.with(|vcpu| _ = vcpu.worker().clear_log(MemslotId(0), 0, 512, &[u64::MAX; 8]));
     })
     .check();
-    held("a read of hardware's log", Logging::Hardware, true, |vcpu| {
+    held("a read of hardware's log", Logging::Hardware, |vcpu| {
         vcpu.with(|vcpu| _ = vcpu.worker().read_log(MemslotId(0), &mut [0; 8]));
     })
     .check();
-    held("ageing", Logging::Protect, true, |vcpu| {
+    held("ageing", Logging::Protect, |vcpu| {
         let leaves = AgeOptions::LEAVES;
         vcpu.with(|vcpu| _ = vcpu.worker().age(range(0, M2), None, &mut [0; 8], leaves));
     })
     .check();
-    held("an invalidation", Logging::Protect, true, |vcpu| {
+    held("an invalidation", Logging::Protect, |vcpu| {
         let host = HvaRange { start: Hva(HOST), bytes: M2 };
         vcpu.with(|vcpu| drop(vcpu.worker().invalidate(host, |_| ())));
     })
     .check();
-    let begins = held("a log of hardware's that begins", Logging::Hardware, false, |vcpu| {
-        vcpu.with(|vcpu| vcpu.worker().set_memslot(logs())).unwrap();
-    });
-    let prepare = |vcpu: &mut Cpu| {
-        vcpu.with(|vcpu| {
-            vcpu.worker().prefault(range(0, M2), Access::Write, || false);
-            // It has waited for the threads inside the tables.
-            let _ = vcpu.worker().begin_memslot(logs()).unwrap();
-        });
-    };
-    Meets { prepare, ..begins }.check();
 }
 
 #[test]
 fn a_thread_that_meets_held_blocks_calls_the_hosts_wait() {
     // The second GiB, in blocks.
-    let held = |what, at, prepare, second| Meets {
+    let held = |what, prepare, second| Meets {
         what,
-        at,
-        config: Config { devices: true, ..Config::new(1, PageSize::SIZE_2M) },
+        config: Config::new(1, PageSize::SIZE_2M),
         memslot: MemslotSpec { private: Some(PrivateAt(0)), ..memslot(BYTES) },
         prepare,
         first: |work| collapse(work, range(G1, G1), PageSize::SIZE_1G),
@@ -278,7 +240,7 @@ fn a_thread_that_meets_held_blocks_calls_the_hosts_wait() {
             vcpu.worker().prefault(range(G1, G1), Access::Write, || false);
         });
     };
-    held("an eager split", 0, shared, |vcpu| {
+    held("an eager split", shared, |vcpu| {
         let split = EagerSplit::new(range(G1, G1), PageSize::SIZE_4K);
         vcpu.with(|vcpu| _ = split.run(vcpu.worker(), || false));
     })
@@ -287,12 +249,30 @@ fn a_thread_that_meets_held_blocks_calls_the_hosts_wait() {
         let page = range(G1 + K4, K4);
         vcpu.with(|vcpu| vcpu.worker().convert(page, MemoryKind::Shared, |_| ())).unwrap();
     };
-    held("a conversion that looks for blocks to split", 0, private, page).check();
-    held("a conversion that splits a block", 1, private, page).check();
-    held("a conversion that unmaps", 0, private, |vcpu| {
+    held("a conversion that splits a block", private, page).check();
+    held("a conversion that unmaps", private, |vcpu| {
         let all = range(0, BYTES);
         vcpu.with(|vcpu| vcpu.worker().convert(all, MemoryKind::Shared, |_| ())).unwrap();
     })
+    .check();
+}
+
+#[test]
+fn a_thread_that_resets_rings_beside_another_reset_calls_the_hosts_wait() {
+    Meets {
+        what: "a reset of rings",
+        config: Config { ring: Some(1024), ..Config::new(1, PageSize::SIZE_4K) },
+        memslot: MemslotSpec { log_dirty: true, ..memslot(M2) },
+        prepare: |vcpu| {
+            vcpu.with(|vcpu| {
+                vcpu.fault(Gpa(BASE), Access::Write);
+                let page = DirtyPage { memslot: MemslotId(0), page: 0 };
+                assert_eq!(vcpu.worker().harvest_ring(0, &mut [page]), 1);
+            });
+        },
+        first: |work| assert_eq!(work.with(|worker| worker.reset_rings()), Ok(1)),
+        second: |vcpu| assert_eq!(vcpu.with(|vcpu| vcpu.worker().reset_rings()), Ok(0)),
+    }
     .check();
 }
 

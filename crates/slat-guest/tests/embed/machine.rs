@@ -27,8 +27,7 @@ pub struct Counted<E: Events = ()> {
     clock: AtomicU64,
     /// The number of calls of `Host::wait`.
     pub waits: AtomicU64,
-    /// Runs between pieces of a change, when a leaf is reported to devices, and when a private
-    /// block is about to be split.
+    /// Runs between pieces of a change, and when a leaf is reported to devices.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
     /// Runs once, in the next invalidation.
     invalidating: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -142,20 +141,7 @@ impl<E: Events> DeviceTables for Counted<E> {
     }
 }
 
-impl<E: Events> PrivateHooks for Counted<E> {
-    fn split(&self, _: PrivateLeaves) -> Result<(), Denial> {
-        if let Some(work) = &mut *self.hook() {
-            work();
-        }
-        Ok(())
-    }
-}
-
 impl<E: Events> Host for Counted<E> {
-    fn private_hooks(&self) -> &dyn PrivateHooks {
-        self
-    }
-
     fn device_tables(&self) -> &dyn DeviceTables {
         self
     }
