@@ -55,8 +55,8 @@ begin:
 
 .section .text
 
-// enter(registers: *mut Registers) -> exit: runs the guest until its next exit. The guest's registers are
-// in TPIDR_EL2 meanwhile, the hypervisor's own on its stack.
+// enter(registers: *mut Registers) -> exit: runs the guest until its next exit. The guest's
+// registers are in TPIDR_EL2 meanwhile, the hypervisor's own on its stack.
 .global enter
 enter:
     stp     x19, x20, [sp, #-96]!

@@ -43,6 +43,7 @@ fn no_line_of_prose_is_wider_than_100_columns() {
 fn no_line_of_a_source_is_wider_than_100_columns() {
     let (mut all, mut found) = (Vec::new(), Vec::new());
     files("rs", Path::new(""), &mut all);
+    files("s", Path::new(""), &mut all);
     assert!(all.len() > 500, "{} sources", all.len());
     for path in all {
         let source = std::fs::read_to_string(root().join(&path)).unwrap();

@@ -16,9 +16,9 @@ _start:
 
 .section .text
 
-// attempt(body, argument, caught) -> u64: what body(argument) returns. An exception that it takes is
-// recorded in `caught`, and ends it. A body is a leaf that leaves the stack alone, so whatever became of it,
-// nothing has to be restored that the C ABI has it keep.
+// attempt(body, argument, caught) -> u64: what body(argument) returns. An exception that it takes
+// is recorded in `caught`, and ends it. A body is a leaf that leaves the stack alone, so whatever
+// became of it, nothing has to be restored that the C ABI has it keep.
 .global attempt
 attempt:
     stp     x29, x30, [sp, #-16]!

@@ -1,5 +1,6 @@
-// From reset in M-mode to Rust in HS-mode, with the number of the machine's architecture, and from there into the guest and back. CSRs of the
-// hypervisor extension by number: assemblers know their names only with it.
+// From reset in M-mode to Rust in HS-mode, with the number of the machine's architecture, and from
+// there into the guest and back. CSRs of the hypervisor extension by number: assemblers know their
+// names only with it.
 
 .section .first, "ax"
 .global _start
@@ -23,8 +24,8 @@ _start:
     csrw    pmpaddr0, t0
     li      t0, 0x1f
     csrw    pmpcfg0, t0
-    // Illegal instructions (2), page faults, the guest's calls (10), its guest-page faults (20, 21, 23)
-    // and virtual instructions (22).
+    // Illegal instructions (2), page faults, the guest's calls (10), its guest-page faults (20, 21,
+    // 23) and virtual instructions (22).
     li      t0, 0xf0b404
     csrw    medeleg, t0
     // MPP: S; FS: initial.

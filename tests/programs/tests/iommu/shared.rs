@@ -218,7 +218,8 @@ impl Both<'_> {
         }
     }
 
-    /// Makes one change; returns who is stale after it, and after each of two invalidations.
+    /// Makes one change; returns whether the vCPU and whether the device are stale after it, and
+    /// after each of two invalidations.
     fn check(&mut self, change: Change, vcpu_first: bool) -> [(bool, bool); 3] {
         self.space.unmap(page(DATA), |_| ()).unwrap();
         self.qemu.put(MEMORY + DATA, OLD);

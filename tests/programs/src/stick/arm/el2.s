@@ -2,8 +2,8 @@
 
 .section .text
 
-// enter(pc, x0, x1, hcr) -> the guest's x1: runs the guest at EL1 until an exception. The firmware's
-// vectors and HCR_EL2 are back after it.
+// enter(pc, x0, x1, hcr) -> the guest's x1: runs the guest at EL1 until an exception. The
+// firmware's vectors and HCR_EL2 are back after it.
 .global enter
 enter:
     stp     x29, x30, [sp, #-48]!
