@@ -128,9 +128,9 @@ enum Task {
     },
     /// Build static programs for x86-64 and aarch64 into target/dist, with checksums and manuals
     Dist,
-    /// Write an image for a USB stick that proves the tables on the x86-64 machine that boots it
+    /// Write an image for a USB stick that proves the tables on the machine that boots it
     ///
-    /// The machine needs UEFI firmware, with Secure Boot off and VT-x or SVM on. The stick checks
+    /// The machine needs UEFI firmware with Secure Boot off, and VT-x or SVM, or Arm's EL2. The stick checks
     /// EPT or NPT on every CPU, and writes slat.txt to itself. Installs Rust's target
     /// x86_64-unknown-uefi if it is missing.
     #[command(after_help = "Examples:\n  cargo xtask stick\n  cargo xtask stick /tmp/stick.img")]
