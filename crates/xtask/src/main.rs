@@ -130,9 +130,9 @@ enum Task {
     Dist,
     /// Write an image for a USB stick that proves the tables on the machine that boots it
     ///
-    /// The machine needs UEFI firmware with Secure Boot off, and VT-x or SVM, or Arm's EL2. The stick checks
-    /// EPT or NPT on every CPU, and writes slat.txt to itself. Installs Rust's target
-    /// x86_64-unknown-uefi if it is missing.
+    /// The machine needs UEFI firmware with Secure Boot off, and VT-x or SVM, or Arm's EL2. The
+    /// stick checks EPT or NPT on every CPU, or stage 2 on two, and writes slat.txt to itself.
+    /// Installs Rust's targets for UEFI if they are missing.
     #[command(after_help = "Examples:\n  cargo xtask stick\n  cargo xtask stick /tmp/stick.img")]
     Stick {
         /// The file to write [default: target/slat-stick.img]
