@@ -5,6 +5,7 @@ use crate::vm::{BASE, BYTES, Cpu, Manners, config, page, storage, with_guest};
 use slat::Access;
 use slat_guest::{CachePolicy, Flush, Worker};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 
 const PAGES: u64 = 37;
 
@@ -117,6 +118,30 @@ fn workers_share_a_flush_and_maintain_each_byte_once() {
         });
         assert_eq!((bytes, flush.bytes()), (BYTES, BYTES));
         assert_eq!(machine.maintained() - before, BYTES);
+    });
+}
+
+#[test]
+fn a_thread_that_waits_for_anothers_part_of_a_flush_calls_the_hosts_wait() {
+    let machine = Machine::new(Mood::Lazy, false);
+    with_guest(&machine, config(CachePolicy::Every), false, |guest| {
+        let mut space = storage();
+        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        cpu.touch(BASE, Access::Write);
+        let flush = Flush::new(cpu.worker());
+        let ((inside, stopped), (go, gone)) = (channel(), channel());
+        machine.after_maintenance(Box::new(move || {
+            inside.send(()).unwrap();
+            gone.recv().unwrap();
+        }));
+        // A thread that spins without `Host::wait` hangs the test.
+        machine.when_waiting(Box::new(move || go.send(()).unwrap()));
+        std::thread::scope(|scope| {
+            scope.spawn(|| flush.run(&mut Worker::new(guest, &mut storage()).unwrap()).unwrap());
+            stopped.recv().unwrap();
+            flush.finish(cpu.worker()).unwrap();
+        });
+        assert_eq!((flush.is_done(), flush.bytes()), (true, 2 << 20));
     });
 }
 

@@ -3,7 +3,7 @@
 
 use crate::machine::*;
 use slat::format::ept::Ept1G;
-use slat::{Access, AgeOptions, Gpa, GpaRange, Hpa, Memory, PageSize, Reader, Vmid};
+use slat::{Access, AgeOptions, Gpa, GpaRange, Hpa, Maintenance, Memory, PageSize, Reader, Vmid};
 use slat_guest::*;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -143,6 +143,8 @@ type Cpu = SharedVcpu<Ept1G, Counted, Gate>;
 /// A thread that stops in an invalidation, and one that it holds up.
 struct Meets {
     what: &'static str,
+    /// The first thread begins when the second is here, or before it.
+    moment: Option<Moment>,
     config: Config,
     memslot: MemslotSpec,
     prepare: fn(&mut Cpu),
@@ -153,6 +155,7 @@ struct Meets {
 impl Meets {
     fn check(self) {
         let machine = Counted::new();
+        machine.breaks.store(true, Ordering::Relaxed);
         let (inside, stopped) = channel();
         let gate = Gate { inside: inside.clone(), open: Arc::default() };
         let open = gate.open.clone();
@@ -161,14 +164,27 @@ impl Meets {
         vcpu.with(|vcpu| vcpu.worker().set_memslot(self.memslot)).unwrap();
         (self.prepare)(&mut vcpu);
         let (mut one, first, stops) = (guest.worker().unwrap(), self.first, open.clone());
-        machine.invalidating(move || {
+        let stop = move || {
             inside.send(()).unwrap();
             while !stops.load(Ordering::SeqCst) {
                 yield_now();
             }
+        };
+        let (go, gone) = channel();
+        let first = spawn(move || {
+            gone.recv().unwrap();
+            first(&mut one);
         });
-        let first = spawn(move || first(&mut one));
-        stopped.recv().unwrap();
+        let held = machine.clone();
+        let begin = move || {
+            held.at(Moment::Invalidation, stop);
+            go.send(()).unwrap();
+            stopped.recv().unwrap();
+        };
+        match self.moment {
+            Some(moment) => machine.at(moment, begin),
+            None => begin(),
+        }
         waits(self.what, &machine, vcpu, self.second, &open);
         first.join().unwrap();
     }
@@ -179,27 +195,30 @@ fn range(start: u64, bytes: u64) -> GpaRange {
 }
 
 /// Stops in the invalidation of a collapse: all leaves of a table are sealed.
-fn collapse(work: &mut Work, range: GpaRange, to: PageSize) {
-    work.with(|worker| {
-        let tables = worker.guest().tables();
-        let mut reader = Reader::register(tables.platform()).unwrap();
-        let mut guard = tables.enter(&mut reader).unwrap();
-        assert_eq!(guard.collapse(range, to), Ok(range.size()));
-    });
+fn collapse<H: Host, B: Backing>(worker: &Worker<'_, Ept1G, H, B>, range: GpaRange, to: PageSize) {
+    let tables = worker.guest().tables();
+    let mut reader = Reader::register(tables.platform()).unwrap();
+    let mut guard = tables.enter(&mut reader).unwrap();
+    assert_eq!(guard.collapse(range, to), Ok(range.size()));
 }
 
 #[test]
 fn a_thread_that_meets_held_pages_calls_the_hosts_wait() {
     let held = |what, logging, second| Meets {
         what,
+        moment: None,
         config: Config { logging, ..Config::new(1, PageSize::SIZE_4K) },
         memslot: MemslotSpec { log_dirty: true, ..memslot(M2) },
         prepare: |vcpu| {
             vcpu.with(|vcpu| vcpu.worker().prefault(range(0, M2), Access::Write, || false));
         },
-        first: |work| collapse(work, range(0, M2), PageSize::SIZE_2M),
+        first: |work| work.with(|worker| collapse(worker, range(0, M2), PageSize::SIZE_2M)),
         second,
     };
+    held("a translation by a vCPU", Logging::Protect, |vcpu| {
+        vcpu.with(|vcpu| _ = vcpu.translate(Gpa(BASE)));
+    })
+    .check();
     held("a clear", Logging::Protect, |vcpu| {
         vcpu.with(|vcpu| _ = vcpu.worker().clear_log(MemslotId(0), 0, 512, &[u64::MAX; 8]));
     })
@@ -225,10 +244,11 @@ fn a_thread_that_meets_held_blocks_calls_the_hosts_wait() {
     // The second GiB, in blocks.
     let held = |what, prepare, second| Meets {
         what,
+        moment: None,
         config: Config::new(1, PageSize::SIZE_2M),
         memslot: MemslotSpec { private: Some(PrivateAt(0)), ..memslot(BYTES) },
         prepare,
-        first: |work| collapse(work, range(G1, G1), PageSize::SIZE_1G),
+        first: |work| work.with(|worker| collapse(worker, range(G1, G1), PageSize::SIZE_1G)),
         second,
     };
     let shared: fn(&mut Cpu) = |vcpu| {
@@ -257,10 +277,88 @@ fn a_thread_that_meets_held_blocks_calls_the_hosts_wait() {
     .check();
 }
 
+fn begin_log(vcpu: &mut Cpu) {
+    let logs = MemslotSpec { log_dirty: true, ..memslot(BYTES) };
+    vcpu.with(|vcpu| vcpu.worker().set_memslot(logs)).unwrap();
+}
+
+/// The second GiB is collapsed while another thread is at work on the first.
+#[test]
+fn a_thread_that_meets_blocks_held_since_it_began_calls_the_hosts_wait() {
+    let held = |what, moment, second| Meets {
+        what,
+        moment: Some(moment),
+        config: Config { devices: true, ..Config::new(1, PageSize::SIZE_2M) },
+        memslot: memslot(BYTES),
+        prepare: |vcpu| {
+            vcpu.with(|vcpu| vcpu.worker().prefault(range(0, BYTES), Access::Write, || false));
+        },
+        first: |work| work.with(|worker| collapse(worker, range(G1, G1), PageSize::SIZE_1G)),
+        second,
+    };
+    let hardware = Config { logging: Logging::Hardware, ..Config::new(1, PageSize::SIZE_2M) };
+    let log = held("hardware's log that begins", Moment::Piece, begin_log);
+    Meets { config: hardware, ..log }.check();
+    held("held writes", Moment::Devices, |vcpu| {
+        let host = HvaRange { start: Hva(HOST), bytes: BYTES };
+        vcpu.with(|vcpu| drop(vcpu.worker().freeze_writes(host)));
+    })
+    .check();
+    held("code that the host wrote", Moment::Maintenance, |vcpu| {
+        let all = range(0, BYTES);
+        vcpu.with(|vcpu| _ = vcpu.worker().host_wrote(all, Maintenance::Instructions));
+    })
+    .check();
+    let private = held("the split of a private block", Moment::PrivateSplit, |vcpu| {
+        let page = range(G1 + K4, K4);
+        vcpu.with(|vcpu| vcpu.worker().convert(page, MemoryKind::Shared, |_| ())).unwrap();
+    });
+    let prepare: fn(&mut Cpu) = |vcpu| {
+        vcpu.with(|vcpu| {
+            vcpu.worker().convert(range(0, BYTES), MemoryKind::Private, |_| ()).unwrap();
+            vcpu.worker().prefault(range(0, BYTES), Access::Write, || false);
+        });
+    };
+    let memslot = MemslotSpec { private: Some(PrivateAt(0)), ..memslot(BYTES) };
+    Meets { memslot, prepare, ..private }.check();
+}
+
+/// The pages `from..to` of [`BASE`], as a memslot.
+fn part(id: u16, from: u64, to: u64) -> MemslotSpec {
+    let (gpa, host) = (Gpa(BASE + from * K4), Hva(HOST + from * K4));
+    MemslotSpec::new(MemslotId(id), gpa, (to - from) * K4, host)
+}
+
+/// A block lies across the start of the memslot, pages are held at its end.
+#[test]
+fn a_log_that_begins_with_held_pages_at_its_end_calls_the_hosts_wait() {
+    Meets {
+        what: "the ends of a log that begins",
+        moment: Some(Moment::Invalidation),
+        config: Config::new(1, PageSize::SIZE_4K),
+        memslot: part(0, 1, 768),
+        prepare: |vcpu| {
+            vcpu.with(|vcpu| {
+                vcpu.worker().set_memslot(part(1, 0, 1)).unwrap();
+                vcpu.worker().set_memslot(part(2, 768, 1024)).unwrap();
+                vcpu.worker().prefault(range(0, 2 * M2), Access::Write, || false);
+                collapse(vcpu.worker(), range(0, M2), PageSize::SIZE_2M);
+            });
+        },
+        first: |work| work.with(|worker| collapse(worker, range(M2, M2), PageSize::SIZE_2M)),
+        second: |vcpu| {
+            let logs = MemslotSpec { log_dirty: true, ..part(0, 1, 768) };
+            vcpu.with(|vcpu| vcpu.worker().set_memslot(logs)).unwrap();
+        },
+    }
+    .check();
+}
+
 #[test]
 fn a_thread_that_resets_rings_beside_another_reset_calls_the_hosts_wait() {
     Meets {
         what: "a reset of rings",
+        moment: None,
         config: Config { ring: Some(1024), ..Config::new(1, PageSize::SIZE_4K) },
         memslot: MemslotSpec { log_dirty: true, ..memslot(M2) },
         prepare: |vcpu| {

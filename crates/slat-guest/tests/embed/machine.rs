@@ -2,13 +2,13 @@
 
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, Memory, PageSize, Platform, Pte,
-    ReaderSlot, Readers, Vmid,
+    Access, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, Maintenance, Memory, PageSize,
+    Platform, Pte, ReaderSlot, Readers, Vmid,
 };
 use slat_guest::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub const K4: u64 = 4 << 10;
@@ -27,10 +27,26 @@ pub struct Counted<E: Events = ()> {
     clock: AtomicU64,
     /// The number of calls of `Host::wait`.
     pub waits: AtomicU64,
+    /// Whether an entry that changes is not valid meanwhile.
+    pub breaks: AtomicBool,
     /// Runs between pieces of a change, and when a leaf is reported to devices.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
-    /// Runs once, in the next invalidation.
-    invalidating: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// Runs once, at that moment.
+    moment: Mutex<Option<(Moment, Box<dyn FnOnce() + Send>)>>,
+}
+
+/// A moment at which a thread calls the machine.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Moment {
+    Invalidation,
+    /// Between two pieces of a change.
+    Piece,
+    /// Devices lose the right to write a leaf.
+    Devices,
+    /// A leaf's memory is maintained.
+    Maintenance,
+    /// A private block is about to be split.
+    PrivateSplit,
 }
 
 impl Counted {
@@ -49,8 +65,9 @@ impl<E: Events> Counted<E> {
             invalidations: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             waits: AtomicU64::new(0),
+            breaks: AtomicBool::new(false),
             between: Mutex::default(),
-            invalidating: Mutex::default(),
+            moment: Mutex::default(),
         })
     }
 
@@ -58,8 +75,16 @@ impl<E: Events> Counted<E> {
         *self.hook() = Some(Box::new(work));
     }
 
-    pub fn invalidating(&self, work: impl FnOnce() + Send + 'static) {
-        *self.invalidating.lock().unwrap() = Some(Box::new(work));
+    /// Runs `work` once, when a thread next calls the machine at that moment.
+    pub fn at(&self, moment: Moment, work: impl FnOnce() + Send + 'static) {
+        *self.moment.lock().unwrap() = Some((moment, Box::new(work)));
+    }
+
+    fn now_is(&self, moment: Moment) {
+        let work = self.moment.lock().unwrap().take_if(|(at, _)| *at == moment);
+        if let Some((_, work)) = work {
+            work();
+        }
     }
 
     /// A hook that panicked is replaced.
@@ -118,23 +143,37 @@ unsafe impl<E: Events> Platform for Counted<E> {
 
     fn invalidate(&self, _: &Invalidation) {
         self.invalidations.fetch_add(1, Ordering::Relaxed);
-        let work = self.invalidating.lock().unwrap().take();
-        if let Some(work) = work {
-            work();
-        }
+        self.now_is(Moment::Invalidation);
     }
 
     fn break_before_make(&self) -> BreakBeforeMake {
-        BreakBeforeMake::Never
+        match self.breaks.load(Ordering::Relaxed) {
+            true => BreakBeforeMake::Always,
+            false => BreakBeforeMake::Never,
+        }
     }
 
     fn readers(&self) -> &Readers {
         &self.readers
     }
+
+    fn maintain(&self, _: Hpa, _: u64, _: Maintenance) {
+        self.now_is(Moment::Maintenance);
+    }
+}
+
+impl<E: Events> PrivateHooks for Counted<E> {
+    fn split(&self, _: PrivateLeaves) -> Result<(), Denial> {
+        self.now_is(Moment::PrivateSplit);
+        Ok(())
+    }
 }
 
 impl<E: Events> DeviceTables for Counted<E> {
-    fn mapped(&self, _: DeviceLeaf) {
+    fn mapped(&self, leaf: DeviceLeaf) {
+        if !leaf.write {
+            self.now_is(Moment::Devices);
+        }
         if let Some(work) = &mut *self.hook() {
             work();
         }
@@ -143,6 +182,10 @@ impl<E: Events> DeviceTables for Counted<E> {
 
 impl<E: Events> Host for Counted<E> {
     fn device_tables(&self) -> &dyn DeviceTables {
+        self
+    }
+
+    fn private_hooks(&self) -> &dyn PrivateHooks {
         self
     }
 
@@ -155,6 +198,7 @@ impl<E: Events> Host for Counted<E> {
     }
 
     fn between_pieces(&self) {
+        self.now_is(Moment::Piece);
         // Not held while it runs: what it does has pieces too.
         let work = self.hook().take();
         if let Some(mut work) = work {
@@ -195,6 +239,6 @@ pub fn shared<B: Backing + 'static>(
     SharedGuest::new(Ept1G::default(), Vmid(vmid), 39, machine, backing, config).unwrap()
 }
 
-pub fn memslot(bytes: u64) -> MemslotSpec {
+pub const fn memslot(bytes: u64) -> MemslotSpec {
     MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
 }
