@@ -149,17 +149,20 @@ fn sentence(explained: &[Explained]) -> Option<String> {
     // Adding 0 turns -0 into 0.
     let round = |part: f64| (part * 100.0).round() + 0.0;
     let percent = |of: fn(&Explained) -> f64| round(sum(of) / total);
+    let faults = percent(|it| it.faults * it.fault);
+    // Each fault counts as the median one, which may come to more time than there is.
     let rest = round(sum(|it| it.unexplained) / total);
-    let rest = if rest < 0.0 {
-        format!("together {} % too much, as each fault counts as the median one", -rest)
+    let count = thousands(sum(|it| it.faults) as i64);
+    let (faults, rest) = if rest < 0.0 {
+        let estimate = format!("{count}; {faults} % if each took as long as the median one");
+        (format!("{} % of their time in faults ({estimate})", faults + rest), String::new())
     } else {
-        format!("{rest} % unexplained")
+        let rest = format!("; {rest} % unexplained");
+        (format!("{faults} % of their time in faults ({count})"), rest)
     };
     Some(format!(
-        "While they wrote or executed, the vCPUs spent {} % of their time in faults ({}), {} % \
-         waiting for a CPU, {} % on accesses to warm memory; {rest}.",
-        percent(|it| it.faults * it.fault),
-        thousands(sum(|it| it.faults) as i64),
+        "While they wrote or executed, the vCPUs spent {faults}, {} % waiting for a CPU, {} % on \
+         accesses to warm memory{rest}.",
         percent(|it| it.waited),
         percent(|it| it.usual),
     ))

@@ -85,18 +85,18 @@ impl Measurement {
 
     /// Returns one value of each group.
     pub fn group_values(&self, value: impl Fn(&[f64]) -> Option<f64>) -> Vec<f64> {
+        self.by_group().filter_map(value).collect()
+    }
+
+    /// Returns the samples of each group; each sample is a group of its own where there are none.
+    pub fn by_group(&self) -> impl Iterator<Item = &[f64]> {
         let all = self.samples.len();
         let sizes = match self.groups.iter().sum::<usize>() == all {
             true => self.groups.clone(),
             false => vec![1; all],
         };
         let mut rest = &self.samples[..];
-        let values = sizes.into_iter().filter_map(|size| {
-            let (group, others) = rest.split_at(size);
-            rest = others;
-            value(group)
-        });
-        values.collect()
+        sizes.into_iter().map(move |size| rest.split_off(..size).unwrap_or_default())
     }
 
     /// Returns whether it was made of other results in the same report, to be held against what
