@@ -12,8 +12,12 @@
 mod async_fault;
 #[path = "loom/buffers.rs"]
 mod buffers;
+#[path = "loom/caches.rs"]
+mod caches;
 #[path = "loom/convert.rs"]
 mod convert;
+#[path = "loom/devices.rs"]
+mod devices;
 #[path = "loom/fixture.rs"]
 mod fixture;
 #[path = "loom/frames.rs"]
@@ -30,5 +34,7 @@ mod moved;
 mod paused;
 #[path = "loom/pinned.rs"]
 mod pinned;
+#[path = "loom/recovery.rs"]
+mod recovery;
 #[path = "loom/replacing.rs"]
 mod replacing;

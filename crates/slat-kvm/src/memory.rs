@@ -104,12 +104,16 @@ impl fmt::Display for Backing {
     }
 }
 
-/// Returns the size of a transparent huge page: what one table of base pages maps, which a kernel
-/// without them does not tell.
+/// Returns the size of a transparent huge page on this host.
 fn transparent_huge_page() -> u64 {
     static SIZE: OnceLock<u64> = OnceLock::new();
-    let page = rustix::param::page_size() as u64;
-    *SIZE.get_or_init(|| Files::here().transparent_huge_page().unwrap_or(page * (page / 8)))
+    *SIZE.get_or_init(|| huge_page_of(Files::here(), rustix::param::page_size() as u64))
+}
+
+/// Returns the size of a transparent huge page of a host: what one table of base pages of `page`
+/// bytes maps, which a kernel without them does not tell.
+fn huge_page_of(files: Files<'_>, page: u64) -> u64 {
+    files.transparent_huge_page().unwrap_or(page * (page / 8))
 }
 
 /// A mapping of host memory, which is unmapped when it is dropped.
@@ -411,6 +415,19 @@ mod tests {
                 assert_eq!(memory.read(outside), None, "{outside:#x}");
             }
         }
+    }
+
+    #[test]
+    fn huge_pages_have_the_size_that_the_host_tells_or_one_table_maps() {
+        let root = std::env::temp_dir().join(format!("slat-huge-page-{}", std::process::id()));
+        let folder = root.join("sys/kernel/mm/transparent_hugepage");
+        std::fs::create_dir_all(&folder).unwrap();
+        for (page, told) in [(4 << 10, 2 << 20), (16 << 10, 32 << 20), (64 << 10, 512 << 20)] {
+            assert_eq!(huge_page_of(Files(&root), page), told);
+        }
+        std::fs::write(folder.join("hpage_pmd_size"), "1048576\n").unwrap();
+        assert_eq!(huge_page_of(Files(&root), 4 << 10), 1 << 20);
+        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

@@ -276,6 +276,17 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_its_time_limit_ended_says_how_long_would_be_enough() {
+        let mut cut = runs(2, &[("ring of 4096", 4.0), (Way::OF_QEMU, 6.0)]);
+        for m in &mut cut {
+            m.params.insert("runs".to_owned(), 9.into());
+        }
+        let verdict = said(&cut);
+        assert!(verdict.says[0].contains("ended after 2 of 9 runs of a way"), "{verdict:?}");
+        assert!(verdict.says[0].contains("about 6 times as long (--time-limit)"), "{verdict:?}");
+    }
+
+    #[test]
     fn the_verdict_reports_what_the_legacy_way_of_logging_costs() {
         let verdict = said(&runs(5, &[(Way::OF_QEMU, 4.0), ("legacy", 6.0)]));
         assert!(verdict.says[1].contains("Firecracker"), "{verdict:?}");

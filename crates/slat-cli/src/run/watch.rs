@@ -6,6 +6,7 @@ use crate::watch::report::{Ended, Report};
 use crate::watch::serve::Server;
 use crate::watch::{exposition, live, page};
 use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::termios::Winsize;
 use rustix::time::{ClockId, clock_gettime};
 use slat_kvm::procfs::Files;
 use slat_kvm::watch::qmp::Qmp;
@@ -299,9 +300,7 @@ impl View {
         let text = if self.on_terminal {
             let size = rustix::termios::tcgetwinsize(std::io::stdout());
             let size = size.or_else(|_| rustix::termios::tcgetwinsize(std::io::stderr()));
-            // A serial console has a size of 0.
-            let size = size.ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
-            let (columns, lines) = size.map_or((80, 24), |size| (size.ws_col, size.ws_row));
+            let (columns, lines) = columns_and_lines(size.ok());
             let clear = if self.drawn { "" } else { live::CLEAR };
             self.drawn = true;
             clear.to_owned() + &live::screen(watch.guests(), watch.seconds(), columns, lines)
@@ -375,6 +374,12 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
+/// Returns the size that a terminal has, or is taken to have: a serial console has a size of 0.
+fn columns_and_lines(size: Option<Winsize>) -> (u16, u16) {
+    let size = size.filter(|size| size.ws_col > 0 && size.ws_row > 0);
+    size.map_or((80, 24), |size| (size.ws_col, size.ws_row))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -409,6 +414,15 @@ mod tests {
             let all: String = (0..100).map(|sample| format!("{sample}\n")).collect();
             assert_eq!(on_terminal, *written != all + "last\n");
         }
+    }
+
+    #[test]
+    fn a_terminal_that_does_not_tell_its_size_shows_guests() {
+        let size = |ws_row, ws_col| Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 };
+        for untold in [None, Some(size(0, 0)), Some(size(0, 80)), Some(size(24, 0))] {
+            assert_eq!(columns_and_lines(untold), (80, 24));
+        }
+        assert_eq!(columns_and_lines(Some(size(50, 132))), (132, 50));
     }
 
     #[test]

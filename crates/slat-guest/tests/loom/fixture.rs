@@ -6,8 +6,8 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use slat::format::tiny::{Tiny, TwoSlots};
 use slat::{
-    Access, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, Memory, PageSize, Platform, Pte,
-    ReaderSlot, Readers, Translation, Vmid,
+    Access, BreakBeforeMake, Frame, Gpa, GpaRange, Hpa, Invalidation, Maintenance, Memory,
+    PageSize, Platform, Pte, ReaderSlot, Readers, Translation, Vmid,
 };
 use slat_guest::*;
 
@@ -28,13 +28,37 @@ pub struct World {
     /// Private blocks that were reported as split.
     pub split: Cell<u64>,
     given_back: Cell<usize>,
+    /// What devices were told of each page: its memory, and the bits [`MAPPED`] and [`WRITE`].
+    devices: [AtomicU64; 4],
+    /// Page 0, which is at [`OLD`]: what the caches have, and what is past them.
+    pub cached: AtomicU64,
+    pub past_caches: Cell<u64>,
 }
 
 impl World {
     pub fn new(bbm: BreakBeforeMake) -> &'static Self {
         let readers = Readers::new([ReaderSlot::new(), ReaderSlot::new(), ReaderSlot::new()]);
         let (pages, assigned, split, given_back) = Default::default();
-        Box::leak(Box::new(Self { readers, pages, bbm, assigned, split, given_back }))
+        let (devices, past_caches, cached) =
+            ([(); 4].map(|()| AtomicU64::new(0)), Cell::new(0), AtomicU64::new(0));
+        Box::leak(Box::new(Self {
+            readers,
+            pages,
+            bbm,
+            assigned,
+            split,
+            given_back,
+            devices,
+            past_caches,
+            cached,
+        }))
+    }
+
+    /// Returns what devices were told of a page, by its number: its memory, and whether they may
+    /// write it.
+    pub fn told(&self, page: usize) -> Option<(u64, bool)> {
+        let told = self.devices[page].load(Ordering::Acquire);
+        (told & MAPPED != 0).then_some((told & !(PAGE - 1), told & WRITE != 0))
     }
 
     /// Returns the number of frames in use.
@@ -71,6 +95,28 @@ unsafe impl Platform for World {
     fn readers(&self) -> &Readers {
         &self.readers
     }
+
+    fn maintain(&self, memory: Hpa, _bytes: u64, _what: Maintenance) {
+        if memory == Hpa(OLD) {
+            self.past_caches.set(self.cached.load(Ordering::Acquire));
+        }
+    }
+}
+
+const MAPPED: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+
+impl DeviceTables for World {
+    fn mapped(&self, leaf: DeviceLeaf) {
+        assert_eq!(leaf.bytes, PAGE);
+        let told = leaf.hpa.0 | MAPPED | if leaf.write { WRITE } else { 0 };
+        self.devices[(leaf.gpa.0 / PAGE) as usize].store(told, Ordering::Release);
+    }
+
+    fn unmapped(&self, range: GpaRange) {
+        let pages = (range.start().0 / PAGE) as usize..(range.end().0 / PAGE) as usize;
+        self.devices[pages].iter().for_each(|page| page.store(0, Ordering::Release));
+    }
 }
 
 impl Host for World {
@@ -79,6 +125,10 @@ impl Host for World {
     }
 
     fn private_hooks(&self) -> &dyn PrivateHooks {
+        self
+    }
+
+    fn device_tables(&self) -> &dyn DeviceTables {
         self
     }
 
@@ -117,25 +167,47 @@ pub struct Ram {
     pub gone: Option<AtomicU64>,
     /// It is shared for reading until a fault asks for a write, which moves it.
     pub shared: bool,
+    /// A page that was read becomes writable in place.
+    pub grants: bool,
 }
 
 impl Ram {
     pub fn new(block: u64) -> &'static Self {
         let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
-        Box::leak(Box::new(Self { at, block, content, gone: None, shared: false }))
+        Box::leak(Box::new(Self { at, block, content, gone: None, shared: false, grants: false }))
     }
 
     /// Makes memory that can go without a lock.
     pub fn that_goes(block: u64) -> &'static Self {
         let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
         let gone = Some(AtomicU64::new(0));
-        Box::leak(Box::new(Self { at, block, content, gone, shared: false }))
+        Box::leak(Box::new(Self { at, block, content, gone, shared: false, grants: false }))
+    }
+
+    /// Makes pages that a fault makes writable in place.
+    pub fn that_grants() -> &'static Self {
+        let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
+        Box::leak(Box::new(Self {
+            at,
+            block: PAGE,
+            content,
+            gone: None,
+            shared: false,
+            grants: true,
+        }))
     }
 
     /// Makes pages that are shared until the guest writes.
     pub fn that_is_shared() -> &'static Self {
         let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
-        Box::leak(Box::new(Self { at, block: PAGE, content, gone: None, shared: true }))
+        Box::leak(Box::new(Self {
+            at,
+            block: PAGE,
+            content,
+            gone: None,
+            shared: true,
+            grants: false,
+        }))
     }
 }
 
@@ -152,10 +224,21 @@ impl Backing for &'static Ram {
         Ok(Page {
             hpa: Hpa(at + (host.0 - HOST)),
             block: PageSize::from_bytes(self.block).unwrap(),
-            write: !self.shared || at == NEW,
+            write: at == NEW || !(self.shared || self.grants && access == Access::Read),
             execute: true,
             memory: Memory::Normal,
         })
+    }
+
+    fn make_writable<R>(&self, host: Hva, grant: impl FnOnce(Page) -> R) -> Option<R> {
+        let place = self.grants.then(|| self.at.lock().unwrap())?;
+        Some(grant(Page {
+            hpa: Hpa(*place + (host.0 - HOST)),
+            block: PageSize::from_bytes(self.block).unwrap(),
+            write: true,
+            execute: true,
+            memory: Memory::Normal,
+        }))
     }
 
     fn wait(&self) {
@@ -229,7 +312,11 @@ pub fn worker(guest: &'static TheGuest) -> TheWorker {
 }
 
 pub fn vcpu(guest: &'static TheGuest) -> TheVcpu {
-    Vcpu::new(guest, 0, Box::leak(Box::new([const { None }; 4]))).unwrap()
+    vcpu_of(guest, 0)
+}
+
+pub fn vcpu_of(guest: &'static TheGuest, id: u16) -> TheVcpu {
+    Vcpu::new(guest, id, Box::leak(Box::new([const { None }; 4]))).unwrap()
 }
 
 /// Makes a guest whose writes hardware marks, and whose log is of these marks.
@@ -241,10 +328,25 @@ pub fn marked(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     Box::leak(Box::new(Guest::new(format, Vmid(1), BITS, world, ram, config).unwrap()))
 }
 
+/// Makes a guest whose huge pages are not executed, and whose writes hardware marks although the
+/// log is of faults.
+pub fn recovered(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
+    let TwoSlots(arm) = tiny();
+    let format = TwoSlots(slat::format::arm64::Arm64K4 { hardware_dirty: true, ..arm });
+    let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
+    Box::leak(Box::new(Guest::new(format, Vmid(1), BITS, world, ram, config).unwrap()))
+}
+
 /// Makes a guest whose vCPUs begin on views of their own.
 pub fn uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     let guest = Guest::new(Tiny::default(), Vmid(1), BITS, world, ram, config()).unwrap();
     Box::leak(Box::new(guest))
+}
+
+/// As `uncached`, with two vCPUs.
+pub fn uncached_two(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
+    let config = Config::new(2, PageSize::from_bytes(BLOCK).unwrap());
+    Box::leak(Box::new(Guest::new(Tiny::default(), Vmid(1), BITS, world, ram, config).unwrap()))
 }
 
 /// As `marked`, for a guest whose vCPUs begin on views of their own.
