@@ -91,13 +91,18 @@ const EXACT: &str = "with_transitions_time_in_short_faults_is_what_the_guest_fel
 /// The test of slat-cli in which stalls of guests are made on purpose.
 const CAUSES: &str = "verdicts_name_the_cause_that_was_made_first_in_19_of_20";
 
-/// Checks verdicts on guests whose stalls are made on purpose. The modules are x86's.
+/// The test of slat-kvm that needs control groups of its own.
+const GROUPS: &str = "a_group_with_other_processes_is_passed_without_a_limit_and_refused_with_one";
+
+/// Checks verdicts on guests whose stalls are made on purpose, and limits below groups of other
+/// processes. The modules are x86's.
 pub fn causes() -> anyhow::Result<()> {
     let own = static_build::own()?;
     if own != Architecture::X86_64 {
         return Ok(());
     }
     setup::emulator(own.qemu())?;
+    in_a_machine(own, &own_test("slat-kvm", "groups")?, &[], &["--ignored", "--exact", GROUPS], 1)?;
     let machine = ["--module", "zram", "--append", "psi=1", "--time-limit", "20m"];
     let words = ["--ignored", "--exact", CAUSES];
     in_a_machine(own, &own_test("slat-cli", "causes")?, &machine, &words, 1)
