@@ -32,8 +32,10 @@ pub struct Counted<E: Events = ()> {
     /// Runs between pieces of a change, and when a leaf is reported to devices.
     between: Mutex<Option<Box<dyn FnMut() + Send>>>,
     /// Runs once, at that moment.
-    moment: Mutex<Option<(Moment, Box<dyn FnOnce() + Send>)>>,
+    moment: Mutex<Option<(Moment, Once)>>,
 }
+
+type Once = Box<dyn FnOnce() + Send>;
 
 /// A moment at which a thread calls the machine.
 #[derive(Clone, Copy, PartialEq, Debug)]
