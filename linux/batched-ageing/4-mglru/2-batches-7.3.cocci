@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
 // file: mm/vmscan.c
-// leaves 1: clear_young_ptes_batched(&batch, args->vma, addr, end, cur_pte, nr,
-// leaves 1: clear_young_ptes_batched(&batch, vma, addr, end, pte, nr,
+// leaves 1: clear_young_ptes_batched(&batch, args->vma, addr, end, cur_pte, ptent, nr,
+// leaves 1: clear_young_ptes_batched(&batch, vma, addr, end, pte, ptent, nr,
 // leaves 2: struct mmu_notifier_age batch = {};
 // versions: 7.0..
 
@@ -18,7 +18,7 @@ identifier walk, args, memcg, pgdat;
  struct pglist_data *pgdat = lruvec_pgdat(walk->lruvec);
  <...
 -	test_and_clear_young_ptes_notify(args->vma, addr, cur_pte, nr)
-+	clear_young_ptes_batched(&batch, args->vma, addr, end, cur_pte, nr,
++	clear_young_ptes_batched(&batch, args->vma, addr, end, cur_pte, ptent, nr,
 +				 memcg, pgdat)
  ...>
  }
@@ -38,7 +38,7 @@ expression start;
  for (i = 0, addr = start; ...; ...) {
  <...
 -	test_and_clear_young_ptes_notify(vma, addr, pte, nr)
-+	clear_young_ptes_batched(&batch, vma, addr, end, pte, nr,
++	clear_young_ptes_batched(&batch, vma, addr, end, pte, ptent, nr,
 +				 memcg, pgdat)
  ...>
  }

@@ -23,10 +23,12 @@
 
 static const struct mode {
 	const char *name, *lockless, *components;
+	bool alone;	/* The process uses as much memory itself; no secondary MMU is asked. */
 } modes[] = {
 	{ "lock", "N", "0x0007" },
 	{ "lockless", "Y", "0x0007" },
 	{ "batched", "Y", "0x000f" },
+	{ "none", "Y", "0x0007", true },
 };
 
 static void guest_code(unsigned long pages, unsigned long page_size)
@@ -118,6 +120,7 @@ int main(int argc, char **argv)
 	const struct mode *mode = NULL;
 	unsigned int rounds = 4, round, group = 0;
 	bool faults = false;
+	void *memory = NULL;
 	struct kvm_vcpu *vcpu;
 	pthread_t thread;
 	struct kvm_vm *vm;
@@ -140,10 +143,11 @@ int main(int argc, char **argv)
 				if (!strcmp(optarg, modes[i].name))
 					mode = &modes[i];
 			}
-			TEST_ASSERT(mode, "-m takes lock, lockless, batched");
+			TEST_ASSERT(mode, "-m takes lock, lockless, batched, none");
 			break;
 		default:
-			printf("usage: %s [-b bytes] [-f] [-i scans] [-m lock|lockless|batched]\n", argv[0]);
+			printf("usage: %s [-b bytes] [-f] [-i scans] [-m lock|lockless|batched|none]\n",
+			       argv[0]);
 			exit(opt != 'h');
 		}
 	}
@@ -165,13 +169,22 @@ int main(int argc, char **argv)
 	}
 
 	for (i = 0; i < ARRAY_SIZE(modes); i++) {
-		if (mode && mode != &modes[i])
+		if ((mode && mode != &modes[i]) || (faults && modes[i].alone))
 			continue;
 		/* A kernel without the switch takes the lock. */
 		if (!access(LOCKLESS, F_OK))
 			set(LOCKLESS, modes[i].lockless);
-		else if (i)
-			break;
+		else if (i && !modes[i].alone)
+			continue;
+		if (modes[i].alone) {
+			kvm_vm_free(vm);
+			vm = NULL;
+			memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+				      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			TEST_ASSERT(memory != MAP_FAILED, "Cannot map memory");
+			/* Pages as small as the guest's; a kernel without huge ones has no such call. */
+			madvise(memory, bytes, MADV_NOHUGEPAGE);
+		}
 		set("/sys/kernel/mm/lru_gen/enabled", modes[i].components);
 		first = fault_rounds();
 		for (round = 0; faults ? fault_rounds() < first + rounds : round < rounds; round++) {
@@ -179,7 +192,9 @@ int main(int argc, char **argv)
 			struct timespec start, took;
 			char command[80];
 
-			if (!faults)
+			if (memory)
+				memset(memory, round + 1, bytes);
+			else if (!faults)
 				use_all(vcpu);
 			snprintf(command, sizeof(command), "+ %u 0 %lu 1 1", group, generation);
 			clock_gettime(CLOCK_MONOTONIC, &start);
@@ -188,7 +203,7 @@ int main(int argc, char **argv)
 			newest(&group, &young);
 			if (faults)
 				continue;
-			printf("%-8s scan %u: %ld ns, %lu anonymous pages young, %lu in the guest\n",
+			printf("%-8s scan %u: %ld ns, %lu anonymous pages young, %lu used\n",
 			       modes[i].name, round, took.tv_sec * 1000000000l + took.tv_nsec,
 			       young, pages);
 		}
@@ -200,6 +215,7 @@ int main(int argc, char **argv)
 		__atomic_store_n(&faulting.stop, true, __ATOMIC_RELAXED);
 		pthread_join(thread, NULL);
 	}
-	kvm_vm_free(vm);
+	if (vm)
+		kvm_vm_free(vm);
 	return 0;
 }
