@@ -84,8 +84,8 @@ pub fn end() -> ! {
 }
 
 #[cfg(target_arch = "aarch64")]
-/// Returns which of the firmware's tables say that EL2 can call PSCI, or why it cannot: ACPI's where
-/// there are some, else the devicetree.
+/// Returns which of the firmware's tables say that EL2 can call PSCI, or why it cannot: ACPI's
+/// where there are some, else the devicetree.
 pub fn can_call_psci() -> Result<&'static str, &'static str> {
     const DEVICETREE: uefi::Guid = uefi::guid!("b1b621d5-f19c-41a5-830b-d9152c69aae0");
     let [acpi, tree] = uefi::system::with_config_table(|entries| {

@@ -88,6 +88,7 @@ mod tests {
         for (offset, value) in fill {
             memory[at + offset..][..value.len()].copy_from_slice(value);
         }
+        memory[at + 9] = 0;
         let sum = memory[at..at + bytes].iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
         memory[at + 9] = sum.wrapping_neg();
     }
@@ -100,8 +101,9 @@ mod tests {
         let places = [0x100, FADT as u64].map(u64::to_le_bytes).concat();
         put(&mut memory, 0x80, b"XSDT", 52, &[(36, &places)]);
         put(&mut memory, 0x100, b"APIC", 44, &[]);
-        let fill: &[(usize, &[u8])] = &[(ARM_BOOT_ARCH, &flags.to_le_bytes())];
-        put(&mut memory, FADT, b"FACP", bytes, if bytes > ARM_BOOT_ARCH { fill } else { &[] });
+        // The specification's own offset.
+        let fill: &[(usize, &[u8])] = &[(129, &flags.to_le_bytes())];
+        put(&mut memory, FADT, b"FACP", bytes, if bytes > 129 { fill } else { &[] });
         memory
     }
 
@@ -125,6 +127,9 @@ mod tests {
             memory[at + 40] ^= 1;
             assert_eq!(found(&memory), Err(DAMAGED), "{at:#x}");
         }
+        let mut short = acpi(1, 276);
+        put(&mut short, 0x80, b"XSDT", 20, &[]);
+        assert_eq!(found(&short), Err(DAMAGED));
         let whole = acpi(1, 276);
         for end in 0..FADT + 276 {
             assert_eq!(found(&whole[..end]), Err(DAMAGED), "{end:#x}");

@@ -77,6 +77,7 @@ impl Cpus for Both {
     const PARTS: &'static [Part<Self>] = &[
         ("no invalidation", |_| ()),
         ("on this CPU alone", |pair| pair.platform.execute(pair.platform.tlbi.local(), &page(0))),
+        ("of another page", |pair| pair.platform.invalidate(&page(1))),
         ("of the page", |pair| pair.platform.invalidate(&page(0))),
     ];
 
