@@ -180,6 +180,8 @@ pub fn unpacked(name: &str, suite: &str, packages: &[&str]) -> anyhow::Result<Pa
     static NEVER: AtomicBool = AtomicBool::new(false);
     let architecture = Architecture::of_this_machine();
     let architecture = architecture.context("Debian's name of this architecture is not known")?;
+    // Two threads of a stage may need the same packages.
+    let _turn = turn();
     let architecture = architecture.debian();
     kept(&format!("packages/{name}-{architecture}"), |folder, tree| {
         eprintln!("fetching {} from Debian's {suite}", packages.join(", "));

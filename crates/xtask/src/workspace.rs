@@ -21,7 +21,7 @@ pub const TESTED: [&str; 4] = [
     "--no-default-features",
     "--features",
     "slat-bench/peers,slat-bench/granules,slat-cli/granules,slat-programs/counts,\
-     slat-programs/work,slat-capi/default,slat-axvm/default",
+     slat-programs/stick,slat-programs/work,slat-capi/default,slat-axvm/default",
 ];
 
 /// Words of cargo that run `slat-bench` as it is tested.

@@ -203,7 +203,10 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
 
     pub fn map(&mut self, gpa: u64, bytes: u64, hpa: u64, attributes: Attributes) {
         self.cache.fill(16).expect("memory for tables");
-        let (at, size) = (range(gpa, bytes), PageSize::SIZE_1G);
+        // The largest up to 1 GiB.
+        let largest = [2, 1].map(C::Format::shift).into_iter().find(|shift| *shift <= 30);
+        let size = PageSize::from_bytes(1 << largest.expect("a block")).expect("a size");
+        let at = range(gpa, bytes);
         let mapped = self.guard.map(at, Hpa(hpa), attributes, size, &mut self.cache);
         mapped.expect("nothing is in the way");
     }
@@ -242,7 +245,10 @@ impl<C: Cpu, W: Write> Claims<'_, '_, C, W> {
         self.rights();
         self.ages();
         self.sealed();
-        self.sizes();
+        // Arm's larger granules have no block that fits into the claims' memory.
+        if 1 << C::Format::shift(1) == M2 {
+            self.sizes();
+        }
     }
 
     fn translates(&mut self) {

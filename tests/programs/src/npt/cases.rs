@@ -283,9 +283,16 @@ pub fn run() -> bool {
     right
 }
 
-/// Makes tables and a guest, and checks them; returns whether all was right.
-fn check(fault: Option<&'static Fault>) -> bool {
-    let Some(format) = cpu::format(fault.is_none()) else { return false };
+/// Lets `work` have a platform, empty tables, and a guest's memory, which is empty too.
+pub fn with_tables<R>(
+    format: Tree,
+    work: impl for<'t, 'p> FnOnce(
+        &'p Machine,
+        &'t Tables<'p, Tree, Machine>,
+        GuardOf<'t, 'p>,
+        TableCache<'p, Tree, Machine>,
+    ) -> R,
+) -> R {
     let machine = Machine::new();
     MEMORY.clear();
     let bits = format.output_bits.min(if format.five_levels { 52 } else { 48 });
@@ -294,28 +301,33 @@ fn check(fault: Option<&'static Fault>) -> bool {
     let mut cache = TableCache::new(&machine, &mut storage);
     cache.fill(16).expect("frames");
     let mut reader = Reader::register(&machine).expect("a reader slot");
-    let mut guest = tables.enter(&mut reader).expect("the same platform");
+    let guard = tables.enter(&mut reader).expect("the same platform");
+    work(&machine, &tables, guard, cache)
+}
 
-    let unused = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
-    let hpa = Hpa(MEMORY.hpa());
-    guest.map(range(0, LOW), hpa, unused, PageSize::SIZE_4K, &mut cache).expect("frames");
-    let (block, at) = (range(BLOCK, 2 * M), Hpa(hpa.0 + BLOCK));
-    guest.map(block, at, unused, PageSize::SIZE_2M, &mut cache).expect("frames");
-    cpu::prepare(&MEMORY);
-    let vcpu = &cpu::VCPUS[0];
-    vcpu.create(&tables.guest_root());
-    let levels = usize::from(tables.geometry().root_level) + 1;
-    let root = tables.root().0;
-    let address_bits = format.output_bits;
-    let mut fixture =
-        Fixture { machine: &machine, vcpu, root, levels, address_bits, fault, right: true };
-    marks(&mut fixture, &mut guest);
-    faults(&mut fixture, &mut guest);
-    subtrees(&mut fixture, &mut guest);
-    blocks(&mut fixture, &mut guest, &mut cache);
-    if fault.is_none() {
-        cpu::cases(&mut fixture, &mut guest, &mut cache);
-    }
-    cpu::off();
-    fixture.right
+/// Makes a guest, and checks its tables; returns whether all was right.
+fn check(fault: Option<&'static Fault>) -> bool {
+    let Some(format) = cpu::format(fault.is_none()) else { return false };
+    with_tables(format, |machine, tables, mut guest, mut cache| {
+        let unused = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
+        let hpa = Hpa(MEMORY.hpa());
+        guest.map(range(0, LOW), hpa, unused, PageSize::SIZE_4K, &mut cache).expect("frames");
+        let (block, at) = (range(BLOCK, 2 * M), Hpa(hpa.0 + BLOCK));
+        guest.map(block, at, unused, PageSize::SIZE_2M, &mut cache).expect("frames");
+        cpu::prepare(&MEMORY);
+        let vcpu = &cpu::VCPUS[0];
+        vcpu.create(&tables.guest_root());
+        let levels = usize::from(tables.geometry().root_level) + 1;
+        let (root, address_bits) = (tables.root().0, format.output_bits);
+        let mut fixture = Fixture { machine, vcpu, root, levels, address_bits, fault, right: true };
+        marks(&mut fixture, &mut guest);
+        faults(&mut fixture, &mut guest);
+        subtrees(&mut fixture, &mut guest);
+        blocks(&mut fixture, &mut guest, &mut cache);
+        if fault.is_none() {
+            cpu::cases(&mut fixture, &mut guest, &mut cache);
+        }
+        cpu::off();
+        fixture.right
+    })
 }

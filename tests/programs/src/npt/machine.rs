@@ -1,45 +1,31 @@
 //! The bare machine: entry, memory, serial port, end.
 
+#[path = "../memory.rs"]
+mod memory;
+
 use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
 use core::panic::PanicInfo;
+pub use memory::Memory;
 
 global_asm!(include_str!("start.s"));
 global_asm!(include_str!("rom.s"));
 
-/// Memory that hardware and this program share, at its own physical address.
+/// A part of this program's image, whose linear addresses are physical ones.
 #[repr(C, align(2097152))]
-pub struct Memory<const BYTES: usize>(UnsafeCell<[u8; BYTES]>);
+pub struct Place<const BYTES: usize>(UnsafeCell<[u8; BYTES]>);
 
 // SAFETY: one CPU runs one program, which holds no reference into it.
-unsafe impl<const BYTES: usize> Sync for Memory<BYTES> {}
+unsafe impl<const BYTES: usize> Sync for Place<BYTES> {}
 
-impl<const BYTES: usize> Memory<BYTES> {
+impl<const BYTES: usize> Place<BYTES> {
     pub const fn new() -> Self {
         Self(UnsafeCell::new([0; BYTES]))
     }
 
-    /// Linear addresses are physical ones.
     pub fn hpa(&self) -> u64 {
         self.0.get() as u64
-    }
-
-    pub fn read(&self, at: u64) -> u64 {
-        assert!(at.is_multiple_of(8) && at < BYTES as u64);
-        // SAFETY: aligned and inside; hardware may change it at any time.
-        unsafe { ((self.hpa() + at) as *const u64).read_volatile() }
-    }
-
-    /// Fills it with zeroes.
-    pub fn clear(&self) {
-        (0..BYTES as u64).step_by(8).for_each(|at| self.write(at, 0));
-    }
-
-    pub fn write(&self, at: u64, value: u64) {
-        assert!(at.is_multiple_of(8) && at < BYTES as u64);
-        // SAFETY: aligned and inside, and no reference to it exists.
-        unsafe { ((self.hpa() + at) as *mut u64).write_volatile(value) }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Arm's stage 2, with the 4K granule, where the firmware leaves EL2 to its programs.
+//! Arm's stage 2, where the firmware leaves EL2 to its programs: with the 4K granule, and with 64K
+//! and 52 bits where the CPU has FEAT_LPA.
 
 mod el2;
 #[path = "../../../../hypervisor/src/el2/execute.rs"]
@@ -11,13 +12,15 @@ use crate::run::Parts;
 use core::fmt::Write;
 use core::sync::atomic::Ordering::SeqCst;
 use el2::{CALL, Machine, id_registers, load_root, read, run, write_code};
-use slat::format::arm64::Arm64K4;
+use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{Attributes, Invalidation, Platform, Reader, TableCache, Tables, Vmid};
 
+/// The tables of the cases of two CPUs.
 type Tree = Arm64K4;
 const VMID: Vmid = Vmid(1);
 /// Of the guest.
 const ADDRESS_BITS: u32 = 39;
+const WIDE_ADDRESS_BITS: u32 = 52;
 /// The guest's memory: pages, then a block.
 static MEMORY: Memory<{ 4 << 20 }> = Memory::new();
 
@@ -41,10 +44,10 @@ pub fn find() -> Result<Parts, &'static str> {
     Ok(Parts { claims, second: second::run, times: || () })
 }
 
-struct El2<'p>(&'p Machine);
+struct El2<'p, const SHIFT: u32, const WIDE: bool>(&'p Machine);
 
-impl Cpu for El2<'_> {
-    type Format = Tree;
+impl<const SHIFT: u32, const WIDE: bool> Cpu for El2<'_, SHIFT, WIDE> {
+    type Format = Arm64<SHIFT, WIDE>;
     type Platform = Machine;
     const SAYS_WHY: bool = true;
     const CALL: u64 = CALL;
@@ -71,26 +74,40 @@ impl Cpu for El2<'_> {
 }
 
 fn claims() {
-    let wrong = judge::<El2<'_>>(Serial, check);
+    let mut wrong =
+        judge::<El2<'_, 12, false>>(Serial, |fault| check::<12, false>("4K", ADDRESS_BITS, fault));
+    match id_registers().format::<16, true>() {
+        Ok(_) => {
+            wrong += judge::<El2<'_, 16, true>>(Serial, |fault| {
+                check::<16, true>("64K, 52 bits", WIDE_ADDRESS_BITS, fault)
+            });
+        }
+        Err(missing) => _ = writeln!(Serial, "64K, 52 bits: {missing}"),
+    }
     crate::run::RIGHT.store(wrong == 0, SeqCst);
 }
 
-fn check(fault: Option<Fault>) -> u32 {
+/// Checks tables of this granule, near the end of so many bits of addresses.
+fn check<const SHIFT: u32, const WIDE: bool>(
+    name: &'static str,
+    bits: u32,
+    fault: Option<Fault>,
+) -> u32 {
     let id = id_registers();
-    let format: Tree = id.format().expect("`find` has seen it");
+    let format: Arm64<SHIFT, WIDE> = id.format().expect("the caller has seen it");
     let machine = Machine::new(&id, &format);
-    let tables = Tables::new(format, VMID, ADDRESS_BITS, &machine).expect("a frame");
+    let tables = Tables::new(format, VMID, bits, &machine).expect("a frame");
     load_root(&tables.guest_root(), &id);
     let mut storage = [const { None }; 16];
     let mut reader = Reader::register(&machine).expect("a reader slot");
     let mut claims = Claims {
-        cpu: El2(&machine),
+        cpu: El2::<SHIFT, WIDE>(&machine),
         tables: &tables,
         guard: tables.enter(&mut reader).expect("the same platform"),
         cache: TableCache::new(&machine, &mut storage),
         out: Serial,
-        name: "stage 2",
-        at: 16 * M2,
+        name,
+        at: (1 << bits) - 16 * M2,
         pages: MEMORY.hpa() + 0x1_0000,
         block: MEMORY.hpa() + M2,
         wrong: 0,
@@ -99,7 +116,7 @@ fn check(fault: Option<Fault>) -> u32 {
     };
     write_code(MEMORY.hpa());
     let code = Attributes { write: false, dirty: false, ..Attributes::RAM };
-    claims.map(0, 4096, MEMORY.hpa(), code);
+    claims.map(0, 1 << SHIFT, MEMORY.hpa(), code);
     claims.check();
     claims.wrong
 }

@@ -1,5 +1,7 @@
 //! The firmware's services: screen, file, other CPUs, and the end.
 
+#[cfg(target_arch = "aarch64")]
+use super::psci;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::fmt::Write;
@@ -13,6 +15,8 @@ use uefi::boot;
 use uefi::boot::{EventType, Tpl};
 use uefi::proto::pi::mp::MpServices;
 use uefi::runtime::{self, ResetType};
+#[cfg(target_arch = "aarch64")]
+use uefi::table::cfg::ConfigTableEntry;
 use uefi::{CStr16, Status};
 
 /// Bytes of the report.
@@ -77,6 +81,31 @@ pub fn end() -> ! {
         boot::stall(Duration::from_secs(60));
     }
     runtime::reset(ResetType::SHUTDOWN, Status::SUCCESS, None)
+}
+
+#[cfg(target_arch = "aarch64")]
+/// Returns which of the firmware's tables say that EL2 can call PSCI, or why it cannot: ACPI's
+/// where there are some, else the devicetree.
+pub fn can_call_psci() -> Result<&'static str, &'static str> {
+    const DEVICETREE: uefi::Guid = uefi::guid!("b1b621d5-f19c-41a5-830b-d9152c69aae0");
+    let [acpi, tree] = uefi::system::with_config_table(|entries| {
+        [ConfigTableEntry::ACPI2_GUID, DEVICETREE].map(|guid| {
+            entries.iter().find(|entry| entry.guid == guid).map(|entry| entry.address.addr())
+        })
+    });
+    // SAFETY: the firmware's tables stay, in memory that is mapped at its own address.
+    let read = |at: u64, bytes| unsafe {
+        (at != 0).then(|| core::slice::from_raw_parts(at as *const u8, bytes))
+    };
+    match (acpi, tree) {
+        (Some(rsdp), _) => psci::by_acpi(rsdp as u64, read).map(|()| "ACPI"),
+        (None, Some(tree)) => {
+            let size = read(tree as u64 + 4, 4).and_then(|size| size.try_into().ok());
+            let size = size.map_or(0, u32::from_be_bytes) as usize;
+            psci::by_devicetree(read(tree as u64, size).unwrap_or_default()).map(|()| "devicetree")
+        }
+        (None, None) => Err("the firmware has neither ACPI tables nor a devicetree"),
+    }
 }
 
 /// The numbers of the other CPUs, as far as the firmware lends them.

@@ -23,6 +23,9 @@ mod pair;
 #[cfg(all(target_os = "uefi", target_arch = "x86_64"))]
 #[path = "../npt/platform.rs"]
 mod platform;
+#[cfg(any(test, all(target_os = "uefi", target_arch = "aarch64")))]
+#[path = "arm/psci.rs"]
+mod psci;
 #[cfg(target_os = "uefi")]
 mod run;
 #[cfg(all(target_os = "uefi", target_arch = "x86_64"))]

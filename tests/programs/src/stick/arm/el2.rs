@@ -5,6 +5,7 @@ use crate::machine::Memory;
 use core::arch::{asm, global_asm};
 use core::cell::Cell;
 use core::ptr::NonNull;
+use slat::format::arm64::Arm64;
 use slat::format::arm64::fault::{Abort, Kind};
 use slat::format::arm64::id::IdRegisters;
 use slat::format::arm64::tlbi::Tlbi;
@@ -67,7 +68,10 @@ pub fn id_registers() -> IdRegisters {
 }
 
 /// Loads a guest's tables on this CPU.
-pub fn load_root(root: &GuestRoot<super::Tree>, id: &IdRegisters) {
+pub fn load_root<const SHIFT: u32, const WIDE: bool>(
+    root: &GuestRoot<Arm64<SHIFT, WIDE>>,
+    id: &IdRegisters,
+) {
     write!("vtcr_el2", root.vtcr(id).expect("the CPU's own format"));
     write!("vttbr_el2", root.vttbr(id).expect("the CPU's own format"));
     write!("sctlr_el1", SCTLR_EL1);
@@ -132,7 +136,8 @@ pub fn write_code(hpa: u64) {
     unsafe { asm!("ic ialluis", "dsb ish", "isb") };
 }
 
-const FRAMES: u64 = 128;
+/// Tables of 64K are the largest.
+const FRAMES: u64 = 1024;
 static TABLES: Memory<{ FRAMES as usize * 4096 }> = Memory::new();
 
 /// The platform: takes table pages from a piece of memory that is large enough, and uses none
@@ -148,7 +153,10 @@ pub struct Machine {
 
 impl Machine {
     /// The platform. No other is in use.
-    pub fn new(id: &IdRegisters, format: &super::Tree) -> Self {
+    pub fn new<const SHIFT: u32, const WIDE: bool>(
+        id: &IdRegisters,
+        format: &Arm64<SHIFT, WIDE>,
+    ) -> Self {
         TABLES.clear();
         Self {
             used: Cell::new(0),

@@ -2,6 +2,7 @@
 
 use super::el2::{Machine, clean, id_registers, load_root, read, repeat, write_code};
 use super::{MEMORY, Tree, VMID};
+use crate::firmware::can_call_psci;
 use crate::machine::{Memory, Serial};
 use crate::pair::{Cpus, Pair, Part, addresses};
 use core::arch::asm;
@@ -76,6 +77,7 @@ impl Cpus for Both {
     const PARTS: &'static [Part<Self>] = &[
         ("no invalidation", |_| ()),
         ("on this CPU alone", |pair| pair.platform.execute(pair.platform.tlbi.local(), &page(0))),
+        ("of another page", |pair| pair.platform.invalidate(&page(1))),
         ("of the page", |pair| pair.platform.invalidate(&page(0))),
     ];
 
@@ -116,6 +118,13 @@ fn start() -> bool {
 
 /// Checks all changes with this CPU and another; returns whether all were right.
 pub fn run() -> bool {
+    let _ = match can_call_psci() {
+        Ok(tables) => writeln!(Serial, "PSCI is by SMC, says the firmware's {tables}"),
+        Err(reason) => {
+            let _ = writeln!(Serial, "no case of two CPUs: {reason}");
+            return true;
+        }
+    };
     let id = id_registers();
     let Ok(format) = id.format() else { return false };
     let machine = Machine::new(&id, &format);
@@ -130,7 +139,7 @@ pub fn run() -> bool {
     load_root(&root, &id);
     ROOT.store(&raw mut root, SeqCst);
     if !start() {
-        let _ = writeln!(Serial, "PSCI starts no second CPU: no case of two");
+        let _ = writeln!(Serial, "no case of two CPUs: PSCI starts no second one");
         return true;
     }
     let right = pair.run(&mut Serial);

@@ -1,7 +1,7 @@
 //! The second CPU, as the firmware lends it, and invalidations of both. An entry of the guest alone
 //! invalidates here, by the CPU that executes it: so the second one leaves and enters again.
 
-use super::cases::MEMORY;
+use super::cases::{MEMORY, with_tables};
 use super::cpu::{self, Does, EXIT_CALL, Tree, VCPUS};
 use super::firmware;
 use super::machine::Serial;
@@ -10,7 +10,7 @@ use super::platform::Machine;
 use core::fmt::Write;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::SeqCst};
-use slat::{GuestRoot, Reader, TableCache, Tables, Vmid};
+use slat::GuestRoot;
 
 const PAGE: u64 = 4096;
 /// mov rax, [rdi]; mov [rsi], rax; inc qword [rdi + 16]; inc qword [rsi + 16];
@@ -78,36 +78,29 @@ impl Cpus for Both {
 /// Checks all changes with this CPU and another; returns whether all were right.
 pub fn run() -> bool {
     let Some(number) = firmware::others().next() else {
-        let _ = writeln!(Serial, "one CPU: no case of two");
+        let _ = writeln!(Serial, "no case of two CPUs: the firmware lends one");
         return true;
     };
     let Some(format) = cpu::format(false) else { return false };
-    let machine = Machine::new();
-    MEMORY.clear();
-    let bits = if format.five_levels { 52 } else { 48 };
-    let bits = format.output_bits.min(bits);
-    let tables = Tables::new(format, Vmid(1), bits, &machine).expect("a frame");
-    let mut storage = [const { None }; 16];
-    let cache = TableCache::new(&machine, &mut storage);
-    let mut reader = Reader::register(&machine).expect("a reader slot");
-    let guard = tables.enter(&mut reader).expect("the same platform");
-    let mut pair = Pair::<Both>::new(&machine, guard, cache, MEMORY.hpa());
-    cpu::prepare(&MEMORY);
-    let [program, ..] = addresses(PAGE);
-    (program..).step_by(8).zip(CODE).for_each(|(at, word)| MEMORY.write(at, word));
-    let mut root = tables.guest_root();
-    // Takes the second's memory from the firmware, which serves this CPU only.
-    VCPUS[1].create(&root);
-    cpu::off();
-    VCPUS[0].create(&root);
-    ROOT.store(&raw mut root, SeqCst);
-    let Some(ended) = firmware::beside(number, second) else {
-        let _ = writeln!(Serial, "wrong: the firmware does not start CPU {number}");
-        return false;
-    };
-    let right = pair.run(&mut Serial);
-    NEXT.store(END, SeqCst);
-    firmware::wait(ended);
-    cpu::off();
-    right
+    with_tables(format, |machine, tables, guard, cache| {
+        let mut pair = Pair::<Both>::new(machine, guard, cache, MEMORY.hpa());
+        cpu::prepare(&MEMORY);
+        let [program, ..] = addresses(PAGE);
+        (program..).step_by(8).zip(CODE).for_each(|(at, word)| MEMORY.write(at, word));
+        let mut root = tables.guest_root();
+        // Takes the second's memory from the firmware, which serves this CPU only.
+        VCPUS[1].create(&root);
+        cpu::off();
+        VCPUS[0].create(&root);
+        ROOT.store(&raw mut root, SeqCst);
+        let Some(ended) = firmware::beside(number, second) else {
+            let _ = writeln!(Serial, "wrong: the firmware does not start CPU {number}");
+            return false;
+        };
+        let right = pair.run(&mut Serial);
+        NEXT.store(END, SeqCst);
+        firmware::wait(ended);
+        cpu::off();
+        right
+    })
 }

@@ -1,17 +1,14 @@
 //! Times of the engine's operations, beside those of the machine that limit them. They are
 //! printed; nothing is claimed.
 
-use super::cases::{MEMORY, range};
-use super::cpu::{self, Does, VCPUS};
+use super::cases::{GuardOf, MEMORY, range, with_tables};
+use super::cpu::{self, Does, Tree, VCPUS, Vcpu};
 use super::machine::{Memory, Serial};
 use super::platform::Machine;
 use core::arch::asm;
 use core::fmt::Write;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use slat::{
-    Access, AgeBitmaps, AgeOptions, Attributes, Hpa, PageSize, Reader, TableCache, Tables,
-    UnmapEntry, Vmid,
-};
+use slat::{Access, AgeBitmaps, AgeOptions, Attributes, Hpa, PageSize, TableCache, UnmapEntry};
 
 /// The best of so many is printed.
 const ROUNDS: usize = 16;
@@ -51,21 +48,17 @@ impl Best {
 /// Times all.
 pub fn run() {
     let Some(format) = cpu::format(false) else { return };
-    let machine = Machine::new();
-    MEMORY.clear();
-    let bits = format.output_bits.min(if format.five_levels { 52 } else { 48 });
-    let tables = Tables::new(format, Vmid(1), bits, &machine).expect("a frame");
-    let mut storage = [const { None }; 16];
-    let mut cache = TableCache::new(&machine, &mut storage);
-    cache.fill(16).expect("frames");
-    let mut reader = Reader::register(&machine).expect("a reader slot");
-    let mut guard = tables.enter(&mut reader).expect("the same platform");
-    let (low, at) = (range(0, 0x10_000), Hpa(MEMORY.hpa()));
-    guard.map(low, at, Attributes::RAM, PageSize::SIZE_4K, &mut cache).expect("frames");
-    cpu::prepare(&MEMORY);
-    let vcpu = &VCPUS[0];
-    vcpu.create(&tables.guest_root());
+    with_tables(format, |_, tables, mut guard, mut cache| {
+        let (low, at) = (range(0, 0x10_000), Hpa(MEMORY.hpa()));
+        guard.map(low, at, Attributes::RAM, PageSize::SIZE_4K, &mut cache).expect("frames");
+        cpu::prepare(&MEMORY);
+        VCPUS[0].create(&tables.guest_root());
+        time(&VCPUS[0], guard, cache);
+    });
+}
 
+fn time<'p>(vcpu: &Vcpu, mut guard: GuardOf<'_, 'p>, mut cache: TableCache<'p, Tree, Machine>) {
+    let at = Hpa(MEMORY.hpa());
     let never = u64::MAX;
     let [mut store, mut exchange, mut entry, mut flushed] = [
         Best("limit: a store of an entry", PAGES, never),
