@@ -171,7 +171,8 @@ impl Account {
         &mut self.sums[cause as usize]
     }
 
-    /// Takes a sample, whose vCPUs had `of` nanoseconds. `swapped`: bytes in swap before it.
+    /// Takes a sample, whose vCPUs had `of` nanoseconds. `swapped`: the most bytes that were in
+    /// swap around it.
     fn take(&mut self, sample: &Sample, of: f64, swapped: Option<u64>) {
         let count = |metric| sample.guest.get(&metric).copied();
         let ns = |metric| count(metric).map(|ns| ns as f64);
@@ -196,10 +197,8 @@ impl Account {
             let all = ns(Metric::PressureFullNs).unwrap_or(0.0) * vcpus;
             some.max(all)
         });
-        let swap = count(Metric::SwapBytes);
-        let most = swap.max(swapped).filter(|bytes| *bytes > 0);
-        self.swap = self.swap.max(swap).max(swapped);
-        let read = if most.is_some() { C::Swap } else { C::HostMajorFaults };
+        self.swap = self.swap.max(swapped);
+        let read = if swapped > Some(0) { C::Swap } else { C::HostMajorFaults };
         let reads = count(Metric::HostMajorFaults);
         if let Some(reads) = reads {
             self.of(read).count(sample, reads);
@@ -256,22 +255,27 @@ fn share_of_reads(sample: &Sample, reads: u64) -> f64 {
     }
 }
 
+/// Samples, on each side, of which any tells that reads were of swap.
+const AROUND: usize = 3;
+
 /// Returns the verdict on a guest.
 pub fn of(guest: &GuestTotal) -> Verdict {
     let mut account = Account::default();
-    let (mut all, mut swapped) = (0.0, None);
-    for sample in &guest.samples {
+    let mut all = 0.0;
+    for (at, sample) in guest.samples.iter().enumerate() {
         let vcpus = sample.vcpus.len().max(guest.vcpus.len().min(1));
         let of = sample.seconds * 1e9 * vcpus as f64;
         if of > 0.0 && of.is_finite() {
             all += of;
+            // What is read back at once is in swap between two samples alone.
+            let around = guest.samples.iter().skip(at.saturating_sub(AROUND)).take(2 * AROUND);
+            let swapped = around.filter_map(|it| it.guest.get(&Metric::SwapBytes).copied()).max();
             account.take(sample, of, swapped);
             idle(account.of(C::Idle), sample, of);
             if let Some(count) = sample.guest.get(&Metric::Invalidations) {
                 account.of(C::Unmapped).count(sample, *count);
             }
         }
-        swapped = sample.guest.get(&Metric::SwapBytes).copied();
     }
     let mut causes: Vec<(f64, Found)> =
         C::ALL.into_iter().filter_map(|cause| found(cause, &account, guest, all)).collect();

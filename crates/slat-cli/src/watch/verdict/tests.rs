@@ -171,6 +171,21 @@ fn shares_that_overlap_are_no_more_than_idleness_and_own_code_leave() {
     assert!((of(&both).stood_still.unwrap() - 0.4).abs() < 0.01);
 }
 
+/// Pages that are read back at once are seen in swap by few samples.
+#[test]
+fn reads_are_of_swap_if_anything_is_in_swap_within_three_samples_of_them() {
+    let mut often = guest(&[(C::Swap, 0.3)], |_| true);
+    let empty = |it: &mut Sample| it.guest.insert(Metric::SwapBytes, 0);
+    for (at, sample) in often.samples.iter_mut().enumerate().filter(|(at, _)| at % 3 != 1) {
+        assert!(empty(sample).is_some(), "{at}");
+    }
+    assert_eq!(order(&often), [C::Swap]);
+    let mut once = guest(&[(C::Swap, 0.3)], |_| true);
+    once.samples.iter_mut().skip(1).for_each(|it| _ = empty(it));
+    let causes = order(&once);
+    assert!(causes.contains(&C::HostMajorFaults) && causes.contains(&C::Swap), "{causes:?}");
+}
+
 #[test]
 fn a_guest_in_swap_has_the_pressure_of_its_group_in_its_verdict() {
     let mut swapped = guest(&[(C::Swap, 0.3)], |_| true);
