@@ -14,12 +14,7 @@ fn fault_and_host_writes() {
     let guest = uncached(world, ram);
     let mut writes = worker(guest);
     writes.set_memslot(memslot(false)).unwrap();
-    let reads = Sent(vcpu(guest));
-    let thread = spawn(move || {
-        let mut vcpu = reads.get();
-        vcpu.fault(Gpa(0), Access::Read);
-        Sent(vcpu)
-    });
+    let thread = faulting(vcpu(guest), 0, Access::Read);
     world.cached.store(1, Ordering::Release);
     writes.host_wrote(all(), Maintenance::Data);
     let mut vcpu = thread.join().unwrap().get();
@@ -37,12 +32,7 @@ fn fault_and_set_way() {
     let mut writes = vcpu_of(guest, 1);
     writes.set_caches(true);
     writes.fault(Gpa(0), Access::Write);
-    let reads = Sent(vcpu_of(guest, 0));
-    let thread = spawn(move || {
-        let mut vcpu = reads.get();
-        vcpu.fault(Gpa(0), Access::Read);
-        Sent(vcpu)
-    });
+    let thread = faulting(vcpu_of(guest, 0), 0, Access::Read);
     world.cached.store(1, Ordering::Release);
     writes.set_way();
     let mut vcpu = thread.join().unwrap().get();

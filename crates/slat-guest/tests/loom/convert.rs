@@ -19,12 +19,7 @@ fn fault_and_conversion(block: u64, to: MemoryKind, before: bool) {
     if before {
         faults.fault(Gpa(0), Access::Write);
     }
-    let faults = Sent(faults);
-    let thread = spawn(move || {
-        let mut vcpu = faults.get();
-        vcpu.fault(Gpa(0), Access::Write);
-        Sent(vcpu)
-    });
+    let thread = faulting(faults, 0, Access::Write);
     let page = GpaRange::new(Gpa(0), PAGE).unwrap();
     setup.convert(page, to, |_| {}).unwrap();
     let hpa = if to == MemoryKind::Shared { OLD } else { PRIVATE };
@@ -73,12 +68,7 @@ fn fetch_and_conversion(page: u64) {
     let mut fetches = vcpu(guest);
     fetches.fault(Gpa(0), Access::Execute);
     setup.set_execute_huge(ExecuteHuge::Split).unwrap();
-    let fetches = Sent(fetches);
-    let thread = spawn(move || {
-        let mut vcpu = fetches.get();
-        vcpu.fault(Gpa(0), Access::Execute);
-        Sent(vcpu)
-    });
+    let thread = faulting(fetches, 0, Access::Execute);
     setup.convert(GpaRange::new(Gpa(page), PAGE).unwrap(), MemoryKind::Shared, |_| {}).unwrap();
     let mut vcpu = thread.join().unwrap().get();
     let other = BLOCK - PAGE - page;

@@ -35,12 +35,7 @@ fn fault_and_host(before: bool) {
     if before {
         faults.fault(Gpa(0), Access::Write);
     }
-    let faults = Sent(faults);
-    let thread = spawn(move || {
-        let mut vcpu = faults.get();
-        vcpu.fault(Gpa(0), Access::Write);
-        Sent(vcpu)
-    });
+    let thread = faulting(faults, 0, Access::Write);
     let invalidation = takes.invalidate(page(), |_| {
         assert_eq!(world.told(0), None, "the page is given back before");
     });
@@ -55,12 +50,7 @@ fn grant_and_host() {
     let (world, guest, mut takes) = with_devices(Ram::that_grants());
     let mut faults = vcpu(guest);
     faults.fault(Gpa(0), Access::Read);
-    let faults = Sent(faults);
-    let thread = spawn(move || {
-        let mut vcpu = faults.get();
-        vcpu.fault(Gpa(0), Access::Write);
-        Sent(vcpu)
-    });
+    let thread = faulting(faults, 0, Access::Write);
     drop(takes.invalidate(page(), |_| {}));
     drop(thread.join().unwrap());
     follow(world, &mut takes);
@@ -71,12 +61,7 @@ fn fault_and_hold() {
     let (world, guest, mut holds) = with_devices(Ram::new(PAGE));
     let mut faults = vcpu(guest);
     faults.fault(Gpa(0), Access::Write);
-    let faults = Sent(faults);
-    let thread = spawn(move || {
-        let mut vcpu = faults.get();
-        vcpu.fault(Gpa(0), Access::Write);
-        Sent(vcpu)
-    });
+    let thread = faulting(faults, 0, Access::Write);
     let held = holds.freeze_writes(page());
     let write = |told: Option<(u64, bool)>| told.is_some_and(|(_, write)| write);
     assert!(!write(world.told(0)), "a device writes what is held");

@@ -173,41 +173,28 @@ pub struct Ram {
 
 impl Ram {
     pub fn new(block: u64) -> &'static Self {
-        let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
-        Box::leak(Box::new(Self { at, block, content, gone: None, shared: false, grants: false }))
+        Box::leak(Box::new(Self::that_stays(block)))
     }
 
     /// Makes memory that can go without a lock.
     pub fn that_goes(block: u64) -> &'static Self {
-        let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
         let gone = Some(AtomicU64::new(0));
-        Box::leak(Box::new(Self { at, block, content, gone, shared: false, grants: false }))
+        Box::leak(Box::new(Self { gone, ..Self::that_stays(block) }))
     }
 
     /// Makes pages that a fault makes writable in place.
     pub fn that_grants() -> &'static Self {
-        let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
-        Box::leak(Box::new(Self {
-            at,
-            block: PAGE,
-            content,
-            gone: None,
-            shared: false,
-            grants: true,
-        }))
+        Box::leak(Box::new(Self { grants: true, ..Self::that_stays(PAGE) }))
     }
 
     /// Makes pages that are shared until the guest writes.
     pub fn that_is_shared() -> &'static Self {
+        Box::leak(Box::new(Self { shared: true, ..Self::that_stays(PAGE) }))
+    }
+
+    fn that_stays(block: u64) -> Self {
         let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
-        Box::leak(Box::new(Self {
-            at,
-            block: PAGE,
-            content,
-            gone: None,
-            shared: true,
-            grants: false,
-        }))
+        Self { at, block, content, gone: None, shared: false, grants: false }
     }
 }
 
@@ -426,6 +413,16 @@ pub fn spawn<T: 'static>(run: impl FnOnce() -> T + 'static) -> Thread<T> {
     let (run, words) = (Carried(run), 0x1_0000);
     let started = loom::thread::Builder::new().stack_size(words).spawn(move || run.run());
     Thread(started.unwrap())
+}
+
+/// Starts a thread in which the vCPU faults on `gpa`, and which gives the vCPU back.
+pub fn faulting(vcpu: TheVcpu, gpa: u64, access: Access) -> Thread<Sent<TheVcpu>> {
+    let vcpu = Sent(vcpu);
+    spawn(move || {
+        let mut vcpu = vcpu.get();
+        vcpu.fault(Gpa(gpa), access);
+        Sent(vcpu)
+    })
 }
 
 /// Explores a model with at most `preemptions` preemptions in an execution, and prints the cost.

@@ -16,12 +16,7 @@ fn write_and_hold(logged: bool) {
         writes.fault(Gpa(0), Access::Read);
         assert!(!writable(&mut holds, 0));
     }
-    let writes = Sent(writes);
-    let thread = spawn(move || {
-        let mut vcpu = writes.get();
-        vcpu.fault(Gpa(0), Access::Write);
-        Sent(vcpu)
-    });
+    let thread = faulting(writes, 0, Access::Write);
     let held = holds.freeze_writes(HvaRange { start: Hva(HOST), bytes: 2 * BLOCK });
     assert!(!writable(&mut holds, 0), "when it returns nobody writes");
     let vcpu = thread.join().unwrap();

@@ -37,12 +37,7 @@ fn fault_and_host_at(block: u64, first: u64, bytes: u64, before: bool) {
     if before {
         faults.fault(Gpa(0), Access::Write);
     }
-    let faults = Sent(faults);
-    let thread = spawn(move || {
-        let mut vcpu = faults.get();
-        vcpu.fault(Gpa(0), Access::Write);
-        Sent(vcpu)
-    });
+    let thread = faulting(faults, 0, Access::Write);
     take_from(setup, ram, first, bytes);
     let mut vcpu = thread.join().unwrap().get();
     let found = at(vcpu.worker(), first);
@@ -104,12 +99,7 @@ fn fault_and_eviction(block: u64, before: bool) {
     if before {
         faults.fault(Gpa(0), Access::Read);
     }
-    let faults = Sent(faults);
-    let thread = spawn(move || {
-        let mut vcpu = faults.get();
-        vcpu.fault(Gpa(0), Access::Write);
-        Sent(vcpu)
-    });
+    let thread = faulting(faults, 0, Access::Write);
     ram.gone.as_ref().unwrap().store(1, Ordering::Release);
     setup.evict(&[HvaRange { start: Hva(HOST), bytes: PAGE }], |_| {});
     let found = at(&mut setup, 0);

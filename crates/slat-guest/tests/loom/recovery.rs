@@ -46,12 +46,7 @@ fn recover_and_log() {
 
 fn recover_and_execute() {
     let (_, _, recovers, vcpu) = split();
-    let vcpu = Sent(vcpu);
-    let thread = spawn(move || {
-        let mut vcpu = vcpu.get();
-        vcpu.fault(Gpa(PAGE), Access::Execute);
-        Sent(vcpu)
-    });
+    let thread = faulting(vcpu, PAGE, Access::Execute);
     let mut worker = recovers;
     let recovered = worker.recover_huge_pages();
     drop(thread.join().unwrap());

@@ -89,12 +89,7 @@ fn write_and_private_fault() {
     setup.set_memslot(MemslotSpec { private, ..memslot(1, BLOCK) }).unwrap();
     let page = slat::GpaRange::new(Gpa(BLOCK), PAGE).unwrap();
     setup.convert(page, MemoryKind::Private, |_| {}).unwrap();
-    let faults = Sent(vcpu(guest));
-    let thread = spawn(move || {
-        let mut vcpu = faults.get();
-        vcpu.fault(Gpa(BLOCK), Access::Write);
-        Sent(vcpu)
-    });
+    let thread = faulting(vcpu(guest), BLOCK, Access::Write);
     setup.prefault(slat::GpaRange::new(Gpa(0), PAGE).unwrap(), Access::Write, || false);
     drop(thread.join().unwrap());
     // The machine knows the private page exactly as long as it is mapped.
