@@ -8,8 +8,8 @@ use core::fmt;
 ///
 /// Everything before `at` is done, unless the operation's `# Errors` say that nothing is. The guard
 /// has counted what was done. From `at` on no translation, right or state has changed; but a table
-/// without leaves may have been linked, and a split that was contended may have split blocks
-/// further on.
+/// without leaves may have been linked, and a split beside other threads, or beside a guest that
+/// used a block meanwhile, may have split blocks further on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stopped<E> {
     /// The address where it stopped.

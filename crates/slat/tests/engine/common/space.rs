@@ -132,8 +132,11 @@ impl<H: Hardware> Space<H> {
                 for _ in 0..2 {
                     let Some(at) = stopped else { break };
                     let rest = GpaRange::new(Gpa(at), range.end().0 - at).unwrap();
+                    let tables = world.tree().tables.len();
                     stopped = split(world, rest, to, 8, together);
-                    assert!(stopped.is_none_or(|next| next > at), "no progress");
+                    // Of blocks that are broken together, hardware may keep the first one as it is.
+                    let further = world.tree().tables.len() > tables;
+                    assert!(stopped.is_none_or(|next| next > at || further), "no progress");
                 }
             }
             Op::Collapse { span, to, ref beside } => {
