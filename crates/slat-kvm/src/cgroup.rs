@@ -22,6 +22,9 @@ pub struct MemoryLimit {
     version: Version,
 }
 
+/// The file of a group, of version 2, that takes requests for memory.
+const RECLAIM: &str = "memory.reclaim";
+
 /// Returns whether the kernel may kill this process at a limit below what it uses, because it has
 /// control groups of version 1 only.
 pub fn may_kill() -> bool {
@@ -108,16 +111,26 @@ impl MemoryLimit {
     /// # Errors
     /// [`Error::NoControlGroup`] if the group has no such file.
     pub fn reclaim(&self, bytes: u64) -> Result<(), Error> {
-        match std::fs::write(self.own.join("memory.reclaim"), bytes.to_string()) {
+        match std::fs::write(self.own.join(RECLAIM), bytes.to_string()) {
             // It could take less than that.
             Err(error) if error.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(_) => Err(lack(
-                &self.own.display().to_string(),
-                "has no memory.reclaim: version 2 of control groups has it since Linux 5.19",
-            )),
+            Err(_) => self.takes_requests(),
             Ok(()) => Ok(()),
         }
+    }
+
+    /// Checks that the kernel has what [`reclaim`](Self::reclaim) needs.
+    ///
+    /// # Errors
+    /// [`Error::NoControlGroup`] if not.
+    pub fn takes_requests(&self) -> Result<(), Error> {
+        if self.own.join(RECLAIM).exists() {
+            return Ok(());
+        }
+        let why = "memory.reclaim: version 2 of control groups has it since Linux 5.19";
+        let parent = self.own.parent().unwrap_or(&self.own);
+        Err(lack(&parent.display().to_string(), &format!("has no {why}")))
     }
 
     /// Returns the name of the file with the limit.
@@ -153,7 +166,14 @@ impl MemoryLimit {
     /// without processes, or the root, can give its children controllers.
     fn make(home: &Path, parent: &Path, version: Version, bytes: u64) -> Result<Self, Error> {
         let own = parent.join(name());
-        std::fs::create_dir(&own).map_err(Error::os("mkdir of a cgroup (needs root)"))?;
+        let refused = |error: io::Error| match error.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                let why = format!("takes no group of this user: {error}; run as root");
+                lack(&parent.display().to_string(), &why)
+            }
+            _ => Error::os("mkdir of a cgroup")(error),
+        };
+        std::fs::create_dir(&own).map_err(refused)?;
         // From here on, dropping `limit` removes the cgroup.
         let mut limit = Self { home: home.to_owned(), own, enabled: None, version };
         limit.join(&limit.own)?;

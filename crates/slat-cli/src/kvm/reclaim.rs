@@ -181,7 +181,7 @@ impl Scenario for Reclaim {
             for &allowed in if damon { &args.allowed[..1] } else { &args.allowed[..] } {
                 let config = config(&args, way, store, allowed)?;
                 let name = format!("reclaim, {way}, {allowed} %");
-                if !admits(config.check(&host), &name, !args.way.is_empty(), session)? {
+                if !admits(config.try_out(&host), &name, !args.way.is_empty(), session)? {
                     break;
                 }
                 let mut params = asked(&args.guest, false).params();

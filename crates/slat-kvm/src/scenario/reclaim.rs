@@ -115,6 +115,15 @@ impl Config {
         Ok(())
     }
 
+    /// Checks the same, and makes and removes the control group that the way needs.
+    ///
+    /// # Errors
+    /// The errors of [`check`](Self::check); [`Error::NoControlGroup`]; [`Error::Os`].
+    pub fn try_out(&self, host: &HostKvm) -> Result<(), Error> {
+        self.check(host)?;
+        Keeper::new(self).map(drop)
+    }
+
     /// Returns the guest's accesses.
     pub fn work(&self) -> Work {
         let pages = self.shape.memory / Backing::Small.page_size();

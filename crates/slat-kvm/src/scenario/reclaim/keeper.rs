@@ -81,6 +81,9 @@ impl Keeper {
             Way::Limit | Way::Reclaim => Some(MemoryLimit::new(memory + ROOM, 0)?),
             _ => None,
         };
+        if let (Way::Reclaim, Some(group)) = (config.way, &group) {
+            group.takes_requests()?;
+        }
         let cold = memory * u64::from(config.hot.0) / 100 / page * page;
         let from = if config.way == Way::Balloon { cold } else { 0 };
         Ok(Self {
