@@ -176,7 +176,7 @@ fn an_edit_that_does_not_fit_says_so() {
         std::fs::write(folder.path().join("mine.cocci"), patch).unwrap();
         let read = |folder: &Path| Edits::read(Some(folder)).unwrap();
         let text = refusal(&read(folder.path()), "mine", tree);
-        assert!(text.contains("not what the edit looks for (no `zebra_crossing`"), "{text}");
+        assert!(text.contains("changed nothing here: it adds no `zebra_crossing`"), "{text}");
         let text = Edits::read(Some(Path::new("/nonexistent"))).unwrap_err().to_string();
         assert!(text.contains("cannot read /nonexistent"), "{text}");
     }

@@ -147,10 +147,10 @@ fn missing(leaves: &[(Option<usize>, String)], before: &str, after: &str) -> Opt
         let more = count(after, mark).saturating_sub(count(before, mark));
         match times {
             None if more == 0 => {
-                Some(format!("its code is not what the edit looks for (no `{mark}` came of it)"))
+                Some(format!("the edit changed nothing here: it adds no `{mark}`"))
             }
             Some(times) if more != *times => {
-                Some(format!("`{mark}` came of it {more} times, not {times}"))
+                Some(format!("the edit adds `{mark}` {more} times, {times} expected"))
             }
             _ => None,
         }
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(missing(&leaves(None), "old();", "new();"), None);
         assert!(missing(&leaves(None), "old();", "old();").unwrap().contains("no `new()`"));
         let twice = missing(&leaves(Some(1)), "new();", "new(); new(); new();").unwrap();
-        assert_eq!(twice, "`new()` came of it 2 times, not 1");
+        assert_eq!(twice, "the edit adds `new()` 2 times, 1 expected");
     }
 
     #[test]

@@ -48,7 +48,7 @@ fn governor(evidence: &Evidence) -> Finding {
             subject.limited(other, Change::command("cpupower frequency-set -g performance"))
         }
         None if evidence.is_guest() => subject.limited(
-            "not told to a guest",
+            "unknown to a guest",
             Change::nothing("the hypervisor below sets the frequency"),
         ),
         None => subject.limited(
@@ -77,7 +77,7 @@ fn turbo(evidence: &Evidence) -> Finding {
         }
         (Some(_), _) | (_, Some(_)) => subject.ok("off"),
         (None, None) => subject.limited(
-            "not told",
+            "unknown",
             Change::nothing(
                 "whoever sets the frequency decides it: firmware, or the hypervisor below",
             ),
