@@ -101,12 +101,17 @@ pub(crate) fn process(
     // Pages of hugetlbfs are in no RSS (proc_pid_status(5)).
     let hugetlb = bytes(&status, "HugetlbPages").unwrap_or(0);
     let rss = bytes(&status, "VmRSS").map(|rss| rss + hugetlb).ok_or_else(ended);
+    let resident = rss.unwrap_or(u64::MAX);
     match private {
         Some(why) => sink.missing(Metric::RssBytes, why),
         None => sink.put(Metric::RssBytes, Source::Status, rss),
     }
     sink.put(Metric::SwapBytes, Source::Status, bytes(&status, "VmSwap").ok_or_else(ended));
-    let huge = huge.ok_or("no permission to read smaps_rollup, or the kernel has none (4.14)");
+    let huge = match huge {
+        None => Err("no permission to read smaps_rollup, or the kernel has none (4.14)"),
+        Some(huge) if huge > resident => Err("smaps_rollup was read before memory was taken away"),
+        Some(huge) => Ok(huge),
+    };
     match private {
         Some(why) => sink.missing(Metric::HugeBytes, why),
         None => sink.put(Metric::HugeBytes, Source::SmapsRollup, huge),
@@ -267,7 +272,7 @@ mod tests {
     #[test]
     fn a_process_reports_its_memory_its_faults_and_its_groups_pressure() {
         let host = Made::new();
-        host.write("proc/7/status", "VmRSS:\t  100 kB\nVmSwap:\t  8 kB\n");
+        host.write("proc/7/status", "VmRSS:\t  4100 kB\nVmSwap:\t  8 kB\n");
         host.write("proc/7/stat", "7 (x) S 1 1 1 0 -1 0 11 0 13 0 5 6 0 0 20 0");
         host.write("proc/7/cgroup", "4:memory:/old\n0::/vms/a\n");
         host.write("proc/7/smaps_rollup", "AnonHugePages: 2048 kB\nShmemPmdMapped: 4 kB\n");
@@ -277,7 +282,7 @@ mod tests {
         let mut sink = Sink::default();
         process(&host.files(), &mut Kept::default(), 7, huge(&host.files(), 7), None, &mut sink);
         for (metric, value) in [
-            (M::RssBytes, 102_400),
+            (M::RssBytes, 4100 << 10),
             (M::SwapBytes, 8192),
             (M::HugeBytes, 2052 << 10),
             (M::HostMinorFaults, 11),
@@ -288,6 +293,10 @@ mod tests {
         ] {
             assert_eq!(sink.values.get(&metric), Some(&value), "{metric:?}");
         }
+        // Huge pages are a part of what is resident.
+        let mut sink = Sink::default();
+        process(&host.files(), &mut Kept::default(), 7, Some(4101 << 10), None, &mut sink);
+        assert!(sink.unknown[&M::HugeBytes].contains("taken away"), "{sink:?}");
         // The file of the root covers the host, and no single group.
         host.write("sys/fs/cgroup/memory.pressure", some).write("proc/8/cgroup", "0::/\n");
         let mut sink = Sink::default();
