@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use times::{STRIDE, Stalls, Times, Why};
-use tracepoint::{Tracefs, Tracepoint};
+use tracepoint::{Field, Tracefs, Tracepoint};
 use transition::Outside;
 
 /// Events that perf counts if the kernel refuses programs.
@@ -387,7 +387,8 @@ impl Programs {
                 let plain = match name {
                     ENTRY => Some(programs::entry(maps)),
                     "kvm_mmio" => Some(programs::mmio(maps)),
-                    USER_EXIT => Some(programs::counted(programs::USER_EXITS, maps)),
+                    // Called with the arguments, of which the reason is the first.
+                    USER_EXIT => Some(programs::user_exit(Field { offset: 0, size: 4 }, maps)),
                     PUSH => Some(programs::counted(programs::PUSHES, maps)),
                     _ => None,
                 };
@@ -397,6 +398,7 @@ impl Programs {
                 let event =
                     tracefs.as_ref().map_err(Clone::clone)?.event(&format!("kvm/{name}"))?;
                 let text = |event: &Tracepoint| match (name, &plain) {
+                    (USER_EXIT, _) => Ok(programs::user_exit(event.field("reason")?, maps)),
                     (_, Some(plain)) => Ok(plain.clone()),
                     (EXIT, _) => programs::exit(event, maps),
                     ("kvm_guest_fault", _) => programs::guest_fault(event, maps),
@@ -428,6 +430,10 @@ impl Programs {
                     why.insert(name, error);
                 }
             }
+        }
+        if cfg!(target_arch = "riscv64") {
+            let reason = "RISC-V's kvm_exit does not say whether a written page was mapped";
+            why.insert(PROTECTED, reason.to_owned());
         }
         if events.is_empty() {
             return Err(why.remove(UNMAP).unwrap_or_default());

@@ -6,7 +6,9 @@
 
 use crate::procfs::Files;
 use crate::watch::events::times::{Stalls, Why, faults};
-use crate::watch::events::{EXIT, Events, Heard, Notices, PUSH, Place, Thread, USER_EXIT};
+use crate::watch::events::{
+    EXIT, Events, Heard, Notices, PROTECTED, PUSH, Place, Thread, USER_EXIT,
+};
 use crate::watch::find;
 use crate::watch::metric::{Metric, Scope, Sink, Source};
 use crate::watch::task;
@@ -386,6 +388,7 @@ impl Traced {
             let silent = (event == EXIT && !self.fires).then_some(SILENT);
             let unmeasured = match metric {
                 Metric::FaultNsWithTransitions => transition.err(),
+                Metric::FaultsProtected | Metric::ProtectedNs => self.events.why(PROTECTED),
                 _ => None,
             };
             let why = self.events.why(event).or(unread).or(unfollowed).or(silent).or(lost);

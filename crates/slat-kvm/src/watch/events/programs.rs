@@ -220,14 +220,33 @@ fn why_arm(program: &mut Program, told: Label) {
     // ARM_EXCEPTION_TRAP. Other kinds have no class.
     program.op(Op::And, R2, 0x7fff_ffff);
     program.jump_if(If::NotEqual, R2, 2, told);
-    for (why, class) in [(Why::Idle, 0x01), (Why::FaultExecute, 0x20), (Why::FaultRead, 0x24)] {
+    let classes = [(0x01, Why::Idle), (0x20, Why::FaultExecute), (0x24, Why::FaultRead)];
+    one_of(program, R3, &classes, told);
+    set_why(program, Why::Other);
+}
+
+/// Sets R8 to the reason that belongs to the value of a register, and goes on at `told`, if it is
+/// one of these.
+fn one_of(program: &mut Program, register: Reg, values: &[(i32, Why)], told: Label) {
+    for (value, why) in values {
         let other = program.label();
-        program.jump_if(If::NotEqual, R3, class, other);
-        set_why(program, why);
+        program.jump_if(If::NotEqual, register, *value, other);
+        set_why(program, *why);
         program.jump(told);
         program.here(other);
     }
+}
+
+/// Sets R8 to the reason of an exit. R2 is `scause`, and R3 `stval`.
+fn why_riscv(program: &mut Program, told: Label) {
+    // Guest page faults of a fetch, a load and a store (privileged architecture, `scause`).
+    let faults = [(20, Why::FaultExecute), (21, Why::FaultRead), (23, Why::FaultWrite)];
+    one_of(program, R2, &faults, told);
     set_why(program, Why::Other);
+    // A virtual instruction, which is in `stval`.
+    program.jump_if(If::NotEqual, R2, 22, told);
+    let wfi = 0x1050_0073;
+    one_of(program, R3, &[(wfi, Why::Idle)], told);
 }
 
 /// The program at `kvm_exit`: notes the time and the reason.
@@ -235,22 +254,27 @@ pub(crate) fn exit(event: &Tracepoint, maps: Maps) -> Result<Vec<u64>, String> {
     let mut program = Program::default();
     let [told, out] = [(); 2].map(|()| program.label());
     program.op_reg(Op::Mov, R6, R1);
-    match (event.field("isa"), event.field("esr_ec")) {
-        (Ok(isa), _) => {
+    match (event.field("isa"), event.field("esr_ec"), event.field("scause")) {
+        (Ok(isa), _, _) => {
             load(&mut program, R7, isa);
             load(&mut program, R2, event.field("exit_reason")?);
             load(&mut program, R3, event.field("info1")?);
             why_x86(&mut program, told);
         }
-        (_, Ok(class)) => {
+        (_, Ok(class), _) => {
             load(&mut program, R2, event.field("ret")?);
             load(&mut program, R3, class);
             why_arm(&mut program, told);
         }
+        (_, _, Ok(cause)) => {
+            load(&mut program, R2, cause);
+            load(&mut program, R3, event.field("stval")?);
+            why_riscv(&mut program, told);
+        }
         _ => return Err("it is not known how this architecture's KVM says why".to_owned()),
     }
     program.here(told);
-    // Arm's event has no vCPU number.
+    // The events of Arm and RISC-V have no vCPU number.
     match event.field("vcpu_id") {
         Ok(vcpu) => {
             load(&mut program, R7, vcpu);
@@ -353,9 +377,31 @@ pub(crate) fn mmio(maps: Maps) -> Vec<u64> {
     let out = program.label();
     known(&mut program, maps, out);
     program.jump_if(If::Equal, R0, 0, out);
+    not_a_fault(&mut program, out);
+    program.here(out);
+    program.end();
+    program.assemble()
+}
+
+/// Changes the reason of the account R0 from a fault to another exit.
+fn not_a_fault(program: &mut Program, out: Label) {
     program.load(Width::B8, R1, R0, at(WHY));
     program.jump_if(If::Above, R1, Why::FaultExecute as i32, out);
     program.store_imm(Width::B8, R0, at(WHY), Why::Other as i32);
+}
+
+/// The program at `kvm_userspace_exit`, whose reason is at `reason`: counts it. RISC-V's KVM has no
+/// `kvm_mmio`, so an access to a device is known by its exit alone.
+pub(crate) fn user_exit(reason: Field, maps: Maps) -> Vec<u64> {
+    let mut program = Program::default();
+    let out = program.label();
+    program.op_reg(Op::Mov, R6, R1);
+    load(&mut program, R7, reason);
+    account(&mut program, maps, USER_EXITS, out);
+    count(&mut program, USER_EXITS);
+    // KVM_EXIT_MMIO.
+    program.jump_if(If::NotEqual, R7, 6, out);
+    not_a_fault(&mut program, out);
     program.here(out);
     program.end();
     program.assemble()

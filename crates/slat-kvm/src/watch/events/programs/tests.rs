@@ -99,7 +99,8 @@ struct Kernel {
     user: Vec<u8>,
     fault: Vec<u8>,
     unmap: Vec<u8>,
-    arm: bool,
+    /// Offsets and sizes of the words that a line has of an exit.
+    fields: &'static [(usize, usize)],
     memory: Vec<std::ops::Range<u64>>,
 }
 
@@ -116,6 +117,8 @@ fn bytes(program: Vec<u64>) -> Vec<u8> {
 
 const ARM_EXIT: &str = "ID: 1\n\tfield:int ret;\toffset:8;\tsize:4;\n\tfield:unsigned int esr_ec;\
                         \toffset:12;\tsize:4;\n";
+const RISCV_EXIT: &str = "ID: 1\n\tfield:unsigned long scause;\toffset:16;\tsize:8;\n\tfield:\
+                          unsigned long stval;\toffset:24;\tsize:8;\n";
 const UNMAP: &str = "ID: 1\n\tfield:u64 start;\toffset:8;\tsize:8;\n\tfield:u64 end;\toffset:16;\t\
                      size:8;\n";
 const ARM_FAULT: &str = "ID: 1\n\tfield:unsigned long hsr;\toffset:16;\tsize:8;\n";
@@ -139,10 +142,14 @@ impl Kernel {
             exit: bytes(exit(&tracepoint(format), MAPS).unwrap()),
             entry: bytes(entry(MAPS)),
             mmio: bytes(mmio(MAPS)),
-            user: bytes(counted(USER_EXITS, MAPS)),
+            user: bytes(user_exit(Field { offset: 8, size: 4 }, MAPS)),
             fault: bytes(guest_fault(&tracepoint(ARM_FAULT), MAPS).unwrap()),
             unmap: bytes(notice(&tracepoint(UNMAP), Notice::Unmap, MAPS).unwrap()),
-            arm: format == ARM_EXIT,
+            fields: match format {
+                ARM_EXIT => &[(8, 4), (12, 4)],
+                RISCV_EXIT => &[(16, 8), (24, 8)],
+                _ => &[(24, 4), (8, 4), (32, 8), (56, 4)],
+            },
             memory,
         }
     }
@@ -187,21 +194,20 @@ impl Kernel {
             let mut put =
                 |at: usize, bytes: &[u8]| event[at..at + bytes.len()].copy_from_slice(bytes);
             let program = match words[2] {
-                "exit" if self.arm => {
-                    put(8, &(number(3) as u32).to_le_bytes());
-                    put(12, &(number(4) as u32).to_le_bytes());
-                    &self.exit
-                }
                 "exit" => {
-                    put(24, &(number(3) as u32).to_le_bytes());
-                    put(8, &(number(4) as u32).to_le_bytes());
-                    put(32, &number(5).to_le_bytes());
-                    put(56, &(number(6) as u32).to_le_bytes());
+                    for (word, (offset, size)) in self.fields.iter().enumerate() {
+                        put(*offset, &number(3 + word).to_le_bytes()[..*size]);
+                    }
                     &self.exit
                 }
                 "entry" => &self.entry,
                 "mmio" => &self.mmio,
-                "user" => &self.user,
+                "user" => {
+                    if words.len() > 3 {
+                        put(8, &number(3).to_le_bytes());
+                    }
+                    &self.user
+                }
                 "unmap" => {
                     put(8, &number(3).to_le_bytes());
                     put(16, &number(4).to_le_bytes());
@@ -375,6 +381,38 @@ fn exits_on_arm_are_reported_by_class_and_a_write_by_its_syndrome() {
     ];
     assert_eq!(told(&kernel.stalls(31)), all);
     assert_eq!(kernel.thread(31).unwrap().vcpu, None);
+}
+
+#[test]
+fn exits_on_riscv_are_reported_by_cause_and_a_device_by_its_exit_to_the_vmm() {
+    let kernel = Kernel::new(RISCV_EXIT, 1);
+    // Faults of each kind, a device, WFI, another virtual instruction, and an interrupt.
+    kernel.hear(
+        "1000 31 exit 20 0x8000
+         1100 31 entry
+         2000 31 exit 21 0x8000
+         2200 31 entry
+         3000 31 exit 23 0x8000
+         3400 31 entry
+         4000 31 exit 23 0x10000000
+         4100 31 user 6
+         4800 31 entry
+         5000 31 exit 22 0x10500073
+         6600 31 entry
+         7000 31 exit 22 0x600022f3
+         7032 31 entry
+         8000 31 exit 0x8000000000000005 0
+         8064 31 entry",
+    );
+    use Why::*;
+    let all = [
+        (FaultRead, 1, 200, 200),
+        (FaultWrite, 1, 400, 400),
+        (FaultExecute, 1, 100, 100),
+        (Idle, 1, 1600, 1600),
+        (Other, 3, 896, 800),
+    ];
+    assert_eq!(told(&kernel.stalls(31)), all);
 }
 
 #[test]
