@@ -55,6 +55,8 @@ guest_asm!(
     ".option push",
     // The linker must not move what is copied.
     ".option norelax",
+    // Where the compiler makes several units, the assembler does not know the target's features.
+    ".option arch, +m",
     ".macro SLAT_CLOCK register",
     "rdtime \\register",
     ".endm",
