@@ -56,7 +56,7 @@ pub enum Stage {
     Shuttle,
     /// Undefined behaviour in the libraries' tests, by Miri; with --deep
     Miri,
-    /// The engine compared with Linux's own code and other crates
+    /// The engine compared with Linux's own code and other crates; with --deep
     Peers,
     /// The programs in emulated machines: of this architecture, and with --long of the other
     Emulators,
@@ -66,7 +66,8 @@ pub enum Stage {
     Kernels,
     /// The engine, its guests, reclaim and the simulator on every format; with --deep
     Formats,
-    /// Linux on the hypervisor: migrated, aged, switched off and on, and with deliberate faults
+    /// Linux on the hypervisor: migrated, aged, switched off and on, and with deliberate faults;
+    /// with --deep
     Hypervisor,
     /// The main job of `slat` on small sizes, and its results
     EndToEnd,
@@ -84,7 +85,7 @@ fn tests() -> Command {
 
 impl Stage {
     /// Stages that CI runs after the command of the README; they take as long again.
-    const DEEP: [Self; 22] = [
+    const DEEP: [Self; 24] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
@@ -102,9 +103,11 @@ impl Stage {
         Self::Herd7,
         Self::Shuttle,
         Self::Miri,
+        Self::Peers,
         Self::Walkers,
         Self::Kernels,
         Self::Formats,
+        Self::Hypervisor,
         Self::Examples,
         Self::Static,
     ];
