@@ -158,6 +158,18 @@ impl<'a> Report<'a> {
                 label(guest)
             );
         }
+        for guest in &self.guests {
+            let runs = guest.total.get(&Metric::NestedRuns).copied().unwrap_or(0);
+            if runs > 0 {
+                let runs = thousands(runs.try_into().unwrap_or(i64::MAX));
+                let _ = writeln!(
+                    said,
+                    "{}: entered guests of its own {runs} times (nested); their exits and faults \
+                     are in its own.",
+                    label(guest)
+                );
+            }
+        }
         let told = Told {
             rates: self.dirty_rates.clone(),
             predictions: self.predictions.clone(),
@@ -294,6 +306,15 @@ mod tests {
     #[test]
     fn a_report_reads_like_this() {
         insta::assert_snapshot!(report(&guest("qemu")).text(100));
+    }
+
+    #[test]
+    fn a_guest_that_runs_guests_is_said_to() {
+        let mut one = guest("qemu");
+        assert!(!report(&one).text(100).contains("nested"));
+        one.total.insert(Metric::NestedRuns, 1200);
+        let said = report(&one).text(100);
+        assert!(said.contains("entered guests of its own 1,200 times (nested)"), "{said}");
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub enum Metric {
     FaultsOfGuest,
     /// Exits of all kinds.
     Exits,
+    /// Entries into guests of the guest itself (nested).
+    NestedRuns,
     /// Exits because the vCPU had no work.
     Halts,
     /// Times that KVM polled before it put a vCPU to sleep.
@@ -224,6 +226,7 @@ impl Metric {
             M::FaultsEmulated => &["pf_emulate"],
             M::FaultsOfGuest => &["pf_guest"],
             M::Exits => &["exits"],
+            M::NestedRuns => &["nested_run"],
             M::Halts => &["halt_exits", "wfi_exit_stat", "wfe_exit_stat"],
             M::HaltPolls => &["halt_attempted_poll"],
             M::HaltPollsHit => &["halt_successful_poll"],
