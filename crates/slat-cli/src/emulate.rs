@@ -28,6 +28,10 @@ use slat_lab::session::Session;
 use std::path::Path;
 use std::time::Duration;
 
+/// Seconds for which a machine that reports free pages goes on after its command. Linux reports
+/// them every two seconds, and a part each time (`mm/page_reporting.c`).
+const LINGER: u32 = 8;
+
 /// The outcome of a command in an emulated machine.
 #[derive(Debug)]
 pub struct Run {
@@ -151,7 +155,11 @@ impl<'a> Ready<'a> {
         };
         let (words, history) = with_history(words)?;
         let kernel = kernel::find(args, arch, session)?;
-        let mut modules = kernel::modules(&kernel, arch, &args.module)?;
+        let mut wanted = args.module.clone();
+        if args.free_page_reporting {
+            wanted.push("virtio_balloon".to_owned());
+        }
+        let mut modules = kernel::modules(&kernel, arch, &wanted)?;
         if words.first().is_some_and(|word| word == CHECK) {
             modules.extend(kernel::swap_modules(&kernel));
         }
@@ -216,6 +224,7 @@ impl<'a> Ready<'a> {
             initramfs: &initramfs,
             append: &self.append,
             cpu: args.parts.cpu.as_deref(),
+            reports_free_pages: args.free_page_reporting,
             counts_instructions: args.count_instructions,
         };
         let outcome = machine::run(&linux, self.limit, args.keep_running, session)?;
@@ -242,6 +251,7 @@ impl<'a> Ready<'a> {
             tests: Vec::new(),
             read: Vec::new(),
             port: self.arch.port().to_owned(),
+            linger: if self.args.free_page_reporting { LINGER } else { 0 },
         };
         if let Some(other) = &self.other {
             archive.program(OTHER, &other.bytes)?;

@@ -324,6 +324,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         command: Vec::new(),
         read: COUNTERS.map(parameter).to_vec(),
         port: arch.port().to_owned(),
+        linger: 0,
         tests,
     };
     emulate::add_job(&mut archive, &job, arch)?;
@@ -345,6 +346,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         initramfs: &initramfs,
         append: &append,
         cpu: args.machine.parts.cpu.as_deref(),
+        reports_free_pages: false,
         counts_instructions: args.count_instructions,
     };
     let outcome = machine::run(&linux, limit, args.machine.keep_running, session)?;

@@ -54,10 +54,11 @@ pub fn main() -> ! {
         eprintln!("slat: {error:#}");
         Answer { error: Some(format!("{error:#}")), ..Answer::default() }
     });
-    if let Ok(job) = &job
-        && let Err(error) = send(&answer, &job.port)
-    {
-        eprintln!("slat: cannot answer over {}: {error:#}", job.port);
+    if let Ok(job) = &job {
+        if let Err(error) = send(&answer, &job.port) {
+            eprintln!("slat: cannot answer over {}: {error:#}", job.port);
+        }
+        std::thread::sleep(Duration::from_secs(job.linger.into()));
     }
     end()
 }

@@ -159,7 +159,26 @@ fn x86_guests(long: bool) -> anyhow::Result<()> {
         report.and_then(|report| nested_paging(&report)).context(*kernel)?;
     }
     split_on_fault()?;
+    free_pages()?;
     if long { slots_that_go() } else { Ok(()) }
+}
+
+/// Checks that memory of guests that ended comes back to this host by free page reporting.
+fn free_pages() -> anyhow::Result<()> {
+    let mut slat = Command::new(target().join("debug/slat"));
+    slat.args(["emulate", "--kernel", "debian-6.12", "--free-page-reporting", "--", "bench"]);
+    slat.args(["fork", "--memory", "64m", "--guests", "3", "--way", "memfd", "--runs", "1"]);
+    let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "{slat:?} failed: {}\n{said}", done.status);
+    let line = said.lines().find(|line| line.starts_with("free page reporting: "));
+    let line = line.with_context(|| format!("{slat:?} says nothing of memory: {said}"))?;
+    println!("{line}");
+    let words: Vec<&str> = line.split(' ').collect();
+    let sizes = words.windows(2).filter(|pair| pair[1] == "MiB");
+    let sizes: Vec<f64> = sizes.filter_map(|pair| pair[0].parse().ok()).collect();
+    ensure!(matches!(sizes[..], [most, last] if last + 64.0 <= most), "{line}");
+    Ok(())
 }
 
 /// Executes from huge pages that are not executable. Linux before 6.2 removes the huge page, and

@@ -97,6 +97,11 @@ pub struct EmulateArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
     pub numa_nodes: u32,
 
+    /// Have Linux there give its free memory back to this host (virtio-balloon), and print what
+    /// QEMU held at most, and eight seconds after the command
+    #[arg(long)]
+    pub free_page_reporting: bool,
+
     /// What runs there, and on which CPU.
     #[command(flatten)]
     pub parts: PartsArgs,
@@ -181,6 +186,7 @@ impl EmulateArgs {
             cpus: None,
             memory: Size(1 << 30),
             numa_nodes: 1,
+            free_page_reporting: false,
             parts: PartsArgs::default(),
             run: None,
             modules: None,

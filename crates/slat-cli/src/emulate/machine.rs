@@ -7,6 +7,7 @@ use slat_kernel::vm::qemu::{CONSOLE, last_lines};
 use slat_kernel::vm::stuck::functions;
 use slat_lab::failure::no_report;
 use slat_lab::first::job::{Answer, Arrived, decode};
+use slat_lab::numbers::bytes;
 use slat_lab::session::Session;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,11 +46,16 @@ pub fn run(
     slat_kvm::meminfo::check(linux.memory)?;
     let folder = tempfile::Builder::new().prefix("slat-emulate-").tempdir();
     let folder = folder.context("cannot make a temporary directory")?;
-    let (machine, line) = linux.machine(folder.path())?;
+    let (mut machine, line) = linux.machine(folder.path())?;
+    let mut held = Held { file: folder.path().join("pid"), most: 0, last: 0 };
+    machine.args([Path::new("-pidfile"), &held.file]);
     let (mut arrived, mut read, mut answered) = (Arrived::Nothing, 0, None);
     let mut console = Watched::new(folder.path().join(CONSOLE));
     let ended = machine.run(limit, |_| {
         session.check()?;
+        if linux.reports_free_pages {
+            held.look();
+        }
         if !keep_running && console.has_complained_for(REST) {
             return Ok(true);
         }
@@ -61,6 +67,9 @@ pub fn run(
         let whole = matches!(arrived, Arrived::All(_));
         Ok(whole && answered.get_or_insert_with(Instant::now).elapsed() > LAST)
     })?;
+    if linux.reports_free_pages {
+        session.note(&held.said());
+    }
     for place in warnings(&ended.console) {
         session.note(&format!("the kernel in the machine warned at {place}"));
     }
@@ -84,6 +93,38 @@ pub fn run(
         ))),
     };
     Ok(Outcome { answer, console: ended.console })
+}
+
+/// Memory of this host that QEMU holds.
+struct Held {
+    /// The file with QEMU's process.
+    file: PathBuf,
+    /// Bytes, at most and at last.
+    most: u64,
+    last: u64,
+}
+
+impl Held {
+    /// Looks again, while QEMU is there.
+    fn look(&mut self) {
+        let pid = fs::read_to_string(&self.file).unwrap_or_default();
+        let statm = fs::read_to_string(format!("/proc/{}/statm", pid.trim())).unwrap_or_default();
+        let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+        // A process that has ended holds nothing.
+        if let Some(pages) = pages.filter(|pages| *pages > 0) {
+            self.last = pages * rustix::param::page_size() as u64;
+            self.most = self.most.max(self.last);
+        }
+    }
+
+    fn said(&self) -> String {
+        format!(
+            "free page reporting: QEMU held {} of this host's memory at most, and {} at the end, \
+             seconds after the command",
+            bytes(self.most),
+            bytes(self.last)
+        )
+    }
 }
 
 /// Returns where the kernel was when the time limit came, if its System.map lies beside it.
@@ -158,11 +199,28 @@ mod tests {
             initramfs: &[],
             append: "",
             cpu: None,
+            reports_free_pages: false,
             counts_instructions: false,
         };
         let refused =
             run(&linux, Duration::ZERO, false, &Session::quiet()).unwrap_err().to_string();
         assert!(refused.starts_with("the guest needs"), "{refused}");
+    }
+
+    #[test]
+    fn what_a_process_holds_is_kept_when_it_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut held = Held { file: folder.path().join("pid"), most: 0, last: 0 };
+        held.look();
+        assert_eq!((held.most, held.last), (0, 0));
+        fs::write(&held.file, format!("{}\n", std::process::id())).unwrap();
+        held.look();
+        assert!(held.last > 0 && held.most == held.last);
+        (held.most, held.last) = (300 << 20, 20 << 20);
+        fs::write(&held.file, "4194305").unwrap();
+        held.look();
+        let said = held.said();
+        assert!(said.contains("held 300 MiB") && said.contains("20 MiB at the end"), "{said}");
     }
 
     #[test]

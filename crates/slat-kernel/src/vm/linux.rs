@@ -25,6 +25,9 @@ pub struct Linux<'a> {
     pub append: &'a str,
     /// The model of the CPUs; `None` for one with all features.
     pub cpu: Option<&'a str>,
+    /// Whether Linux there tells QEMU which of its memory is free, and QEMU gives it back to this
+    /// host (virtio 1.2, 5.5.6.7). It takes the module `virtio_balloon`.
+    pub reports_free_pages: bool,
     /// Whether the machine's clocks advance by one nanosecond per instruction, independently of
     /// real time. Callers use it with one CPU only.
     pub counts_instructions: bool,
@@ -95,6 +98,9 @@ impl Linux<'_> {
         if self.numa_nodes > 1 {
             machine.args((0..self.numa_nodes).flat_map(|node| self.node(node)));
         }
+        if self.reports_free_pages {
+            machine.args(["-device", "virtio-balloon-pci,free-page-reporting=on"]);
+        }
         let second = machine.channel("second")?;
         machine.args(self.arch.second_line());
         let initramfs = folder.join("initramfs");
@@ -137,6 +143,7 @@ mod tests {
             initramfs: b"archive",
             append: "hugepages=4",
             cpu: Some("cortex-a76"),
+            reports_free_pages: true,
             counts_instructions: true,
         };
         let folder = tempfile::tempdir().unwrap();
@@ -147,6 +154,7 @@ mod tests {
         };
         assert_eq!((after("-smp"), after("-m")), (Some("3"), Some("524288k")));
         assert!(after("-machine").unwrap().contains("virtualization=on"));
+        assert!(words.iter().any(|it| it.ends_with(",free-page-reporting=on")));
         assert_eq!((after("-cpu"), after("-kernel")), (Some("cortex-a76"), Some("Image")));
         assert_eq!(fs::read(after("-initrd").unwrap()).unwrap(), b"archive");
         assert_eq!(fs::read(second).unwrap(), b"");

@@ -24,6 +24,9 @@ pub struct Job {
     pub read: Vec<String>,
     /// The serial line to answer on.
     pub port: String,
+    /// Seconds from the answer to the end of the machine.
+    #[serde(default)]
+    pub linger: u32,
 }
 
 impl Job {
@@ -182,6 +185,7 @@ mod tests {
             tests: vec![test("/slat", &["guest", "-p", "4"]), test("/other", &[])],
             read: Vec::new(),
             port: "/dev/hvc1".to_owned(),
+            linger: 0,
         };
         assert_eq!(job.lines(), "/dev/hvc1\n9\t/slat\tguest\t-p\t4\n9\t/other\n");
     }
