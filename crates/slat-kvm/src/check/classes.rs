@@ -192,13 +192,16 @@ static CLASSES: [Class; 10] = [
     },
     Class {
         name: "execute",
-        about: "huge pages that are executed from, written and logged (no-execute huge pages)",
+        about: "huge pages that are executed from, written, logged and read-only (no-execute huge \
+                pages)",
         plan: Plan {
             draws: &[
                 (4, Draw::Log),
                 (5, Draw::Fetch),
-                (8, Draw::Write),
-                (10, Draw::Execute),
+                (6, Draw::Write),
+                (6, Draw::Execute),
+                (4, Draw::Split),
+                (4, Draw::Rom),
                 (4, Draw::Read),
                 (2, Draw::Run),
                 (4, Draw::Host),

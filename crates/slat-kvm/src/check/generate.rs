@@ -59,6 +59,8 @@ pub(super) enum Draw {
     Write,
     Read,
     Execute,
+    Split,
+    Rom,
     Run,
     Kick,
     Fetch,
@@ -230,6 +232,8 @@ impl Maker<'_> {
                 let guest = self.guest();
                 self.add(Step::Execute { vcpu, guest });
             }
+            Draw::Split => self.split(vcpu),
+            Draw::Rom => self.rom(),
             Draw::Run => {
                 if !self.add(Step::Stop { vcpu }) {
                     let (guest, seed) = (self.guest(), self.random.draw());
@@ -266,6 +270,29 @@ impl Maker<'_> {
                 let (guest, private) = (self.guest(), self.random.chance(55));
                 self.add(Step::Convert { guest, private });
             }
+        }
+    }
+
+    /// Reads a huge page, executes from one of its pages, and writes all of them: a split to
+    /// execute must leave each page the rights that the huge page had.
+    fn split(&mut self, vcpu: usize) {
+        let (guest, block) = (self.guest(), self.means.block);
+        let whole = Span::new(guest.at / block * block, block);
+        self.add(Step::Read { vcpu, guest: whole });
+        self.add(Step::Execute { vcpu, guest: Span::new(guest.at, 1) });
+        self.add(Step::Write { vcpu, guest: whole, random: None });
+    }
+
+    /// Adds a read-only memslot of one huge page, as firmware has, which the host fills with
+    /// instructions.
+    fn rom(&mut self) {
+        let (memory, block) = (self.means.memory, self.means.block);
+        let slot = 1 + self.random.below(u64::from(SLOTS)) as u32;
+        let mut whole = |pages| self.random.below(pages / block) * block;
+        let (at, host) = (whole(2 * memory), whole(memory));
+        let place = Place { at, host, pages: block, readonly: true };
+        if self.means.readonly && self.add(Step::Place { slot, place, log: false }) {
+            self.add(Step::Host { act: Act::Store, host: place.host() });
         }
     }
 

@@ -18,6 +18,8 @@ enum Fault {
     Stale,
     /// A page that was made private is still shared.
     Convert,
+    /// A huge page that is split to execute from it lets its other pages be written.
+    Split,
     /// A counter of the system is wrong when a page is discarded.
     Counter,
     /// A vCPU makes no progress.
@@ -42,6 +44,10 @@ struct Fake {
     /// Pages that were fetched and are not protected.
     open: BTreeSet<(u32, u64)>,
     deleted: Vec<Place>,
+    /// Read-only huge pages that were read.
+    huge: BTreeSet<u64>,
+    /// Pages of those that were split.
+    loose: BTreeSet<u64>,
     position: Vec<u64>,
     running: Vec<Option<Running>>,
 }
@@ -50,6 +56,8 @@ struct Fake {
 type Running = (Task, Vec<(u64, Touch)>, Done);
 
 const EVERY: u64 = 17;
+/// Pages of a huge page.
+const BLOCK: u64 = 64;
 
 impl Fake {
     fn new(history: &History, fault: Fault) -> Self {
@@ -67,6 +75,8 @@ impl Fake {
             log: BTreeSet::new(),
             open: BTreeSet::new(),
             deleted: Vec::new(),
+            huge: BTreeSet::new(),
+            loose: BTreeSet::new(),
             position: (1..=history.vcpus as u64).map(|vcpu| vcpu << 40).collect(),
             running: (0..history.vcpus).map(|_| None).collect(),
         }
@@ -102,7 +112,8 @@ impl Fake {
                     }
                     return;
                 };
-                if readonly && self.fault != Fault::Readonly {
+                let allowed = self.fault == Fault::Readonly || self.loose.contains(&page);
+                if readonly && !allowed {
                     done.exits.insert(page);
                     return;
                 }
@@ -117,7 +128,8 @@ impl Fake {
             }
             Touch::Sum => {
                 let seen = match found {
-                    Some((_, _, host, ..)) => {
+                    Some((slot, _, host, ..)) => {
+                        self.read_huge(page, self.slots[&slot].0);
                         *self.stale.get(&host).unwrap_or(&self.host[host as usize])
                     }
                     None => {
@@ -127,8 +139,29 @@ impl Fake {
                 };
                 done.sum = seen.add_to(done.sum);
             }
+            Touch::Execute => {
+                let block = page / BLOCK * BLOCK;
+                if self.fault == Fault::Split && self.huge.remove(&block) {
+                    self.loose.extend((block..block + BLOCK).filter(|other| *other != page));
+                }
+            }
             _ => {}
         }
+    }
+
+    /// A read of a read-only memslot maps a huge page, if both addresses lie alike in it.
+    fn read_huge(&mut self, page: u64, place: Place) {
+        let block = page / BLOCK * BLOCK;
+        let within = place.at <= block && block + BLOCK <= place.guest().end();
+        if place.readonly && within && place.at % BLOCK == place.host % BLOCK {
+            self.huge.insert(block);
+        }
+    }
+
+    /// Pages are mapped anew.
+    fn unmap(&mut self) {
+        self.huge.clear();
+        self.loose.clear();
     }
 
     fn advance(&mut self, vcpu: usize, steps: usize) {
@@ -166,6 +199,7 @@ impl Fake {
 impl System for Fake {
     fn set_slot(&mut self, id: u32, slot: Option<(Place, bool)>) -> Result<(), Trouble> {
         self.beside();
+        self.unmap();
         let old = self.slots.remove(&id);
         let logged = old.is_some_and(|(_, log)| log);
         if let Some((place, log)) = slot {
@@ -232,6 +266,7 @@ impl System for Fake {
 
     fn act(&mut self, act: Act, host: Span) -> Result<(), Trouble> {
         self.beside();
+        self.unmap();
         let empties = match act {
             Act::Discard => !self.shared,
             Act::Remove | Act::Balloon | Act::Punch => true,
@@ -306,7 +341,7 @@ fn means() -> Means {
     ];
     Means {
         memory: 256,
-        block: 64,
+        block: BLOCK,
         ways: vec![Way::Legacy, Way::Manual, Way::InitiallySet, Way::Ring],
         kinds: vec![Kind::Small, Kind::Huge, Kind::Shared],
         acts,
@@ -340,7 +375,7 @@ fn a_system_that_loses_nothing_holds() {
 #[test]
 fn every_loss_is_noticed() {
     use Fault::*;
-    for fault in [Write, Dirty, Protect, Hole, Readonly, Stale, Convert, Counter, Hang] {
+    for fault in [Write, Dirty, Protect, Hole, Readonly, Stale, Convert, Split, Counter, Hang] {
         let caught = |history: &History| matches!(run(history, fault), Ended::Lost(_));
         let caught = histories(20).filter(caught).count();
         assert!(caught >= 5, "{fault:?} was noticed in {caught} histories");
