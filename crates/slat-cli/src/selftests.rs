@@ -28,7 +28,7 @@ const POWER: Option<Architecture> = Some(Architecture::Ppc64le);
 
 /// The tests of the code that the edits touch, with sizes that take seconds in an emulator. On Arm,
 /// tests of [`TAKE_MODE`] also get `-m`; without it, each of them runs up to twelve guest modes.
-const KNOWN: [Known; 33] = [
+const KNOWN: [Known; 36] = [
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
     ("dirty_log_test", "-i 3 -I 20 -M clear-log", None),
@@ -47,6 +47,9 @@ const KNOWN: [Known; 33] = [
     ("ageing_race_test", "", ARM),
     ("dirty_log_race_test", "", ARM),
     ("vmid_rollover_test", "-r 2", ARM),
+    ("ageing_race_test", "", RISCV),
+    ("dirty_log_race_test", "", RISCV),
+    ("vmid_rollover_test", "-n 60", RISCV),
     ("ageing_range_test", "", ARM),
     ("ageing_range_test", "", X86),
     ("mglru_perf_test", "-b 16M -i 2", ARM),

@@ -51,6 +51,9 @@ const SOFT_FLOAT: [&str; 2] = ["aarch64-unknown-none-softfloat", "riscv64imac-un
 const ON_THE_ENGINE: &str = "set_memory_region_test,demand_paging_test,dirty_log_perf_test,\
                              access_tracking_perf_test,kvm_page_table_test,page_fault_test";
 
+/// The series of RISC-V's kernel on the engine.
+const ENGINE_OF_RISCV: &str = "lockless-ageing,slat-engine";
+
 /// The series that change x86.
 const OF_X86: &str = "split-on-fault-before,lockless-ageing,batched-ageing";
 
@@ -120,7 +123,7 @@ fn program() -> Command {
 
 /// Checks that guests of RISC-V's KVM run, in C and on the engine.
 fn riscv(tree: &str) -> anyhow::Result<()> {
-    ["", "+slat-engine"].iter().try_for_each(|edits| riscv_log(tree, edits))?;
+    ["", &format!("+{ENGINE_OF_RISCV}")].iter().try_for_each(|edits| riscv_log(tree, edits))?;
     let tests = "kvm_page_table_test,set_memory_region_test";
     slat(&["kernel", "test", "--tree", tree, "--arch", "riscv64", "--test", tests])?;
     let riscv = Architecture::Riscv64;
@@ -130,6 +133,10 @@ fn riscv(tree: &str) -> anyhow::Result<()> {
     let counters = on_the_engine(tree, riscv, &blocks)?;
     let faults = counters["slat_faults"].as_str().context("no faults were counted")?;
     ensure!(!faults.contains("split 0"), "no fault split a block: {faults}");
+    // Each VM gets another VMID when it runs again: there is one.
+    let races = "ageing_race_test,dirty_log_race_test,vmid_rollover_test";
+    let two = ["--cpus", "2", "--append", "kvm.slat_vmid_bits=1"];
+    on_the_engine(tree, riscv, &[&[races][..], &two].concat())?;
     Ok(())
 }
 
@@ -331,7 +338,8 @@ fn batched_ageing(tree: &str) -> anyhow::Result<()> {
 fn on_the_engine(tree: &str, arch: Architecture, tests: &[&str]) -> anyhow::Result<Value> {
     let file = target().join("kernel-engine.json");
     let mut slat = program();
-    slat.args(["kernel", "test", "--tree", tree, "--edit", "slat-engine", "--json"]);
+    let edits = if arch == Architecture::Riscv64 { ENGINE_OF_RISCV } else { "slat-engine" };
+    slat.args(["kernel", "test", "--tree", tree, "--edit", edits, "--json"]);
     slat.args(["--arch", &arch.to_string(), "--binary"]).arg(Program::Slat.path(arch));
     slat.arg("--test").args(tests).stdout(File::create(&file)?);
     ran(&mut slat)?;

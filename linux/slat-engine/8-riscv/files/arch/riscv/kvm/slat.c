@@ -399,7 +399,7 @@ static unsigned long slat_size(struct kvm *kvm, struct kvm_memory_slot *slot, gp
 	return size;
 }
 
-int slat_fault(struct kvm_vcpu *vcpu, struct kvm_memory_slot *slot, gpa_t gpa,
+int slat_map_fault(struct kvm_vcpu *vcpu, struct kvm_memory_slot *slot, gpa_t gpa,
 	       unsigned long hva, bool is_write)
 {
 	struct kvm *kvm = vcpu->kvm;

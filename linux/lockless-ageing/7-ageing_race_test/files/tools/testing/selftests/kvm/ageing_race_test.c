@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Ageing that races with unmapping. One thread ages all guest pages in a loop,
- * using idle page tracking. The other thread unmaps the pages in one of two ways
+ * using idle page tracking. The other thread has KVM unmap pages, or free tables,
  * and reuses the memory immediately:
  *
  * - madvise() frees the pages, and a write allocates new ones. A vCPU in the
  *   same thread must read the new data. If ageing restores an entry that was
  *   removed, the vCPU reads a page that was freed.
  *
- * - A second vCPU is reinitialised. Without FEAT_S2FWB, KVM then unmaps all
- *   guest memory and frees the tables. Pages of pipes are allocated in the same
- *   way as tables. The data written to a pipe looks like valid entries with the
- *   accessed bit set, so a walk in a freed table clears this bit in the data.
+ * - On arm64 a second vCPU is reinitialised. Without FEAT_S2FWB, KVM then unmaps
+ *   all guest memory and frees the tables. Elsewhere the second vCPU writes to a
+ *   huge page after its dirty log has ended. If KVM split its mapping for the log,
+ *   it now maps it as a whole again and frees the table. Pages of pipes are
+ *   allocated in the same way as tables. The data written to a pipe looks like
+ *   valid entries with the accessed bit set, so a walk in a freed table clears
+ *   this bit in the data.
  *
  * Both races are narrow. They need two CPUs, and a kernel with delays in the
  * ageing walk to be hit reliably.
@@ -33,31 +36,42 @@
 #define MEMORY_SLOT	1
 #define PAGES		64
 
-/* A level 3 page descriptor with the accessed bit set. */
+#define HUGE_GPA	0xc0000000ul
+#define HUGE_SLOT	2
+#define HUGE_BYTES	(2ul << 20)
+
+/* A descriptor of a page with the accessed bit set. */
+#ifdef __riscv
+#define LOOKS_YOUNG	0xdful
+#else
 #define LOOKS_YOUNG	0x7fful
+#endif
 
 /* Written by the host while no vCPU runs. */
 static unsigned long round_now;
 
 static bool stop;
 static unsigned long asked;
-static void *memory;
+static void *memory, *huge;
 
 static unsigned long word_of(unsigned long round, unsigned long page)
 {
 	return round << 32 | page << 12 | LOOKS_YOUNG;
 }
 
-static void guest_code(unsigned long pages, unsigned long page_size)
+/* Read all pages, and write to each of two pages in turn if there are such. */
+static void guest_code(unsigned long pages, unsigned long page_size, unsigned long written)
 {
-	unsigned long page;
+	unsigned long page, run;
 
-	for (;;) {
+	for (run = 0;; run++) {
 		for (page = 0; page < pages; page++) {
 			volatile unsigned long *word = (void *)(MEMORY_GPA + page * page_size);
 
 			GUEST_ASSERT_EQ(*word, word_of(round_now, page));
 		}
+		if (written)
+			*(volatile unsigned long *)(written + run % 2 * page_size) = run;
 		GUEST_SYNC(0);
 	}
 }
@@ -88,26 +102,34 @@ static void pin_to(int cpu)
 	TEST_ASSERT(!sched_setaffinity(0, sizeof(set), &set), "Cannot run on CPU %d", cpu);
 }
 
+static void age_page(int idle, int pagemap, void *page)
+{
+	unsigned long entry, pfn, bit;
+
+	TEST_ASSERT(pread(pagemap, &entry, 8, (unsigned long)page / getpagesize() * 8) == 8,
+		    "Cannot read the page map");
+	pfn = entry & ((1ul << 55) - 1);
+	if (!(entry >> 63) || !pfn)
+		return;
+	bit = 1ul << pfn % 64;
+	TEST_ASSERT(pwrite(idle, &bit, 8, pfn / 64 * 8) == 8,
+		    "Cannot mark frame %lx as idle", pfn);
+	__atomic_add_fetch(&asked, 1, __ATOMIC_RELAXED);
+}
+
 static void *age(void *cpu)
 {
 	int idle = open_path_or_exit("/sys/kernel/mm/page_idle/bitmap", O_WRONLY);
 	int pagemap = open_path_or_exit("/proc/self/pagemap", O_RDONLY);
-	size_t page_size = getpagesize(), page;
+	size_t page;
 
 	pin_to((long)cpu);
 	while (!READ_ONCE(stop)) {
 		for (page = 0; page < PAGES; page++) {
-			off_t at = ((unsigned long)memory / page_size + page) * 8;
-			unsigned long entry, pfn, bit;
-
-			TEST_ASSERT(pread(pagemap, &entry, 8, at) == 8, "Cannot read the page map");
-			pfn = entry & ((1ul << 55) - 1);
-			if (!(entry >> 63) || !pfn)
-				continue;
-			bit = 1ul << pfn % 64;
-			TEST_ASSERT(pwrite(idle, &bit, 8, pfn / 64 * 8) == 8,
-				    "Cannot mark frame %lx as idle", pfn);
-			__atomic_add_fetch(&asked, 1, __ATOMIC_RELAXED);
+			age_page(idle, pagemap, memory + page * getpagesize());
+			/* Its table is freed: be there often. */
+			if (huge)
+				age_page(idle, pagemap, huge);
 		}
 	}
 	close(idle);
@@ -142,6 +164,38 @@ static void check(const char *whose, const unsigned long *words, unsigned long r
 			    round, at, whose, words[at], word_of(round, at / each));
 }
 
+#ifdef __aarch64__
+static unsigned long add_huge_page(struct kvm_vm *vm)
+{
+	return 0;
+}
+
+/* A vCPU that never ran can be reinitialised any number of times. */
+static void free_tables(struct kvm_vm *vm, struct kvm_vcpu *vcpu)
+{
+	aarch64_vcpu_setup(vcpu, NULL);
+}
+#else
+/* Return the address of pages for the second vCPU to write to. */
+static unsigned long add_huge_page(struct kvm_vm *vm)
+{
+	vm_userspace_mem_region_add(vm, VM_MEM_SRC_ANONYMOUS_THP, HUGE_GPA, HUGE_SLOT,
+				    HUGE_BYTES / getpagesize(), 0);
+	virt_map(vm, HUGE_GPA, HUGE_GPA, 2);
+	huge = addr_gpa2hva(vm, HUGE_GPA);
+	return HUGE_GPA;
+}
+
+static void free_tables(struct kvm_vm *vm, struct kvm_vcpu *vcpu)
+{
+	vm_mem_region_set_flags(vm, HUGE_SLOT, KVM_MEM_LOG_DIRTY_PAGES);
+	run_vcpu(vcpu);
+	vm_mem_region_set_flags(vm, HUGE_SLOT, 0);
+	/* It writes to the other page, which is still protected. */
+	run_vcpu(vcpu);
+}
+#endif
+
 int main(int argc, char **argv)
 {
 	size_t bytes = PAGES * getpagesize(), done;
@@ -172,13 +226,12 @@ int main(int argc, char **argv)
 	vm_userspace_mem_region_add(vm, VM_MEM_SRC_ANONYMOUS, MEMORY_GPA, MEMORY_SLOT, PAGES, 0);
 	virt_map(vm, MEMORY_GPA, MEMORY_GPA, PAGES);
 	memory = addr_gpa2hva(vm, MEMORY_GPA);
-	vcpu_args_set(vcpus[0], 2, (unsigned long)PAGES, (unsigned long)getpagesize());
-	vcpu_args_set(vcpus[1], 2, 0ul, 0ul);
+	vcpu_args_set(vcpus[0], 3, (unsigned long)PAGES, (unsigned long)getpagesize(), 0ul);
+	vcpu_args_set(vcpus[1], 3, 0ul, (unsigned long)getpagesize(), add_huge_page(vm));
 	data = malloc(bytes);
 	TEST_ASSERT(data && !pipe(pipes), "No memory, or no pipe");
 	TEST_ASSERT(fcntl(pipes[1], F_SETPIPE_SZ, bytes) >= (int)bytes, "The pipe is too small");
 
-	/* A vCPU that never ran can be reinitialised any number of times. */
 	run_vcpu(vcpus[1]);
 	pin_to(0);
 	pthread_create(&ager, NULL, age, (void *)(cpus > 1 ? 1l : 0l));
@@ -190,7 +243,7 @@ int main(int argc, char **argv)
 		run_vcpu(vcpus[0]);
 		if (round % 2) {
 			fill(data, round);
-			aarch64_vcpu_setup(vcpus[1], NULL);
+			free_tables(vm, vcpus[1]);
 			TEST_ASSERT(write(pipes[1], data, bytes) == (ssize_t)bytes,
 				    "The pipe takes no %zu bytes", bytes);
 			wait_for_ager();

@@ -5,6 +5,9 @@
  * clears every other page of it, and copies what it cleared; then the others.
  * At the end, when no vCPU runs, one more log must be all that is missing from
  * the copy: a page that differs was written and never logged.
+ *
+ * Where KVM counts what its faults do, and they split blocks, writes after the
+ * log must put blocks back.
  */
 #include <linux/bitmap.h>
 #include <pthread.h>
@@ -42,25 +45,28 @@ static void guest_code(unsigned long vcpu, unsigned long pages, unsigned long pa
 	}
 }
 
-static void *run_vcpu(void *arg)
+static void run_once(struct kvm_vcpu *vcpu)
 {
-	struct kvm_vcpu *vcpu = arg;
 	struct ucall uc;
 
-	while (!READ_ONCE(stop)) {
-		vcpu_run(vcpu);
-		switch (get_ucall(vcpu, &uc)) {
-		case UCALL_SYNC:
-			__atomic_add_fetch(&runs[vcpu->id], 1, __ATOMIC_RELAXED);
-			break;
-		case UCALL_ABORT:
-			REPORT_GUEST_ASSERT(uc);
-			break;
-		default:
-			TEST_FAIL("The guest left for another reason: %s",
-				  exit_reason_str(vcpu->run->exit_reason));
-		}
+	vcpu_run(vcpu);
+	switch (get_ucall(vcpu, &uc)) {
+	case UCALL_SYNC:
+		__atomic_add_fetch(&runs[vcpu->id], 1, __ATOMIC_RELAXED);
+		break;
+	case UCALL_ABORT:
+		REPORT_GUEST_ASSERT(uc);
+		break;
+	default:
+		TEST_FAIL("The guest left for another reason: %s",
+			  exit_reason_str(vcpu->run->exit_reason));
 	}
+}
+
+static void *run_vcpu(void *vcpu)
+{
+	while (!READ_ONCE(stop))
+		run_once(vcpu);
 	return NULL;
 }
 
@@ -93,6 +99,20 @@ static unsigned long copy_logged(struct kvm_vm *vm, unsigned long *log, unsigned
 	return copied + copy_some(vm, log, some, pages, ~0ul / 3 << 1);
 }
 
+/* Returns how many faults of all VMs did so; 0 if KVM does not count. */
+static long faults_that(const char *did)
+{
+	FILE *file = fopen("/sys/module/kvm/parameters/slat_faults", "r");
+	char text[256] = "", *found;
+
+	if (file) {
+		TEST_ASSERT(fgets(text, sizeof(text), file), "Cannot read slat_faults");
+		fclose(file);
+	}
+	found = strstr(text, did);
+	return found ? atol(found + strlen(did)) : 0;
+}
+
 int main(int argc, char **argv)
 {
 	unsigned long page_size = getpagesize(), pages = page_size / 8, copied = 0, page;
@@ -101,6 +121,7 @@ int main(int argc, char **argv)
 	pthread_t threads[MAX_VCPUS];
 	unsigned long *log, *some;
 	struct kvm_vm *vm;
+	long split, joined;
 	int opt;
 
 	while ((opt = getopt(argc, argv, "hr:v:")) != -1) {
@@ -141,6 +162,7 @@ int main(int argc, char **argv)
 			usleep(1000);
 	vm_mem_region_set_flags(vm, MEMORY_SLOT, KVM_MEM_LOG_DIRTY_PAGES);
 	memcpy(copy, memory, pages * page_size);
+	split = faults_that("split ");
 	for (round = 0; round < rounds; round++) {
 		copied += copy_logged(vm, log, some, pages);
 		usleep(1000);
@@ -154,7 +176,16 @@ int main(int argc, char **argv)
 		TEST_ASSERT(!memcmp(copy + page * page_size, memory + page * page_size, page_size),
 			    "Page %lu was written and is not in the log", page);
 	TEST_ASSERT(copied, "Nothing was logged while the guest ran");
-	pr_info("%lu rounds, %lu pages copied beside %lu vCPUs\n", rounds, copied, vcpus);
+	split = faults_that("split ") - split;
+
+	/* The last log has protected all pages again. */
+	vm_mem_region_set_flags(vm, MEMORY_SLOT, 0);
+	joined = faults_that("joined ");
+	run_once(vcpu[0]);
+	joined = faults_that("joined ") - joined;
+	TEST_ASSERT(joined || !split, "%ld faults split blocks, and none came back", split);
+	pr_info("%lu rounds, %lu pages copied beside %lu vCPUs; %ld faults split, %ld joined\n",
+		rounds, copied, vcpus, split, joined);
 	kvm_vm_free(vm);
 	return 0;
 }

@@ -3,8 +3,10 @@
  * More VMs alive than there are VMIDs, if those have 8 bits: KVM gives a VM
  * another VMID when it runs the next time, which another VM had before. Each
  * VM must find its own page there, and the one that the host put in its place
- * while the VM did not run.
+ * while the VM did not run. Two threads run VMs, so that VMIDs roll over while
+ * a VM runs.
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -18,6 +20,12 @@
 
 #define MEMORY_GPA	0x80000000ul
 #define MEMORY_SLOT	1
+
+#define THREADS		2
+
+static unsigned long count = 300, rounds = 4;
+static struct kvm_vcpu **vcpus;
+static struct kvm_vm **vms;
 
 static unsigned long word_of(unsigned long id, unsigned long round)
 {
@@ -52,12 +60,28 @@ static void run_vcpu(struct kvm_vcpu *vcpu)
 	}
 }
 
+/* Runs every VM whose number leaves the same remainder. */
+static void *run_some(void *first)
+{
+	unsigned long round, id;
+
+	for (round = 0; round < rounds; round++) {
+		for (id = (unsigned long)first; id < count; id += THREADS) {
+			unsigned long *word = addr_gpa2hva(vms[id], MEMORY_GPA);
+
+			TEST_ASSERT(!madvise(word, getpagesize(), MADV_DONTNEED), "madvise");
+			*word = word_of(id, round);
+			run_vcpu(vcpus[id]);
+		}
+	}
+	return NULL;
+}
+
 int main(int argc, char **argv)
 {
-	unsigned long count = 300, rounds = 4, round, id;
 	struct rlimit files = { 65536, 65536 };
-	struct kvm_vcpu **vcpus;
-	struct kvm_vm **vms;
+	pthread_t threads[THREADS];
+	unsigned long id;
 	int opt;
 
 	while ((opt = getopt(argc, argv, "hn:r:")) != -1) {
@@ -85,15 +109,10 @@ int main(int argc, char **argv)
 		virt_map(vms[id], MEMORY_GPA, MEMORY_GPA, 1);
 		vcpu_args_set(vcpus[id], 1, id);
 	}
-	for (round = 0; round < rounds; round++) {
-		for (id = 0; id < count; id++) {
-			unsigned long *word = addr_gpa2hva(vms[id], MEMORY_GPA);
-
-			TEST_ASSERT(!madvise(word, getpagesize(), MADV_DONTNEED), "madvise");
-			*word = word_of(id, round);
-			run_vcpu(vcpus[id]);
-		}
-	}
+	for (id = 0; id < THREADS; id++)
+		TEST_ASSERT(!pthread_create(&threads[id], NULL, run_some, (void *)id), "No thread");
+	for (id = 0; id < THREADS; id++)
+		pthread_join(threads[id], NULL);
 	for (id = 0; id < count; id++)
 		kvm_vm_free(vms[id]);
 	pr_info("%lu VMs, %lu rounds\n", count, rounds);

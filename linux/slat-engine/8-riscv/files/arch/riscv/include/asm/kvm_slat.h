@@ -29,10 +29,14 @@ struct kvm_slat {
 
 #define slat_is_on(kvm)	((kvm)->arch.slat.is_on)
 
+/* C protects when a log begins, whatever is set in it. */
+#define KVM_DIRTY_LOG_MANUAL_CAPS \
+	(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET)
+
 /* Returns whether the VM is on the engine, or could not be made. */
 bool slat_alloc(struct kvm *kvm, unsigned long gpa_bits, int *ret);
 void slat_free(struct kvm *kvm);
-int slat_fault(struct kvm_vcpu *vcpu, struct kvm_memory_slot *slot, gpa_t gpa,
+int slat_map_fault(struct kvm_vcpu *vcpu, struct kvm_memory_slot *slot, gpa_t gpa,
 	       unsigned long hva, bool is_write);
 int slat_map_device(struct kvm *kvm, struct kvm_mmu_memory_cache *mc, gpa_t gpa,
 		    phys_addr_t hpa, bool writable);
