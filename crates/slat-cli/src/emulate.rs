@@ -28,10 +28,6 @@ use slat_lab::session::Session;
 use std::path::Path;
 use std::time::Duration;
 
-/// Seconds for which a machine that reports free pages goes on after its command. Linux reports
-/// them every two seconds, and a part each time (`mm/page_reporting.c`).
-const LINGER: u32 = 8;
-
 /// The outcome of a command in an emulated machine.
 #[derive(Debug)]
 pub struct Run {
@@ -157,6 +153,12 @@ impl<'a> Ready<'a> {
         let kernel = kernel::find(args, arch, session)?;
         let mut wanted = args.module.clone();
         if args.free_page_reporting {
+            if kernel.modules.is_none() {
+                return Err(bad_input(
+                    "--free-page-reporting takes the module virtio_balloon, and this kernel has no \
+                     modules; give them by --modules DIR",
+                ));
+            }
             wanted.push("virtio_balloon".to_owned());
         }
         let mut modules = kernel::modules(&kernel, arch, &wanted)?;
@@ -251,7 +253,7 @@ impl<'a> Ready<'a> {
             tests: Vec::new(),
             read: Vec::new(),
             port: self.arch.port().to_owned(),
-            linger: if self.args.free_page_reporting { LINGER } else { 0 },
+            linger: if self.args.free_page_reporting { machine::LINGER } else { 0 },
         };
         if let Some(other) = &self.other {
             archive.program(OTHER, &other.bytes)?;

@@ -109,13 +109,16 @@ impl MemoryLimit {
     /// since Linux 5.19). It takes what it can.
     ///
     /// # Errors
-    /// [`Error::NoControlGroup`] if the group has no such file.
+    /// [`Error::NoControlGroup`] if the group has no such file; [`Error::Os`].
     pub fn reclaim(&self, bytes: u64) -> Result<(), Error> {
         match std::fs::write(self.own.join(RECLAIM), bytes.to_string()) {
             // It could take less than that.
             Err(error) if error.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(_) => self.takes_requests(),
+            Err(error) => {
+                self.takes_requests()?;
+                Err(Error::os("write of memory.reclaim")(error))
+            }
             Ok(()) => Ok(()),
         }
     }
@@ -244,6 +247,21 @@ impl Drop for MemoryLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_for_memory_that_fails_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let (home, own) = (folder.path().to_owned(), folder.path().join("own"));
+        std::fs::create_dir(&own).unwrap();
+        let limit = MemoryLimit { home, own, enabled: None, version: Version::Two };
+        match limit.takes_requests() {
+            Err(Error::NoControlGroup { why, .. }) => assert!(why.contains("5.19"), "{why}"),
+            result => panic!("{result:?}"),
+        }
+        std::fs::create_dir(limit.own.join(RECLAIM)).unwrap();
+        assert!(limit.takes_requests().is_ok());
+        assert!(matches!(limit.reclaim(4096), Err(Error::Os { .. })));
+    }
 
     #[test]
     fn a_limit_that_swap_cannot_take_up_is_refused_before_anything_is_made() {

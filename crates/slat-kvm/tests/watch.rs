@@ -101,6 +101,7 @@ fn counts_of_a_guest_in_another_process_are_those_of_its_own_statistics() {
     if cfg!(target_arch = "x86_64") {
         assert!(total.vcpus.iter().all(|vcpu| vcpu.statistics["pf_taken"] > 0), "{total:?}");
         assert!(total.total[&Metric::Pages4k] >= 2048, "{:?}", total.total);
+        assert_eq!(total.total.get(&Metric::NestedRuns), Some(&0));
     }
     assert!(total.total[&Metric::RssBytes] >= 8 << 20);
     // Each metric has a source, or a reason why it has none.

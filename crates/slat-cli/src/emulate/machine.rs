@@ -14,6 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
+/// Seconds for which a machine that reports free pages goes on after its command. Linux reports
+/// them every two seconds, and a part each time (`mm/page_reporting.c`).
+pub const LINGER: u32 = 8;
+
 /// How long a machine that has answered may take to power itself off.
 const LAST: Duration = Duration::from_secs(10);
 
@@ -47,15 +51,18 @@ pub fn run(
     let folder = tempfile::Builder::new().prefix("slat-emulate-").tempdir();
     let folder = folder.context("cannot make a temporary directory")?;
     let (mut machine, line) = linux.machine(folder.path())?;
-    let mut held = Held { file: folder.path().join("pid"), most: 0, last: 0 };
-    machine.args([Path::new("-pidfile"), &held.file]);
+    let file = folder.path().join("pid");
+    let mut held = linux.reports_free_pages.then_some(Held { file, most: 0, last: 0 });
+    if let Some(held) = &held {
+        machine.args([Path::new("-pidfile"), &held.file]);
+    }
+    let linger = if linux.reports_free_pages { LINGER } else { 0 };
+    let last = LAST + Duration::from_secs(linger.into());
     let (mut arrived, mut read, mut answered) = (Arrived::Nothing, 0, None);
     let mut console = Watched::new(folder.path().join(CONSOLE));
     let ended = machine.run(limit, |_| {
         session.check()?;
-        if linux.reports_free_pages {
-            held.look();
-        }
+        held.iter_mut().for_each(Held::look);
         if !keep_running && console.has_complained_for(REST) {
             return Ok(true);
         }
@@ -65,9 +72,9 @@ pub fn run(
             arrived = decode(&fs::read(&line).unwrap_or_default());
         }
         let whole = matches!(arrived, Arrived::All(_));
-        Ok(whole && answered.get_or_insert_with(Instant::now).elapsed() > LAST)
+        Ok(whole && answered.get_or_insert_with(Instant::now).elapsed() > last)
     })?;
-    if linux.reports_free_pages {
+    if let (Some(held), Some(_)) = (&held, answered) {
         session.note(&held.said());
     }
     for place in warnings(&ended.console) {
@@ -120,7 +127,7 @@ impl Held {
     fn said(&self) -> String {
         format!(
             "free page reporting: QEMU held {} of this host's memory at most, and {} at the end, \
-             seconds after the command",
+             {LINGER} s after the command",
             bytes(self.most),
             bytes(self.last)
         )

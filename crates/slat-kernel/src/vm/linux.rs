@@ -26,7 +26,7 @@ pub struct Linux<'a> {
     /// The model of the CPUs; `None` for one with all features.
     pub cpu: Option<&'a str>,
     /// Whether Linux there tells QEMU which of its memory is free, and QEMU gives it back to this
-    /// host (virtio 1.2, 5.5.6.7). It takes the module `virtio_balloon`.
+    /// host (virtio 1.2, 5.5.6). It takes the module `virtio_balloon`.
     pub reports_free_pages: bool,
     /// Whether the machine's clocks advance by one nanosecond per instruction, independently of
     /// real time. Callers use it with one CPU only.

@@ -115,10 +115,10 @@ impl Config {
         Ok(())
     }
 
-    /// Checks the same, and makes and removes the control group that the way needs.
+    /// As [`check`](Self::check); also makes, and removes, the control group that the way needs.
     ///
     /// # Errors
-    /// The errors of [`check`](Self::check); [`Error::NoControlGroup`]; [`Error::Os`].
+    /// Those of `check`; [`Error::NoControlGroup`]; [`Error::Os`].
     pub fn try_out(&self, host: &HostKvm) -> Result<(), Error> {
         self.check(host)?;
         Keeper::new(self).map(drop)

@@ -400,7 +400,7 @@ static unsigned long slat_size(struct kvm *kvm, struct kvm_memory_slot *slot, gp
 }
 
 int slat_map_fault(struct kvm_vcpu *vcpu, struct kvm_memory_slot *slot, gpa_t gpa,
-	       unsigned long hva, bool is_write)
+		   unsigned long hva, bool is_write)
 {
 	struct kvm *kvm = vcpu->kvm;
 	struct kvm_mmu_memory_cache *mc = &vcpu->arch.mmu_page_cache;

@@ -37,7 +37,7 @@ struct kvm_slat {
 bool slat_alloc(struct kvm *kvm, unsigned long gpa_bits, int *ret);
 void slat_free(struct kvm *kvm);
 int slat_map_fault(struct kvm_vcpu *vcpu, struct kvm_memory_slot *slot, gpa_t gpa,
-	       unsigned long hva, bool is_write);
+		   unsigned long hva, bool is_write);
 int slat_map_device(struct kvm *kvm, struct kvm_mmu_memory_cache *mc, gpa_t gpa,
 		    phys_addr_t hpa, bool writable);
 void slat_unmap(struct kvm *kvm, gpa_t start, gpa_t size, bool may_block);
