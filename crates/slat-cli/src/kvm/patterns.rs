@@ -53,7 +53,7 @@ impl fmt::Display for Recorded {
     }
 }
 
-/// Reads the pages: a number a line, with `w` in front if it was written, or a line of QEMU's
+/// Reads the pages: their numbers, with `w` in front of one that was written, or lines of QEMU's
 /// trace. Lines that begin with `#` are notes.
 fn pages(text: &str) -> Result<Vec<u64>, String> {
     let mut pages = Vec::new();
@@ -62,18 +62,19 @@ fn pages(text: &str) -> Result<Vec<u64>, String> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let page = match line.split_once("offset=0x") {
-            Some((before, rest)) => {
-                // Of a machine's other memories, such as its graphics', there is no guest here.
-                if !before.contains("rb=pc.ram") && !before.contains("rb=mach-virt.ram") {
-                    continue;
-                }
+        let wrong = || format!("line {number} has no page: `{line}`");
+        if let Some((before, rest)) = line.split_once("offset=0x") {
+            // Of a machine's other memories, such as its graphics', there is no guest here.
+            if before.contains("rb=pc.ram") || before.contains("rb=mach-virt.ram") {
                 let digits = rest.split_whitespace().next().unwrap_or(rest);
-                u64::from_str_radix(digits, 16).ok().map(|at| at / PAGE)
+                pages.push(u64::from_str_radix(digits, 16).map_err(|_| wrong())? / PAGE);
             }
-            None => line.strip_prefix('w').unwrap_or(line).trim().parse().ok(),
-        };
-        pages.push(page.ok_or_else(|| format!("line {number} has no page: `{line}`"))?);
+        } else {
+            for word in line.split_whitespace().filter(|word| *word != "w") {
+                let page = word.strip_prefix('w').unwrap_or(word);
+                pages.push(page.parse().map_err(|_| wrong())?);
+            }
+        }
     }
     if pages.is_empty() { Err("it has no page".to_owned()) } else { Ok(pages) }
 }
@@ -87,7 +88,7 @@ mod tests {
         let trace = "postcopy_ram_fault_thread_request Request for HVA=0x7f rb=pc.ram \
                      offset=0x3000 pid=7\nx Request rb=vga.vram offset=0x0 pid=7\n";
         assert_eq!(pages(trace).unwrap(), [3]);
-        assert_eq!(pages("# note\n7\nw 8\n").unwrap(), [7, 8]);
+        assert_eq!(pages("# note\n7\nw 8 9 w10\n").unwrap(), [7, 8, 9, 10]);
         assert!(pages("1\nx\n").unwrap_err().contains("line 2"));
         assert!(pages("# nothing\n").is_err());
         for (name, _) in SHIPPED {
