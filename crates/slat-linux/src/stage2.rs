@@ -333,21 +333,35 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
     /// Returns whether any page of `size` bytes at `gpa` was used since it was aged last; with
     /// `clear` ages them, and the whole of a block that they cut. Nothing is invalidated.
     pub fn age(&self, gpa: u64, size: u64, clear: bool) -> bool {
+        let mut guard = self.enter();
+        let (start, end) = (gpa & !(Self::PAGE - 1), gpa.saturating_add(size));
+        // A walk only tests a block that its range cuts. So the leaf at the end is aged by itself.
+        let (last, young) = Self::age_leaf(&mut guard, (end - 1) & !(Self::PAGE - 1), clear);
+        let end = last.0;
+        if start < end { Self::age_range(&mut guard, start, end, clear) | young } else { young }
+    }
+
+    /// Returns the leaf around `page`, or the page, and whether it was used.
+    #[inline(always)]
+    fn age_leaf(guard: &mut Inside<'_, 'p, F, P>, page: u64, clear: bool) -> ((u64, u64), bool) {
+        match guard.age_leaf(Gpa(page), clear) {
+            Ok(Some((leaf, used))) => ((leaf.start().0, leaf.end().0), used),
+            _ => ((page, page + Self::PAGE), false),
+        }
+    }
+
+    /// Ages all that lies between the start of a page and the start of a leaf.
+    #[inline(never)]
+    fn age_range(guard: &mut Inside<'_, 'p, F, P>, mut at: u64, end: u64, clear: bool) -> bool {
         const WORDS: usize = 16;
         let chunk = WORDS as u64 * 64 * Self::PAGE;
-        let mut guard = self.enter();
-        let (mut young, mut used) = (false, false);
-        let mut leaf = |guard: &mut Inside<'_, 'p, F, P>, page: u64| {
-            let found = guard.age_leaf(Gpa(page), clear).ok().flatten();
-            young |= found.is_some_and(|(_, used)| used);
-            found.map_or((page, page + Self::PAGE), |(leaf, _)| (leaf.start().0, leaf.end().0))
-        };
-        // A walk only tests a block that its range cuts. So the leaf at the end is aged by itself,
-        // and the one at the start of each chunk, which are aligned: blocks inside are whole.
-        let (mut at, end) = (gpa & !(Self::PAGE - 1), gpa.saturating_add(size));
-        let (end, _) = leaf(&mut guard, (end - 1) & !(Self::PAGE - 1));
+        let mut young = false;
         while at < end {
-            (_, at) = leaf(&mut guard, at);
+            // The leaf at the start of each chunk, which are aligned, is aged by itself, too: blocks
+            // inside are whole.
+            let (leaf, used) = Self::age_leaf(guard, at, clear);
+            young |= used;
+            at = leaf.1;
             let to = end.min(at.next_multiple_of(chunk));
             let Some(range) = Self::pages(at, to).filter(|_| at < to) else { continue };
             let (mut found, mut unanswered) = ([0; WORDS], [0; WORDS]);
@@ -355,10 +369,10 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
             let how = AgeOptions { clear, ..AgeOptions::LEAVES };
             // A page without an answer is being changed: KVM is told that it is old.
             _ = guard.age(range, &mut ages, how);
-            used |= found.iter().any(|word| *word != 0);
+            young |= found.iter().any(|word| *word != 0);
             at = to;
         }
-        young || used
+        young
     }
 
     /// Cleans the memory of `size` bytes at `gpa` to the point of coherency.

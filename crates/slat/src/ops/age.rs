@@ -72,8 +72,7 @@ pub enum TableBits {
     Exact,
 }
 
-/// Bitmaps for the result of a scan: bit 0 is the first page of the range. Bits are set, none is
-/// cleared.
+/// Bitmaps for the result of a scan, which sets bits: bit 0 is the first page of the range.
 #[derive(Debug)]
 pub struct AgeBitmaps<'b> {
     /// Pages that were used since their accessed bit was last cleared; for a block or a group
@@ -120,8 +119,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             && !how.flush_tlb
             && let Some(young) = self.age_page(range.start().0, how.clear)
         {
-            let young = or_bits(ages.young, 0, u64::from(young));
-            return Ok(AgeCounts { young, unanswered: 0 });
+            return Ok(AgeCounts { young: or_bits(ages.young, 0, young.into()), unanswered: 0 });
         }
         self.age_walk(range, ages, how)
     }
@@ -207,6 +205,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::NotRecorded`]: nothing is done.
     /// [`ChangeError::Contended`]: another thread is changing the entry, which stays as it was.
+    #[inline(always)]
     pub fn age_leaf(
         &mut self,
         gpa: Gpa,
@@ -221,7 +220,20 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if !tables.format.records_accessed() {
             return Self::stopped(gpa, ChangeError::NotRecorded);
         }
-        let sums = &mut self.sums;
+        if let Some(young) = self.age_page(start, clear) {
+            return Ok(Some((GpaRange::from_bounds(start, start + (1 << F::PAGE_SHIFT)), young)));
+        }
+        self.age_leaf_walk(gpa, start, clear)
+    }
+
+    #[inline(never)]
+    fn age_leaf_walk(
+        &mut self,
+        gpa: Gpa,
+        start: u64,
+        clear: bool,
+    ) -> Result<Option<(GpaRange, bool)>, Stopped<ChangeError>> {
+        let (tables, sums) = (self.tables, &mut self.sums);
         let mut visitor = One { tables, clear, young: false, found: None, held: false, sums };
         let result = tables.walk(start, start + (1 << F::PAGE_SHIFT), &mut visitor);
         let One { young, found, held, .. } = visitor;
