@@ -192,26 +192,25 @@ pub fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        for (bytes, attributes) in Arm::<G, WIDE>::sizes()
-            .into_iter()
-            .flat_map(|bytes| all_attributes().map(move |a| (bytes, a)))
-        {
+        for bytes in Arm::<G, WIDE>::sizes() {
             let (at, hpa) = (range((1 << bits) - bytes, bytes), (1 << bits) - bytes);
-            cache.fill(8).unwrap();
-            let result = guard.map(at, Hpa(hpa), attributes, size(bytes), &mut cache);
-            if attributes.write && !attributes.dirty && !hd {
-                assert!(result.is_err());
-                continue;
+            for attributes in all_attributes() {
+                cache.fill(8).unwrap();
+                let result = guard.map(at, Hpa(hpa), attributes, size(bytes), &mut cache);
+                if attributes.write && !attributes.dirty && !hd {
+                    assert!(result.is_err());
+                    continue;
+                }
+                assert_eq!(result, Ok(bytes));
+                let (pte, height) = regime.pte(&platform, at.start().0);
+                let expected = Leaf { oa: hpa, ..manual(attributes, fwb, hd, sh) };
+                let raw = pte.load(Ordering::SeqCst);
+                let found = Arm::<G, WIDE>::fields(raw, 3 - height);
+                assert_eq!(found, Descriptor::Leaf(expected), "{raw:#x}");
+                assert_eq!(Arm::<G, WIDE>::size(height), bytes);
+                assert_eq!(guard.translate(at.start()).unwrap().unwrap().attributes, attributes);
+                pte.store(0, Ordering::SeqCst);
             }
-            assert_eq!(result, Ok(bytes));
-            let (pte, height) = regime.pte(&platform, at.start().0);
-            let expected = Leaf { oa: hpa, ..manual(attributes, fwb, hd, sh) };
-            let raw = pte.load(Ordering::SeqCst);
-            let found = Arm::<G, WIDE>::fields(raw, 3 - height);
-            assert_eq!(found, Descriptor::Leaf(expected), "{raw:#x}");
-            assert_eq!(Arm::<G, WIDE>::size(height), bytes);
-            assert_eq!(guard.translate(at.start()).unwrap().unwrap().attributes, attributes);
-            pte.store(0, Ordering::SeqCst);
             // The table above a block must go, too, before a larger block can be mapped.
             assert_eq!(unmap(&mut guard, at), []);
             guard.refresh();

@@ -59,30 +59,39 @@ on!(
     npt(5, 5), ept_2m(7, 3)
 );
 
-fn splits_dry<H: Hardware, W: SplitWalk>(format: H::Format, bbm: BreakBeforeMake, every: usize) {
-    let whole = range(G, G);
+/// Splits the first `blocks` blocks of 2m of a block of 1g, with each number of frames.
+fn splits_dry<H: Hardware, W: SplitWalk>(
+    format: H::Format,
+    bbm: BreakBeforeMake,
+    blocks: u64,
+    frames: impl IntoIterator<Item = usize>,
+) {
+    let part = range(G, blocks * 2 * M);
     let odd = Attributes { software: Software::A, ..CLEAN };
     let what = Mapping { hpa: 4 * G, attributes: odd, largest: PageSize::SIZE_1G };
-    // All steps are alike except the first and the last few.
-    for frames in [0, 1, 2, 3, 512, 513].into_iter().chain((every..512).step_by(every)) {
+    let enough = blocks as usize + 1;
+    for frames in frames {
         let platform = TestPlatform::new(bbm);
         let mut world = World::<H>::new(&platform, bbm, format, 36);
-        assert_eq!(world.map(whole, what, 1), None);
-        let stopped = world.split::<W>(whole, PageSize::SIZE_4K, frames, usize::MAX);
+        assert_eq!(world.map(range(G, G), what, 1), None);
+        let stopped = world.split::<W>(part, PageSize::SIZE_4K, frames, usize::MAX);
         // One frame replaces the block, and each further one splits a block of 2m.
         let at = match frames {
             0 => Some(G),
-            513 => None,
+            _ if frames == enough => None,
             _ => Some(G + (frames as u64 - 1) * 2 * M),
         };
         assert_eq!(stopped, at, "{frames} frames");
         world.access(G + 2 * M, true, false);
         world.access(G + 7 * M, false, true);
         if let Some(at) = at {
-            let rest = range(at, 2 * G - at);
-            assert_eq!(world.split::<W>(rest, PageSize::SIZE_4K, 513 - frames, 3), None);
+            let rest = range(at, part.end().0 - at);
+            assert_eq!(world.split::<W>(rest, PageSize::SIZE_4K, enough - frames, 3), None);
         }
-        assert!(world.tree().runs.iter().all(|run| run.size == 4 * K));
+        for run in world.tree().runs {
+            let size = if run.start < part.end().0 { 4 * K } else { 2 * M };
+            assert_eq!(run.size, size, "{run:?}");
+        }
         world.destroy();
     }
 }
@@ -90,16 +99,17 @@ fn splits_dry<H: Hardware, W: SplitWalk>(format: H::Format, bbm: BreakBeforeMake
 #[test]
 fn a_split_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end() {
     for bbm in BBM {
-        splits_dry::<Arm<12>, Batched>(arm(), bbm, 171);
-        splits_dry::<Arm<12>, Bounded>(arm(), bbm, 500);
-        splits_dry::<Arm<12>, EveryEntry>(arm(), bbm, 500);
+        splits_dry::<Arm<12>, Batched>(arm(), bbm, 8, 0..=9);
+        splits_dry::<Arm<12>, Bounded>(arm(), bbm, 8, 0..=9);
+        splits_dry::<Arm<12>, EveryEntry>(arm(), bbm, 8, 0..=9);
     }
-    splits_dry::<Ept<true>, Batched>(ept(), BreakBeforeMake::Never, 171);
+    splits_dry::<Arm<12>, Batched>(arm(), BreakBeforeMake::Always, 512, [342, 512, 513]);
+    splits_dry::<Ept<true>, Batched>(ept(), BreakBeforeMake::Never, 8, 0..=9);
+    splits_dry::<Ept<true>, EveryEntry>(ept(), BreakBeforeMake::Always, 8, 0..=9);
     #[cfg(feature = "every-format")]
-    splits_dry::<Npt<true>, Batched>(npt::FORMAT, BreakBeforeMake::Never, 171);
-    splits_dry::<Ept<true>, EveryEntry>(ept(), BreakBeforeMake::Always, 500);
+    splits_dry::<Npt<true>, Batched>(npt::FORMAT, BreakBeforeMake::Never, 512, [342, 512, 513]);
     #[cfg(feature = "every-format")]
-    splits_dry::<Npt<true>, EveryEntry>(npt::FORMAT, BreakBeforeMake::Always, 500);
+    splits_dry::<Npt<true>, EveryEntry>(npt::FORMAT, BreakBeforeMake::Always, 8, 0..=9);
 }
 
 /// A fault in an empty tree, with fewer and fewer frames.
