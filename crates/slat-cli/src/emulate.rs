@@ -81,7 +81,8 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
         reports.extend(report.take());
         *report = Emulated::join(reports)?;
     }
-    if !ready.probes.is_empty() && run.end.is_ok() {
+    let measured = run.end.as_ref().is_ok_and(|ended| ended.exit_code == 0);
+    if measured && !ready.probes.is_empty() {
         session.step();
         session.say("counting calls");
         let counted = ready.boot_with_probes(session)?;

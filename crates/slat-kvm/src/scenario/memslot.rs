@@ -18,6 +18,7 @@
 use super::live::{CallTimes, Sample, baseline, check_reads, sampled, wait};
 use super::pace::{loss, worst};
 use super::writes::{check_last, positions};
+use crate::error::size_name;
 use crate::figure::Figure::{self, LongestCall, Time};
 use crate::figure::{Results, Said, Value};
 use crate::guest::{Guest, Shape};
@@ -96,7 +97,7 @@ impl Config {
                 "must be a multiple of {page} bytes and at most the guest's memory, whose pages it \
                  has"
             );
-            return Err(Error::invalid("slot", self.slot, rule));
+            return Err(Error::invalid("slot size", size_name(self.slot), rule));
         }
         if self.iterations == 0 {
             return Err(Error::invalid("iterations", 0, "must be above 0"));
