@@ -123,7 +123,12 @@ fn program() -> Command {
 
 /// Checks that guests of RISC-V's KVM run, in C and on the engine.
 fn riscv(tree: &str) -> anyhow::Result<()> {
-    ["", &format!("+{ENGINE_OF_RISCV}")].iter().try_for_each(|edits| riscv_log(tree, edits))?;
+    let engine = format!("+{ENGINE_OF_RISCV}");
+    riscv_log(tree, "", &["--backing", "4k"])?;
+    riscv_log(tree, &engine, &["--backing", "4k"])?;
+    let split = ["--backing", "2m", "--eager-split", "2m", "--probe", "slat_split"];
+    let splits = riscv_log(tree, &engine, &split)?;
+    ensure!(splits == 1, "a log that began called the eager split {splits} times");
     let tests = "kvm_page_table_test,set_memory_region_test";
     slat(&["kernel", "test", "--tree", tree, "--arch", "riscv64", "--test", tests])?;
     let riscv = Architecture::Riscv64;
@@ -140,14 +145,15 @@ fn riscv(tree: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that each page that two vCPUs of RISC-V write is in the log.
-fn riscv_log(tree: &str, edits: &str) -> anyhow::Result<()> {
+/// Checks that each page that two vCPUs of RISC-V write is in the log; returns how often KVM was
+/// asked for an eager split, if that was counted.
+fn riscv_log(tree: &str, edits: &str, how: &[&str]) -> anyhow::Result<u64> {
     let report = target().join("riscv.json");
     let kernel = format!("tree:{tree}{edits}");
     let machine = ["emulate", "--arch", "riscv64", "--kernel", &kernel];
     let output = report.to_string_lossy();
     let words = ["-o", &output, "--", "bench", "dirty-log", "-v", "2", "-b", "4M", "-r", "1"];
-    slat(&[&machine[..], &words, &["-i", "1", "--backing", "4k"]].concat())?;
+    slat(&[&machine[..], &words, &["-i", "1"], how].concat())?;
     let results: Value = serde_json::from_reader(File::open(&report)?)?;
     let results = results["results"].as_array().context("the report has no results")?;
     let count = |name: &str| -> u64 {
@@ -157,7 +163,7 @@ fn riscv_log(tree: &str, edits: &str) -> anyhow::Result<()> {
     let (written, logged) = (count("pages_written"), count("pages_in_log"));
     println!("RISC-V{edits}: {written} pages written, {logged} in the log");
     ensure!(written == 1024 && logged == written, "4 MiB have 1,024 pages");
-    Ok(())
+    Ok(count("calls_slat_split"))
 }
 
 /// Checks that a split visits no page, and that the call takes fewer instructions.
