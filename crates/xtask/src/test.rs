@@ -47,10 +47,11 @@ impl Beside {
         Self::start(beside, long)
     }
 
-    /// Runs the emulated guests during the tests, which wait for guests and for each other.
+    /// Runs emulated machines during the tests, which wait for guests and for each other.
     fn tests(stages: &[Stage], long: bool) -> Self {
-        let both = [Stage::Tests, Stage::Hypervisor].iter().all(|stage| stages.contains(stage));
-        Self::start(if both { vec![Stage::Hypervisor] } else { Vec::new() }, long)
+        let mut beside = vec![Stage::Emulators, Stage::Hypervisor];
+        beside.retain(|stage| stages.contains(&Stage::Tests) && stages.contains(stage));
+        Self::start(beside, long)
     }
 
     fn start(beside: Vec<Stage>, long: bool) -> Self {
@@ -120,7 +121,7 @@ pub fn run(chosen: &[Stage], deep: bool, long: bool) -> anyhow::Result<()> {
         let name = name(*stage);
         println!("\n== {name} ({} of {})", index + 1, stages.len());
         let begin = Instant::now();
-        if matches!(stage, Stage::Peers | Stage::Emulators)
+        if matches!(stage, Stage::Tests | Stage::Peers | Stage::Emulators)
             && let Some(fetching) = fetching.take()
         {
             _ = fetching.join();
