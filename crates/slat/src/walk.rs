@@ -202,7 +202,7 @@ fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     let mut tally = WalkCounts { read, ..WalkCounts::NONE };
     let pte = table::pte::<F>(ptes, start, 0);
     let end = start + (1 << F::PAGE_SHIFT);
-    let met = one::<F, P, V, 0, true>(platform, pte, 0, start, end, visitor, &mut tally, budget);
+    let met = one::<F, P, V, 0, true>(platform, pte, start, end, visitor, &mut tally, budget);
     visitor.settle(0, tally);
     met.done()
 }
@@ -244,7 +244,7 @@ fn pages<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         }
         let Some((pte, rest)) = ptes.split_first() else { break End::DONE };
         let next = at + (1 << shift);
-        let met = one::<F, P, V, 0, false>(platform, pte, 0, at, next, visitor, &mut tally, budget);
+        let met = one::<F, P, V, 0, false>(platform, pte, at, next, visitor, &mut tally, budget);
         let met = met.done();
         if !met.is_done() {
             break met;
@@ -291,7 +291,7 @@ fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         }
         let Some((pte, rest)) = ptes.split_first() else { break End::DONE };
         let next = (((at >> shift) + 1) << shift).min(end);
-        let met = one::<F, P, V, 1, false>(platform, pte, 1, at, next, visitor, &mut tally, budget);
+        let met = one::<F, P, V, 1, false>(platform, pte, at, next, visitor, &mut tally, budget);
         let result = match met {
             Met::Done(result) => result,
             Met::Table { children, raw } => {
@@ -335,29 +335,26 @@ impl Met<'_> {
     }
 }
 
-/// Visits an entry at `level` until it is done, or links a table that the walk is to descend into.
-/// It is compiled for each `LEVEL`, of which 3 stands for those above as well. With `ALONE` no
-/// fence follows, so each load acquires.
+/// Visits one entry until it is done, or links a table that the walk is to descend into. With
+/// `ALONE` no fence follows, so each load acquires.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "it is inlined")]
 fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALONE: bool>(
     platform: &'t P,
     pte: &'t Pte,
-    level: u8,
     start: u64,
     end: u64,
     visitor: &mut V,
     tally: &mut WalkCounts,
     budget: &mut Budget,
 ) -> Met<'t> {
-    let level = if LEVEL < 3 { LEVEL } else { level.clamp(3, 4) };
     for _ in 0..PATIENCE {
         let raw = if ALONE { pte.load() } else { pte.peek() };
         tally.read += 1;
         let entry = Entry { pte, raw, start, end };
-        let flow = match F::kind(raw, level) {
-            Kind::Table if level > 0 => {
-                if !V::LEVELS.any_below(level) && !V::TABLES {
+        let flow = match F::kind(raw, LEVEL) {
+            Kind::Table if LEVEL > 0 => {
+                if !V::LEVELS.any_below(LEVEL) && !V::TABLES {
                     return Met::Done(End::DONE);
                 }
                 if !ALONE {
@@ -367,21 +364,21 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
                 // entries of its level. It was linked when the entry was read, so it is not given
                 // back while the walk's caller is inside these tables (see `walk`).
                 let children = unsafe {
-                    table::entries(platform, F::table_address(raw), F::entries(level - 1))
+                    table::entries(platform, F::table_address(raw), F::entries(LEVEL - 1))
                 };
-                match visitor.enter(level, &entry, children) {
+                match visitor.enter(LEVEL, &entry, children) {
                     Some(flow) => flow,
                     None => return Met::Table { children, raw },
                 }
             }
             Kind::Retired => {
-                let above = F::shift(level + 1);
+                let above = F::shift(LEVEL + 1);
                 let at = if V::ONCE { start } else { start >> above << above };
                 return Met::Done(End { at, reason: End::RETIRED });
             }
-            _ if !V::LEVELS.contains(level) => return Met::Done(End::DONE),
-            Kind::Frozen | Kind::Sealed => visitor.held(level, &entry),
-            kind => visitor.visit(level, kind, entry, tally),
+            _ if !V::LEVELS.contains(LEVEL) => return Met::Done(End::DONE),
+            Kind::Frozen | Kind::Sealed => visitor.held(LEVEL, &entry),
+            kind => visitor.visit(LEVEL, kind, entry, tally),
         };
         match flow {
             Flow::Next => return Met::Done(End::DONE),
@@ -401,7 +398,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
                 }
             }
             Flow::Stop => break,
-            Flow::Aside => return Met::Done(End { at: start, reason: End::ASIDE + level }),
+            Flow::Aside => return Met::Done(End { at: start, reason: End::ASIDE + LEVEL }),
         }
     }
     Met::Done(End::stopped(start))

@@ -53,11 +53,10 @@ impl Climb {
             let table = if level == self.top { ptes } else { self.linked::<F, P>(platform, level) };
             let bytes = (table.len() as u64) << F::shift(level);
             let end = self.end.min((self.at & !(bytes - 1)) + bytes);
-            // Compiled for level 2, which may have leaves, and for those above, which have none.
-            let result = if level == 2 {
-                self.part::<F, P, V, 2>(platform, table, level, end, below, visitor, budget)
-            } else {
-                self.part::<F, P, V, 3>(platform, table, level, end, below, visitor, budget)
+            let result = match level {
+                2 => self.part::<F, P, V, 2>(platform, table, end, below, visitor, budget),
+                3 => self.part::<F, P, V, 3>(platform, table, end, below, visitor, budget),
+                _ => self.part::<F, P, V, 4>(platform, table, end, below, visitor, budget),
             };
             if result.reason == End::BELOW {
                 if level == 2 {
@@ -76,39 +75,36 @@ impl Climb {
     /// Goes on in a table, up to `end` or to a table that the walk descends into. `below` is the
     /// outcome of the table that the current entry links, if the walk comes back up from there.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "it is inlined")]
     fn part<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
         &mut self,
         platform: &'t P,
         table: &'t [Pte],
-        level: u8,
         end: u64,
         below: End,
         visitor: &mut V,
         budget: &mut Budget,
     ) -> End {
-        let level = if LEVEL < 3 { LEVEL } else { level.clamp(3, 4) };
-        let shift = F::shift(level);
+        let shift = F::shift(LEVEL);
         let mut tally = WalkCounts::NONE;
         let mut result = End::DONE;
         let mut at = self.at;
         while at < end {
-            let pte = table::pte::<F>(table, at, level);
+            let pte = table::pte::<F>(table, at, LEVEL);
             let next = (((at >> shift) + 1) << shift).min(end);
-            let mut raw = core::mem::take(&mut self.raws[level as usize - 2]);
+            let mut raw = core::mem::take(&mut self.raws[LEVEL as usize - 2]);
             let mut came = Some(below).filter(|_| raw != 0);
             if came.is_none() {
                 match one::<F, P, V, LEVEL, false>(
-                    platform, pte, level, at, next, visitor, &mut tally, budget,
+                    platform, pte, at, next, visitor, &mut tally, budget,
                 ) {
                     Met::Done(done) => result = done,
                     Met::Table { raw: link, .. } => {
                         raw = link;
-                        if V::LEVELS.any_below(level) {
-                            self.raws[level as usize - 2] = raw;
+                        if V::LEVELS.any_below(LEVEL) {
+                            self.raws[LEVEL as usize - 2] = raw;
                             self.at = at;
                             budget.count(tally.read);
-                            visitor.settle(level, tally);
+                            visitor.settle(LEVEL, tally);
                             return End { at: next, reason: End::BELOW };
                         }
                         came = Some(End::DONE);
@@ -118,10 +114,10 @@ impl Climb {
             if let Some(below) = came {
                 // SAFETY: as in `one`.
                 let children = unsafe {
-                    table::entries(platform, F::table_address(raw), F::entries(level - 1))
+                    table::entries(platform, F::table_address(raw), F::entries(LEVEL - 1))
                 };
                 let entry = Entry { pte, raw, start: at, end: next };
-                result = left::<F, V>(level, self.start, entry, children, below, visitor, budget);
+                result = left::<F, V>(LEVEL, self.start, entry, children, below, visitor, budget);
             }
             if !result.is_done() {
                 break;
@@ -129,7 +125,7 @@ impl Climb {
             at = next;
         }
         let result = budget.end(result, tally.read, end);
-        visitor.settle(level, tally);
+        visitor.settle(LEVEL, tally);
         result
     }
 }
