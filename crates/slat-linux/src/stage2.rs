@@ -357,7 +357,7 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
         let chunk = WORDS as u64 * 64 * Self::PAGE;
         let mut young = false;
         while at < end {
-            // So is the leaf at the start of each chunk, which are aligned: blocks inside are whole.
+            // So is the leaf at the start of each chunk. They are aligned: blocks inside are whole.
             let (leaf, used) = Self::age_leaf(guard, at, clear);
             young |= used;
             at = leaf.1;
