@@ -72,7 +72,7 @@ pub enum TableBits {
     Exact,
 }
 
-/// Bitmaps for the result of a scan, which sets bits: bit 0 is the first page of the range.
+/// Bitmaps for the result of a scan, which only sets bits: bit 0 is the first page of the range.
 #[derive(Debug)]
 pub struct AgeBitmaps<'b> {
     /// Pages that were used since their accessed bit was last cleared; for a block or a group
