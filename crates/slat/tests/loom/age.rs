@@ -2,7 +2,7 @@
 //! scans by hints. (`pairs` has the pairs of operations.)
 
 use crate::guest::*;
-use crate::hardware::Use;
+use crate::hardware::{Use, Walked};
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::{AgeOptions, TableBits};
@@ -170,4 +170,33 @@ fn a_page_that_is_mapped_during_an_exact_scan_is_young_in_it_or_in_the_next() {
         guest.settle();
         guest.end(0);
     });
+}
+
+/// The guest, which has read its page, writes to it during `age`.
+fn a_write_while_its_page_ages<F: Walked>(name: &'static str, age: fn(On<F>)) {
+    explore(name, move || {
+        let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
+        guest.access(0, false, Use::Never);
+        let vcpu = spawn(move || assert!(guest.write(0)));
+        age(guest);
+        vcpu.join().unwrap();
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_write_while_its_page_alone_ages_is_not_lost() {
+    let leaves = |guest: X86| drop(guest.age(0..PAGE, AgeOptions::LEAVES));
+    a_write_while_its_page_ages("age (one page) || hardware, Intel", leaves);
+    let leaves = |guest: Guest| drop(guest.age(0..PAGE, AgeOptions::LEAVES));
+    a_write_while_its_page_ages("age (one page) || hardware, Arm", leaves);
+}
+
+#[test]
+fn a_write_while_its_leaf_ages_is_not_lost() {
+    let leaf = |guest: X86| assert_ne!(guest.age_leaf(0), Some(false), "it was read");
+    a_write_while_its_page_ages("age_leaf || hardware, Intel", leaf);
+    let leaf = |guest: Guest| assert_ne!(guest.age_leaf(0), Some(false), "it was read");
+    a_write_while_its_page_ages("age_leaf || hardware, Arm", leaf);
 }

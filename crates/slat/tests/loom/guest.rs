@@ -507,6 +507,14 @@ impl<F: Walked> In<'_, F> {
         (young, unanswered)
     }
 
+    /// Returns whether the leaf at `gpa` was young; `None` if another thread holds it.
+    pub fn age_leaf(&mut self, gpa: u64) -> Option<bool> {
+        let (leaf, young) = self.guard.age_leaf(Gpa(gpa), true).ok()?.expect("it is mapped");
+        let reported = pages(&(leaf.start().0..leaf.end().0)).filter(|_| young);
+        reported.for_each(|page| self.on.world.report(page, false));
+        Some(young)
+    }
+
     /// The caller's log has what this returns.
     pub fn harvest(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         let mut bitmap = [0];
@@ -556,6 +564,7 @@ unregistered! {
     fn relax(at: Range<u64>, access: Access) -> Outcome<ChangeError>;
     fn unmap(at: Range<u64>) -> (Vec<UnmappedRun>, Outcome<UnmapError>);
     fn age(at: Range<u64>, how: AgeOptions) -> (Vec<u64>, Vec<u64>);
+    fn age_leaf(gpa: u64) -> Option<bool>;
     fn look(gpa: u64) -> Option<Option<Hpa>>;
     fn mark(at: Range<u64>) -> Outcome<ChangeError>;
     fn clean(at: Range<u64>) -> usize;
