@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 /// Debian packages, each with a command that it has.
 const PACKAGES: [(&str, &str); 11] = [
@@ -79,32 +80,45 @@ pub fn test() -> anyhow::Result<Outcome> {
     };
     // Other stages, beside this one, may build `slat` again.
     fs::copy(programs()?.join("slat"), target().join(SLAT)).context("a copy of slat")?;
-    // All series, one at a time.
-    slat(&["kernel", "list", "--tree", &tree])?;
-    let words = ["kernel", "build", "--tree", &tree, "--arch", "x86_64", "--edit", OF_X86];
-    slat(&[&words[..], &["--objects"]].concat())?;
-    let words = ["kernel", "build", "--tree", &tree, "--arch", "ppc64le", "--edit", OF_POWER];
-    slat(&[&words[..], &["--objects"]].concat())?;
-    // Each edit of a series, so that the series can be bisected. This comes before kernels are
-    // built, because it would make them compile their objects again.
-    for series in ALL.split(',') {
-        let words = ["kernel", "build", "--tree", &tree, "--arch", "aarch64", "--edit", series];
-        slat(&[&words[..], &["--each"]].concat())?;
-    }
     // One folder has the objects of an architecture. The series of `ALL` edit headers that most of
     // the kernel includes, so kernels without them come first: else all is compiled once more.
-    check_finds(&tree).context("slat check")?;
-    slat_engine(&tree).context("slat-engine")?;
-    patches_in_turns(&tree).context("a patch, in turns")?;
-    bounded_walks(&tree).context("bounded-walks")?;
-    split_in_a_loop(&tree).context("split-in-a-loop")?;
-    lockless_ageing(&tree).context("lockless-ageing")?;
-    flush_once(&tree).context("flush-once")?;
-    ageing_races(&tree).context("lockless-ageing, races")?;
-    batched_ageing(&tree).context("batched-ageing")?;
-    idle_pages(&tree).context("idle pages of a watched guest")?;
-    riscv(&tree).context("RISC-V")?;
+    // Each edit of a series comes before kernels are built, because it would make them compile
+    // their objects again.
+    let parts: [(&str, fn(&str) -> anyhow::Result<()>); 12] = [
+        ("each edit fits and compiles", compiled),
+        ("slat check", check_finds),
+        ("slat-engine", slat_engine),
+        ("a patch, in turns", patches_in_turns),
+        ("bounded-walks", bounded_walks),
+        ("split-in-a-loop", split_in_a_loop),
+        ("lockless-ageing", lockless_ageing),
+        ("flush-once", flush_once),
+        ("lockless-ageing, races", ageing_races),
+        ("batched-ageing", batched_ageing),
+        ("idle pages of a watched guest", idle_pages),
+        ("RISC-V", riscv),
+    ];
+    for (name, part) in parts {
+        let begin = Instant::now();
+        part(&tree).context(name)?;
+        println!("{name}: {:.0} s", begin.elapsed().as_secs_f64());
+    }
     Ok(Outcome::Ran(Vec::new()))
+}
+
+/// Checks that all series fit, and that KVM compiles with each; on arm64 after each edit, so that
+/// a series can be bisected.
+fn compiled(tree: &str) -> anyhow::Result<()> {
+    slat(&["kernel", "list", "--tree", tree])?;
+    for (arch, series) in [("x86_64", OF_X86), ("ppc64le", OF_POWER)] {
+        let words = ["kernel", "build", "--tree", tree, "--arch", arch, "--edit", series];
+        slat(&[&words[..], &["--objects"]].concat())?;
+    }
+    for series in ALL.split(',') {
+        let words = ["kernel", "build", "--tree", tree, "--arch", "aarch64", "--edit", series];
+        slat(&[&words[..], &["--each"]].concat())?;
+    }
+    Ok(())
 }
 
 fn slat(words: &[&str]) -> anyhow::Result<()> {

@@ -72,10 +72,21 @@ impl Beside {
         let Ok((done, took)) = self.done.recv() else {
             return (Err(anyhow!("it did not run")), Duration::ZERO);
         };
-        print!("{}", std::fs::read_to_string(log(stage)).unwrap_or_default());
-        (done.map(|()| Outcome::Ran(Vec::new())), took)
+        let output = std::fs::read_to_string(log(stage)).unwrap_or_default();
+        print!("{output}");
+        (done.map(|()| Outcome::Ran(left_out(&output, stage))), took)
     }
 }
+
+/// Returns what a stage left out, as the summary of its own process names it.
+fn left_out(output: &str, stage: Stage) -> Vec<String> {
+    let summary = output.split_once(SKIPPED).map_or("", |(_, summary)| summary);
+    let prefix = format!("  {}: ", name(stage));
+    summary.lines().map_while(|line| line.strip_prefix(&prefix)).map(str::to_owned).collect()
+}
+
+/// Begins the list of what was skipped.
+const SKIPPED: &str = "\nSkipped:\n";
 
 fn log(stage: Stage) -> PathBuf {
     target().join(format!("{}.log", name(stage)))
@@ -156,7 +167,7 @@ pub fn run(chosen: &[Stage], deep: bool, long: bool) -> anyhow::Result<()> {
     summary.push(format!("{:<12} {:>7.1} s", "all", start.elapsed().as_secs_f64()));
     println!("\n{}", summary.join("\n"));
     if !skipped.is_empty() {
-        println!("\nSkipped:\n  {}", skipped.join("\n  "));
+        println!("{SKIPPED}  {}", skipped.join("\n  "));
     }
     let unexpected: Vec<_> = skipped.iter().filter(|skip| !is_expected(skip)).collect();
     if in_ci() && !unexpected.is_empty() {
@@ -190,5 +201,13 @@ mod tests {
         ));
         assert!(!is_expected("emulators: qemu-system-arm cannot be installed"));
         assert!(!is_expected("peers: no package linux-source"));
+    }
+
+    #[test]
+    fn what_a_stage_beside_the_tests_left_out_is_in_the_summary() {
+        let output =
+            format!("all 1.0 s\n{SKIPPED}  emulators: no kernel\n\n1 stages, none failed.");
+        assert_eq!(left_out(&output, Stage::Emulators), ["no kernel"]);
+        assert_eq!(left_out("1 stages, none failed.", Stage::Emulators), [""; 0]);
     }
 }
