@@ -70,8 +70,12 @@ fn pages(text: &str) -> Result<Vec<u64>, String> {
                 pages.push(u64::from_str_radix(digits, 16).map_err(|_| wrong())? / PAGE);
             }
         } else {
-            for word in line.split_whitespace().filter(|word| *word != "w") {
-                let page = word.strip_prefix('w').unwrap_or(word);
+            let mut words = line.split_whitespace();
+            while let Some(word) = words.next() {
+                let page = match word.strip_prefix('w') {
+                    Some("") => words.next().ok_or_else(wrong)?,
+                    written => written.unwrap_or(word),
+                };
                 pages.push(page.parse().map_err(|_| wrong())?);
             }
         }
@@ -89,7 +93,9 @@ mod tests {
                      offset=0x3000 pid=7\nx Request rb=vga.vram offset=0x0 pid=7\n";
         assert_eq!(pages(trace).unwrap(), [3]);
         assert_eq!(pages("# note\n7\nw 8 9 w10\n").unwrap(), [7, 8, 9, 10]);
-        assert!(pages("1\nx\n").unwrap_err().contains("line 2"));
+        for broken in ["1\nx\n", "1\n8 w\n", "1\nw w 8\n"] {
+            assert!(pages(broken).unwrap_err().contains("line 2"), "{broken}");
+        }
         assert!(pages("# nothing\n").is_err());
         for (name, _) in SHIPPED {
             let recorded: Recorded = name.parse().unwrap();
