@@ -104,6 +104,9 @@ impl Guest {
         let boot = Boot::new(window, shape.vcpus, shape.records)?;
         let memory = memory()?;
         numa::bind(&memory, &shape.nodes)?;
+        if shape.prealloc {
+            memory.allocate()?;
+        }
         let page_size = rustix::param::page_size() as u64;
         let private = is_private.then(|| Private::new(&vm, shape.memory)).transpose()?;
         let gate = Gate::default();

@@ -12,6 +12,9 @@ pub struct Shape {
     pub memory: u64,
     /// The kind of host memory that backs it.
     pub backing: Backing,
+    /// Whether the host has all of the memory before a vCPU touches it, as with `prealloc=on` of
+    /// QEMU. What a first touch then costs is KVM's fault alone.
+    pub prealloc: bool,
     /// Number of vCPUs.
     pub vcpus: usize,
     /// Whether each vCPU touches all of the memory, and not a share of its own.
@@ -46,6 +49,7 @@ impl Default for Shape {
         Self {
             memory: 64 << 20,
             backing: Backing::Small,
+            prealloc: false,
             vcpus: 1,
             overlap: false,
             slots: 1,

@@ -42,6 +42,7 @@ impl Asked<'_> {
         Ok(Shape {
             memory: self.guest.memory.bytes(),
             backing,
+            prealloc: false,
             vcpus: self.guest.vcpus as usize,
             overlap: self.overlap,
             slots: self.guest.run.kvm.slots.unwrap_or(1),

@@ -25,7 +25,9 @@ Examples:
   slat bench populate --backing 4k,2m,shmem --vcpus 1,4
       real memory, by KVM's faults
   slat bench populate --vcpus 1,2,4,8 --backing 4k --overlap
-      all vCPUs touch the same memory";
+      all vCPUs touch the same memory
+  slat bench populate --backing 4k --prealloc
+      what KVM's faults cost a VMM that allocates all memory first";
 
 /// Options of `slat bench populate`.
 #[derive(Clone, Debug, Args)]
@@ -49,6 +51,11 @@ pub struct PopulateArgs {
     /// All vCPUs touch all of the memory, in the same order, not each its own share
     #[arg(long)]
     pub overlap: bool,
+
+    /// The host has all of the memory before the vCPUs touch it, as with prealloc=on of QEMU: what
+    /// is left is KVM's part
+    #[arg(long)]
+    pub prealloc: bool,
 
     /// Options of the measurement.
     #[command(flatten)]
@@ -81,9 +88,15 @@ impl Scenario for Populate {
             guest.shrink();
             guest
         });
-        let cases: Vec<Runs> = guests
-            .map(|guest| Runs::new(Populate::NAME, &asked(&guest, args.overlap)))
-            .collect::<anyhow::Result<_>>()?;
+        let case = |guest: GuestArgs| {
+            let mut case = Runs::new(Populate::NAME, &asked(&guest, args.overlap))?;
+            case.shape.prealloc = args.prealloc;
+            if args.prealloc {
+                case.params.insert("prealloc".to_owned(), true.into());
+            }
+            Ok(case)
+        };
+        let cases: Vec<Runs> = guests.map(case).collect::<anyhow::Result<_>>()?;
         session.start(Populate::NAME, cases.iter().map(|case| case.steps(2)).sum());
         let mut results = Vec::new();
         for case in &cases {
