@@ -301,7 +301,7 @@ int main(int argc, char **argv)
 
 	page_size = getpagesize();
 	vm = vm_create_with_vcpus(2, guest_code, vcpus);
-	TEST_ASSERT(vm->page_size == page_size, "The guest's pages are not the host's");
+	__TEST_REQUIRE(vm->page_size == page_size, "The guest's pages are not the host's");
 	for (i = 0; i < 2; i++)
 		vcpu_args_set(vcpus[i], 2, (unsigned long)i, page_size);
 	memory = mmap(NULL, PAGES * page_size, PROT_READ | PROT_WRITE,

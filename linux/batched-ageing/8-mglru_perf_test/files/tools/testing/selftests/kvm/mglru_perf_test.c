@@ -155,7 +155,7 @@ int main(int argc, char **argv)
 	pages = bytes / page_size;
 
 	vm = __vm_create_with_one_vcpu(&vcpu, pages, guest_code);
-	TEST_ASSERT(vm->page_size == page_size, "The guest's pages are not the host's");
+	__TEST_REQUIRE(vm->page_size == page_size, "The guest's pages are not the host's");
 	vm_userspace_mem_region_add(vm, VM_MEM_SRC_ANONYMOUS, MEMORY_GPA, MEMORY_SLOT, pages, 0);
 	virt_map(vm, MEMORY_GPA, MEMORY_GPA, pages);
 	vcpu_args_set(vcpu, 2, pages, page_size);

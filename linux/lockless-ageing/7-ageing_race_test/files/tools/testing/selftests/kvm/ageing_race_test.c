@@ -222,7 +222,7 @@ int main(int argc, char **argv)
 		pr_info("One CPU: the races cannot be met\n");
 
 	vm = vm_create_with_vcpus(2, guest_code, vcpus);
-	TEST_ASSERT(vm->page_size == getpagesize(), "The guest's pages are not the host's");
+	__TEST_REQUIRE(vm->page_size == getpagesize(), "The guest's pages are not the host's");
 	vm_userspace_mem_region_add(vm, VM_MEM_SRC_ANONYMOUS, MEMORY_GPA, MEMORY_SLOT, PAGES, 0);
 	virt_map(vm, MEMORY_GPA, MEMORY_GPA, PAGES);
 	memory = addr_gpa2hva(vm, MEMORY_GPA);

@@ -105,7 +105,7 @@ int main(int argc, char **argv)
 	for (id = 0; id < count; id++) {
 		vms[id] = vm_create_with_one_vcpu(&vcpus[id], guest_code);
 		vm_userspace_mem_region_add(vms[id], VM_MEM_SRC_ANONYMOUS, MEMORY_GPA,
-					    MEMORY_SLOT, 1, 0);
+					    MEMORY_SLOT, getpagesize() / vms[id]->page_size, 0);
 		virt_map(vms[id], MEMORY_GPA, MEMORY_GPA, 1);
 		vcpu_args_set(vcpus[id], 1, id);
 	}

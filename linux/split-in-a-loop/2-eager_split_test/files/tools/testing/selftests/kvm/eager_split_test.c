@@ -73,7 +73,7 @@ static struct kvm_vm *create_vm(unsigned long chunk, bool initially_set)
 	struct kvm_vm *vm = vm_create_barebones();
 	int i;
 
-	TEST_ASSERT(vm->page_size == getpagesize(), "The guest's pages are not the host's");
+	__TEST_REQUIRE(vm->page_size == getpagesize(), "The guest's pages are not the host's");
 	vm_enable_cap(vm, KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, chunk);
 	if (initially_set)
 		vm_enable_cap(vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
