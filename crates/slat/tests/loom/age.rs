@@ -172,10 +172,10 @@ fn a_page_that_is_mapped_during_an_exact_scan_is_young_in_it_or_in_the_next() {
     });
 }
 
-/// The guest, which has read its page, writes to it during `age`.
-fn a_write_while_its_page_ages<F: Walked>(name: &'static str, age: fn(On<F>)) {
+/// The guest, which has read its leaf of `size`, writes to it during `age`.
+fn a_write_while_its_leaf_ages<F: Walked>(name: &'static str, size: u64, age: fn(On<F>)) {
     explore(name, move || {
-        let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
+        let guest = On::<F>::new(14, NEVER).running().mapped(0..size, CLEAN, size);
         guest.access(0, false, Use::Never);
         let vcpu = spawn(move || assert!(guest.write(0)));
         age(guest);
@@ -187,16 +187,18 @@ fn a_write_while_its_page_ages<F: Walked>(name: &'static str, age: fn(On<F>)) {
 
 #[test]
 fn a_write_while_its_page_alone_ages_is_not_lost() {
-    let leaves = |guest: X86| drop(guest.age(0..PAGE, AgeOptions::LEAVES));
-    a_write_while_its_page_ages("age (one page) || hardware, Intel", leaves);
-    let leaves = |guest: Guest| drop(guest.age(0..PAGE, AgeOptions::LEAVES));
-    a_write_while_its_page_ages("age (one page) || hardware, Arm", leaves);
+    let page = |guest: X86| drop(guest.age(0..PAGE, AgeOptions::LEAVES));
+    a_write_while_its_leaf_ages("age (one page) || hardware, Intel", PAGE, page);
+    let page = |guest: Guest| drop(guest.age(0..PAGE, AgeOptions::LEAVES));
+    a_write_while_its_leaf_ages("age (one page) || hardware, Arm", PAGE, page);
 }
 
 #[test]
-fn a_write_while_its_leaf_ages_is_not_lost() {
+fn a_write_while_a_page_or_a_block_ages_as_a_leaf_is_not_lost() {
     let leaf = |guest: X86| assert_ne!(guest.age_leaf(0), Some(false), "it was read");
-    a_write_while_its_page_ages("age_leaf || hardware, Intel", leaf);
+    a_write_while_its_leaf_ages("age_leaf (page) || hardware, Intel", PAGE, leaf);
+    a_write_while_its_leaf_ages("age_leaf (block) || hardware, Intel", BLOCK, leaf);
     let leaf = |guest: Guest| assert_ne!(guest.age_leaf(0), Some(false), "it was read");
-    a_write_while_its_page_ages("age_leaf || hardware, Arm", leaf);
+    a_write_while_its_leaf_ages("age_leaf (page) || hardware, Arm", PAGE, leaf);
+    a_write_while_its_leaf_ages("age_leaf (block) || hardware, Arm", BLOCK, leaf);
 }
