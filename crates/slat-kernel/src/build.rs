@@ -137,7 +137,8 @@ impl Build<'_> {
     }
 
     /// Compiles, after each of the edits in turn, the objects of all files that any of them
-    /// touches; returns the number of commands for each. An edit of tests alone needs none.
+    /// touches; returns the number of commands for each. An edit of tests alone needs none. Without
+    /// an edit, only checks that the tree can be configured.
     ///
     /// # Errors
     /// As [`run`](Self::run); the error names the edit.
@@ -146,6 +147,10 @@ impl Build<'_> {
         fs::create_dir_all(&objects)
             .with_context(|| format!("cannot write to {}", self.folder.display()))?;
         let _lock = self.lock()?;
+        let options = config::options(self.arch, self.options);
+        if self.edited.patches.is_empty() {
+            self.make(objects.clone())?.configure(&options)?;
+        }
         let mut steps = Vec::new();
         for (at, (edit, changes)) in self.edited.patches.iter().enumerate() {
             let edited = self.edited.first(at + 1);
@@ -157,7 +162,7 @@ impl Build<'_> {
             }
             let build = Build { edited: &edited, ..self };
             let mut make = build.make(objects.clone())?;
-            make.configure(&config::options(self.arch, self.options))?;
+            make.configure(&options)?;
             make.run(&targets.iter().map(String::as_str).collect::<Vec<_>>())
                 .with_context(|| format!("after {}", edit.name))?;
             steps.push(make.steps);

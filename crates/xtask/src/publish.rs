@@ -15,7 +15,8 @@ pub fn pack() -> anyhow::Result<Outcome> {
     for name in all() {
         pack.args(["--package", name]);
     }
-    ran(&mut pack)
+    // A package has no profile of this workspace, and nothing here is debugged.
+    ran(pack.env("CARGO_PROFILE_DEV_DEBUG", "false"))
 }
 
 /// Returns the crates, each after those that it depends on.
