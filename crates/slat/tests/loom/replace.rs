@@ -50,6 +50,31 @@ fn a_guests_write_during_a_move_is_in_the_new_memory_or_the_page_was_not_moved()
     a_write::<TinyEpt>("replace || relax, hardware write, Intel");
 }
 
+fn a_write_in_place<F: crate::hardware::Walked>(name: &str) {
+    explore(name, || {
+        let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, HELD, PAGE);
+        let vcpu = spawn(move || {
+            let rest = guest.relax(0..PAGE, Access::Write);
+            rest.is_none().then(|| guest.access(0, true, Use::Never)).flatten().is_some()
+        });
+        let mut inside = guest.inside();
+        let marked = Attributes { software: Software::A, ..HELD };
+        let done = inside.guard.replace(range(&(0..PAGE)), Hpa(MEMORY), Hpa(MEMORY), marked);
+        drop(inside);
+        let wrote = vcpu.join().unwrap();
+        let state = guest.leaf(0).1;
+        assert!(!wrote || state.dirty, "a write is lost");
+        assert!(done.is_err() || state.software.contains(Software::A));
+        guest.close();
+    });
+}
+
+#[test]
+fn a_write_while_a_leafs_attributes_are_replaced_is_not_lost() {
+    a_write_in_place::<Tiny>("replace in place || relax, hardware write, Arm");
+    a_write_in_place::<TinyEpt>("replace in place || relax, hardware write, Intel");
+}
+
 /// The model fails an access if the TLB has two addresses of a page.
 fn a_lazy_tlb<F: crate::hardware::Walked>(name: &str) {
     explore(name, || {

@@ -4,7 +4,7 @@ use crate::guest::*;
 use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::{BreakBeforeMake, UnmapError};
+use slat::{Access, Attributes, BreakBeforeMake, Execute, Software, UnmapError};
 
 pub fn both_ways(name: &str, model: impl Fn(BreakBeforeMake) + Send + Sync + Copy + 'static) {
     explore(&std::format!("{name}, break never"), move || model(NEVER));
@@ -81,6 +81,29 @@ fn a_split_loses_no_accessed_or_dirty_state() {
             assert!(!wrote || state.dirty && state.accessed, "a write was forgotten");
         }
         assert!(bbm == ALWAYS || wrote == (true, true), "a fault without a break");
+        drop(cache);
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_split_to_execute_loses_no_accessed_or_dirty_state() {
+    both_ways("split_to_execute || hardware write", |bbm| {
+        let data = Attributes { execute: Execute::None, software: Software::A, ..CLEAN };
+        let guest = Guest::new(14, bbm).running().mapped(0..BLOCK, data, BLOCK);
+        let mut cache = guest.cache(1);
+        let vcpu = spawn(move || guest.write(PAGE));
+        let mut inside = guest.inside();
+        let page = range(&(0..PAGE));
+        let split =
+            inside.guard.split_to_execute(page, cache.pages(), Access::Execute, Software::A);
+        let split = split.map(|local| local.not_needed_here()).is_ok();
+        inside.guard.invalidate();
+        drop(inside);
+        let wrote = vcpu.join().unwrap();
+        let (size, state) = guest.leaf(PAGE);
+        assert_eq!(size, if split { PAGE } else { BLOCK });
+        assert!(!wrote || state.dirty && state.accessed, "a write was forgotten");
         drop(cache);
         guest.end(0);
     });

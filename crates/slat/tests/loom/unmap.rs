@@ -157,6 +157,20 @@ fn a_write_that_hardware_marked_is_in_the_attributes_that_unmap_hands_out() {
     });
 }
 
+/// The second page continues the first one's run, as long as nobody has marked it.
+#[test]
+fn a_write_to_a_page_that_continues_a_run_is_in_what_unmap_hands_out() {
+    explore("unmap of two pages || hardware write to the second", || {
+        let guest = Guest::new(14, ALWAYS).running().mapped(0..BLOCK, CLEAN, PAGE);
+        let vcpu = spawn(move || guest.write(PAGE));
+        let result = guest.unmap(0..BLOCK);
+        let removed = guest.unmap_rest(result);
+        let wrote = vcpu.join().unwrap();
+        assert_eq!(removed.iter().any(|run| run.attributes.dirty), wrote);
+        guest.end(1);
+    });
+}
+
 /// The log copies the page after its clean; the pager drops a page that was handed out as not
 /// dirty.
 #[test]
