@@ -4,12 +4,25 @@
 //! `--cfg page_64k` for others. Cargo does not: it has a panic handler.
 #![no_std]
 
+/// Calls a method of the live tables.
+macro_rules! live {
+    ($vm:expr, $stage2:ident => $call:expr) => {
+        match &$vm.any {
+            $crate::Any::Narrow($crate::common::State::Live($stage2)) => $call,
+            $crate::Any::Wide($crate::common::State::Live($stage2)) => $call,
+            _ => $crate::common::never(),
+        }
+    };
+}
+
+mod common;
+
+use common::{State, Vm, code, slat_kvm_destroy};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use slat::format::arm64::{Arm64, Shareability};
 use slat::{
     BreakBeforeMake, Frame, Hpa, Invalidation, Maintenance, Platform, Pte, ReaderSlot, Readers,
-    RetiredTables, UnloadedTables,
 };
 use slat_linux::{Errno, Stage2};
 
@@ -30,27 +43,15 @@ const UNKNOWN: c_int = i8::MAX as c_int;
 
 // SAFETY: `slat.c` defines them with these types.
 unsafe extern "C" {
-    /// Zeroed pages, physically contiguous; 0 if there are none. May sleep.
-    fn slat_c_alloc(bytes: usize) -> u64;
-    fn slat_c_free(pa: u64, bytes: usize);
-    /// A zeroed page of a `struct kvm_mmu_memory_cache`, which may be NULL; 0 if it has none.
-    fn slat_c_take(mc: *mut c_void) -> u64;
     fn slat_c_flush_all(mmu: *mut c_void);
     fn slat_c_flush_range(mmu: *mut c_void, ipa: u64, bytes: u64);
     fn slat_c_flush_ipa(mmu: *mut c_void, ipa: u64, level: c_int);
     fn slat_c_flush_local(mmu: *mut c_void, ipa: u64, level: c_int);
     fn slat_c_maintain(pa: u64, bytes: u64, instructions: bool);
-    fn slat_c_panic() -> !;
-}
-
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: it may be called at any time.
-    unsafe { slat_c_panic() }
 }
 
 /// The machine of one VM.
-struct Kvm {
+pub struct Kvm {
     /// `struct kvm_s2_mmu`, whose VMID Linux reads when it invalidates.
     mmu: *mut c_void,
     /// The linear map: a virtual address less its physical one.
@@ -79,20 +80,17 @@ fn level(leaf: Option<slat::PageSize>) -> c_int {
 // 6. A panic does not return.
 unsafe impl Platform for Kvm {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
-        // SAFETY: the frame is the caller's alone.
-        unsafe { Frame::from_hpa(Hpa(slat_c_alloc(bytes))) }
+        common::allocate(bytes)
     }
 
     unsafe fn free(&self, frame: Frame, bytes: usize) {
         // SAFETY: the caller's contract.
-        unsafe { slat_c_free(frame.hpa().0, bytes) }
+        unsafe { common::free(frame, bytes) }
     }
 
     #[inline(always)]
     fn entries(&self, table: Hpa) -> NonNull<Pte> {
-        let address = table.0.wrapping_add(self.offset) as *mut Pte;
-        // SAFETY: the linear map does not contain address 0.
-        unsafe { NonNull::new_unchecked(address) }
+        common::entries(table, self.offset)
     }
 
     #[inline(always)]
@@ -144,56 +142,44 @@ unsafe impl Platform for Kvm {
     }
 }
 
-enum State<F: slat::format::Format> {
-    Live(Stage2<'static, F, Kvm>),
-    Ended(UnloadedTables<'static, F, Kvm>),
-}
-
-enum Any {
+/// The tables of a VM.
+pub enum Any {
     Narrow(State<Narrow>),
     Wide(State<Wide>),
     None,
 }
 
-/// The tables of a VM. C allocates it, aligned to 128 bytes, and it does not move: the tables
-/// borrow the platform beside them.
-#[repr(C, align(128))]
-pub struct Vm {
-    kvm: Kvm,
-    any: Any,
-}
-
-/// Calls a method of the live tables.
-macro_rules! live {
-    ($vm:expr, $stage2:ident => $call:expr) => {
-        match &$vm.any {
-            Any::Narrow(State::Live($stage2)) => $call,
-            Any::Wide(State::Live($stage2)) => $call,
-            // SAFETY: it may be called at any time. Linux calls nothing after it has destroyed the
-            // tables, or if it could not make them.
-            _ => unsafe { slat_c_panic() },
+impl Any {
+    /// As [`State::destroy_some`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn destroy_some(self, most: usize) -> (Self, bool) {
+        // SAFETY: the caller's contract.
+        match self {
+            Self::Narrow(state) => {
+                let (state, all) = unsafe { state.destroy_some(most) };
+                (Self::Narrow(state), all)
+            }
+            Self::Wide(state) => {
+                let (state, all) = unsafe { state.destroy_some(most) };
+                (Self::Wide(state), all)
+            }
+            Self::None => (Self::None, true),
         }
-    };
-}
+    }
 
-fn code(result: Result<(), Errno>) -> c_int {
-    result.map_or_else(|errno| errno.0, |()| 0)
-}
-
-/// Returns a source of table pages from a cache of KVM's.
-fn source(mc: *mut c_void) -> impl FnMut() -> Option<Frame> + Send {
-    // A number may go to another thread, as the type demands; none does.
-    let mc = mc.expose_provenance();
-    // SAFETY: the cache is the calling thread's, and its pages are nobody's.
-    move || unsafe {
-        Frame::from_hpa(Hpa(slat_c_take(core::ptr::with_exposed_provenance_mut(mc))))
+    fn destroy(self) {
+        match self {
+            Self::Narrow(state) => state.destroy(),
+            Self::Wide(state) => state.destroy(),
+            Self::None => {}
+        }
     }
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_bytes() -> usize {
-    size_of::<Vm>()
-}
+/// A format by which links of tables are read; it is the same for both.
+type Links = Wide;
 
 /// What Linux knows of a VM's tables.
 #[repr(C)]
@@ -212,30 +198,25 @@ pub struct Config {
 /// Makes tables, and writes the root's physical address.
 ///
 /// # Safety
-/// `vm` is memory of [`slat_kvm_bytes`], aligned to 128.
+/// As [`Vm::begin`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_kvm_init(vm: *mut Vm, with: &Config, root: &mut u64) -> c_int {
-    // SAFETY: the caller's contract. The platform lives, where it lies, as long as the tables.
-    let vm = unsafe {
-        vm.write(Vm { kvm: Kvm::new(with.mmu, with.offset), any: Any::None });
-        &mut *vm
-    };
-    // SAFETY: as above: `any` is dropped, or ended, before C frees the memory.
-    let kvm: &'static Kvm = unsafe { &*(&raw const vm.kvm) };
+    // SAFETY: the caller's contract.
+    let (any, kvm) = unsafe { Vm::begin(vm, Kvm::new(with.mmu, with.offset)) };
     macro_rules! tables {
-        ($any:path, $format:ty) => {{
+        ($tables:path, $format:ty) => {{
             let format = <$format>::new_for(with);
             match Stage2::new(format, with.ipa_bits, kvm) {
                 Ok(stage2) => {
                     let tables = stage2.tables();
                     let is_same = 3 - tables.geometry().root_level as i8 == with.start_level;
                     *root = tables.root().0;
-                    vm.any = $any(State::Live(stage2));
+                    *any = $tables(State::Live(stage2));
                     if is_same {
                         0
                     } else {
                         // SAFETY: nothing has loaded the root.
-                        unsafe { slat_kvm_destroy(vm) };
+                        unsafe { slat_kvm_destroy(&mut *vm) };
                         Errno::INVALID.0
                     }
                 }
@@ -262,63 +243,6 @@ impl<const WIDE: bool> NewFor for Arm64<SHIFT, WIDE> {
     }
 }
 
-/// Gives back up to `most` tables; returns whether all are gone but the root.
-///
-/// # Safety
-/// No CPU has the tables loaded, and no other thread knows them.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn slat_kvm_destroy_some(vm: &mut Vm, most: usize) -> bool {
-    macro_rules! some {
-        ($any:path, $state:expr) => {{
-            let mut inactive = match $state {
-                // SAFETY: the caller's contract.
-                State::Live(stage2) => unsafe { stage2.into_unloaded() },
-                State::Ended(inactive) => inactive,
-            };
-            let all = inactive.destroy_some(most);
-            vm.any = $any(State::Ended(inactive));
-            all
-        }};
-    }
-    match core::mem::replace(&mut vm.any, Any::None) {
-        Any::Narrow(state) => some!(Any::Narrow, state),
-        Any::Wide(state) => some!(Any::Wide, state),
-        Any::None => true,
-    }
-}
-
-/// Gives back all tables.
-///
-/// # Safety
-/// As [`slat_kvm_destroy_some`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn slat_kvm_destroy(vm: &mut Vm) {
-    // SAFETY: the caller's contract.
-    while !unsafe { slat_kvm_destroy_some(vm, usize::MAX) } {}
-    match core::mem::replace(&mut vm.any, Any::None) {
-        Any::Narrow(State::Ended(tables)) => tables.destroy(),
-        Any::Wide(State::Ended(tables)) => tables.destroy(),
-        _ => {}
-    }
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_map(
-    vm: &Vm,
-    addr: u64,
-    size: u64,
-    phys: u64,
-    prot: u64,
-    mc: *mut c_void,
-) -> c_int {
-    live!(vm, stage2 => code(stage2.map(addr, size, phys, prot, &mut source(mc))))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_unmap(vm: &Vm, addr: u64, size: u64) -> c_int {
-    live!(vm, stage2 => code(stage2.unmap(addr, size)))
-}
-
 #[unsafe(no_mangle)]
 pub extern "C" fn slat_kvm_relax(vm: &Vm, addr: u64, prot: u64) -> c_int {
     live!(vm, stage2 => code(stage2.relax(addr, prot)))
@@ -330,46 +254,6 @@ pub extern "C" fn slat_kvm_mkyoung(vm: &Vm, addr: u64) -> u64 {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_wrprotect(vm: &Vm, addr: u64, size: u64) -> c_int {
-    live!(vm, stage2 => code(stage2.wrprotect(addr, size)))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_age(vm: &Vm, addr: u64, size: u64, clear: bool) -> bool {
-    live!(vm, stage2 => stage2.age(addr, size, clear))
-}
-
-#[unsafe(no_mangle)]
 pub extern "C" fn slat_kvm_flush(vm: &Vm, addr: u64, size: u64) -> c_int {
     live!(vm, stage2 => code(stage2.flush(addr, size)))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_split(vm: &Vm, addr: u64, size: u64, mc: *mut c_void) -> c_int {
-    live!(vm, stage2 => code(stage2.split(addr, size, &mut source(mc))))
-}
-
-/// Returns whether there are tables for [`slat_kvm_take_retired`].
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_has_retired(vm: &Vm) -> bool {
-    live!(vm, stage2 => stage2.has_retired())
-}
-
-/// Takes the tables that were unlinked as two words, which [`slat_kvm_free_retired`] takes after a
-/// grace period.
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_take_retired(vm: &Vm, words: &mut [u64; 2]) {
-    *words = live!(vm, stage2 => stage2.take_retired().into_words());
-}
-
-/// Gives back tables; the VM may be gone.
-///
-/// # Safety
-/// [`slat_kvm_take_retired`] made the words, which were not used since, and an RCU grace period has
-/// passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn slat_kvm_free_retired(offset: u64, words: &[u64; 2]) {
-    let kvm = Kvm::new(core::ptr::null_mut(), offset);
-    // SAFETY: the caller's contract. Links of both formats are read in the same way.
-    unsafe { RetiredTables::<Wide>::from_words(*words).free(&kvm) };
 }

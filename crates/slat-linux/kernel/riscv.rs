@@ -3,13 +3,23 @@
 //! `slat kernel` compiles it with rustc. Cargo does not: it has a panic handler.
 #![no_std]
 
+/// Calls a method of the live tables.
+macro_rules! live {
+    ($vm:expr, $stage2:ident => $call:expr) => {
+        match &$vm.any {
+            $crate::Any::Tables($crate::common::State::Live($stage2)) => $call,
+            _ => $crate::common::never(),
+        }
+    };
+}
+
+mod common;
+
+use common::{State, Vm, source};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use slat::format::riscv::{Mode, RiscV};
-use slat::{
-    BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers, RetiredTables,
-    UnloadedTables,
-};
+use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot, Readers};
 use slat_linux::{Errno, Leaf, Stage2};
 
 /// Base-2 logarithm of the size of a page.
@@ -17,29 +27,16 @@ const SHIFT: u32 = 12;
 
 // SAFETY: `slat.c` defines them with these types.
 unsafe extern "C" {
-    /// Zeroed pages, physically contiguous and aligned to their size; 0 if there are none. May
-    /// sleep.
-    fn slat_c_alloc(bytes: usize) -> u64;
-    fn slat_c_free(pa: u64, bytes: usize);
-    /// A zeroed page of a `struct kvm_mmu_memory_cache`, which may be NULL; 0 if it has none.
-    fn slat_c_take(mc: *mut c_void) -> u64;
     /// Fences of all vCPUs. They interrupt harts, and are not called with interrupts off.
     fn slat_c_fence_all(kvm: *mut c_void);
     fn slat_c_fence_range(kvm: *mut c_void, gpa: u64, bytes: u64, order: u64);
     /// Fences of this hart.
     fn slat_c_fence_local_all(kvm: *mut c_void);
     fn slat_c_fence_local(kvm: *mut c_void, gpa: u64, bytes: u64, order: u64);
-    fn slat_c_panic() -> !;
-}
-
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: it may be called at any time.
-    unsafe { slat_c_panic() }
 }
 
 /// The machine of one VM.
-struct Kvm {
+pub struct Kvm {
     /// `struct kvm`, whose VMID harts read when they fence.
     kvm: *mut c_void,
     /// The linear map: a virtual address less its physical one.
@@ -74,20 +71,17 @@ fn addresses(what: &Invalidation) -> Option<(u64, u64, u64)> {
 // 6. A panic does not return.
 unsafe impl Platform for Kvm {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
-        // SAFETY: the frame is the caller's alone.
-        unsafe { Frame::from_hpa(Hpa(slat_c_alloc(bytes))) }
+        common::allocate(bytes)
     }
 
     unsafe fn free(&self, frame: Frame, bytes: usize) {
         // SAFETY: the caller's contract.
-        unsafe { slat_c_free(frame.hpa().0, bytes) }
+        unsafe { common::free(frame, bytes) }
     }
 
     #[inline(always)]
     fn entries(&self, table: Hpa) -> NonNull<Pte> {
-        let address = table.0.wrapping_add(self.offset) as *mut Pte;
-        // SAFETY: the linear map does not contain address 0.
-        unsafe { NonNull::new_unchecked(address) }
+        common::entries(table, self.offset)
     }
 
     #[inline(always)]
@@ -127,49 +121,33 @@ unsafe impl Platform for Kvm {
     }
 }
 
-enum State {
-    Live(Stage2<'static, RiscV, Kvm>),
-    Ended(UnloadedTables<'static, RiscV, Kvm>),
+/// The tables of a VM.
+pub enum Any {
+    Tables(State<RiscV>),
     None,
 }
 
-/// The tables of a VM. C allocates it, aligned to 128 bytes, and it does not move: the tables
-/// borrow the platform beside them.
-#[repr(C, align(128))]
-pub struct Vm {
-    kvm: Kvm,
-    state: State,
-}
+impl Any {
+    /// As [`State::destroy_some`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn destroy_some(self, most: usize) -> (Self, bool) {
+        let Self::Tables(state) = self else { return (self, true) };
+        // SAFETY: the caller's contract.
+        let (state, all) = unsafe { state.destroy_some(most) };
+        (Self::Tables(state), all)
+    }
 
-impl Vm {
-    fn live(&self) -> &Stage2<'static, RiscV, Kvm> {
-        match &self.state {
-            State::Live(stage2) => stage2,
-            // SAFETY: it may be called at any time. Linux calls nothing after it has destroyed the
-            // tables, or if it could not make them.
-            _ => unsafe { slat_c_panic() },
+    fn destroy(self) {
+        if let Self::Tables(state) = self {
+            state.destroy();
         }
     }
 }
 
-fn code(result: Result<(), Errno>) -> c_int {
-    result.map_or_else(|errno| errno.0, |()| 0)
-}
-
-/// Returns a source of table pages from a cache of KVM's.
-fn source(mc: *mut c_void) -> impl FnMut() -> Option<Frame> + Send {
-    // A number may go to another thread, as the type demands; none does.
-    let mc = mc.expose_provenance();
-    // SAFETY: the cache is the calling thread's, and its pages are nobody's.
-    move || unsafe {
-        Frame::from_hpa(Hpa(slat_c_take(core::ptr::with_exposed_provenance_mut(mc))))
-    }
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_bytes() -> usize {
-    size_of::<Vm>()
-}
+/// The format by which links of tables are read.
+type Links = RiscV;
 
 /// What Linux knows of a VM's tables.
 #[repr(C)]
@@ -185,16 +163,11 @@ pub struct Config {
 /// Makes tables, and writes the root's physical address.
 ///
 /// # Safety
-/// `vm` is memory of [`slat_kvm_bytes`], aligned to 128.
+/// As [`Vm::begin`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_kvm_init(vm: *mut Vm, with: &Config, root: &mut u64) -> c_int {
-    // SAFETY: the caller's contract. The platform lives, where it lies, as long as the tables.
-    let vm = unsafe {
-        vm.write(Vm { kvm: Kvm::new(with.kvm, with.offset), state: State::None });
-        &mut *vm
-    };
-    // SAFETY: as above: `state` is ended before C frees the memory.
-    let kvm: &'static Kvm = unsafe { &*(&raw const vm.kvm) };
+    // SAFETY: the caller's contract.
+    let (any, kvm) = unsafe { Vm::begin(vm, Kvm::new(with.kvm, with.offset)) };
     let modes = [Mode::Sv39x4, Mode::Sv48x4, Mode::Sv57x4];
     let Some(widest) = modes.into_iter().find(|mode| mode.address_bits() == with.gpa_bits) else {
         return Errno::INVALID.0;
@@ -203,40 +176,10 @@ pub unsafe extern "C" fn slat_kvm_init(vm: *mut Vm, with: &Config, root: &mut u6
     match Stage2::new(format, with.gpa_bits, kvm) {
         Ok(stage2) => {
             *root = stage2.tables().root().0;
-            vm.state = State::Live(stage2);
+            *any = Any::Tables(State::Live(stage2));
             0
         }
         Err(errno) => errno.0,
-    }
-}
-
-/// Gives back up to `most` tables; returns whether all are gone but the root.
-///
-/// # Safety
-/// No CPU has the tables loaded, and no other thread knows them.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn slat_kvm_destroy_some(vm: &mut Vm, most: usize) -> bool {
-    let mut unloaded = match core::mem::replace(&mut vm.state, State::None) {
-        // SAFETY: the caller's contract.
-        State::Live(stage2) => unsafe { stage2.into_unloaded() },
-        State::Ended(unloaded) => unloaded,
-        State::None => return true,
-    };
-    let all = unloaded.destroy_some(most);
-    vm.state = State::Ended(unloaded);
-    all
-}
-
-/// Gives back all tables.
-///
-/// # Safety
-/// As [`slat_kvm_destroy_some`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn slat_kvm_destroy(vm: &mut Vm) {
-    // SAFETY: the caller's contract.
-    while !unsafe { slat_kvm_destroy_some(vm, usize::MAX) } {}
-    if let State::Ended(tables) = core::mem::replace(&mut vm.state, State::None) {
-        tables.destroy();
     }
 }
 
@@ -253,63 +196,6 @@ pub extern "C" fn slat_kvm_fault(
 ) -> c_int {
     let below = size.wrapping_sub(1);
     let leaf = Leaf { gpa: gpa & !below, size, hpa: hpa & !below, prot };
-    let given = vm.live().fault(gpa, leaf, sees_valid, &mut source(mc));
+    let given = live!(vm, stage2 => stage2.fault(gpa, leaf, sees_valid, &mut source(mc)));
     given.map_or_else(|errno| errno.0, |given| given as c_int)
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_map(
-    vm: &Vm,
-    addr: u64,
-    size: u64,
-    phys: u64,
-    prot: u64,
-    mc: *mut c_void,
-) -> c_int {
-    code(vm.live().map(addr, size, phys, prot, &mut source(mc)))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_unmap(vm: &Vm, addr: u64, size: u64) -> c_int {
-    code(vm.live().unmap(addr, size))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_wrprotect(vm: &Vm, addr: u64, size: u64) -> c_int {
-    code(vm.live().wrprotect(addr, size))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_age(vm: &Vm, addr: u64, size: u64, clear: bool) -> bool {
-    vm.live().age(addr, size, clear)
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_split(vm: &Vm, addr: u64, size: u64, mc: *mut c_void) -> c_int {
-    code(vm.live().split(addr, size, &mut source(mc)))
-}
-
-/// Returns whether there are tables for [`slat_kvm_take_retired`].
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_has_retired(vm: &Vm) -> bool {
-    vm.live().has_retired()
-}
-
-/// Takes the tables that were unlinked as two words, which [`slat_kvm_free_retired`] takes after a
-/// grace period.
-#[unsafe(no_mangle)]
-pub extern "C" fn slat_kvm_take_retired(vm: &Vm, words: &mut [u64; 2]) {
-    *words = vm.live().take_retired().into_words();
-}
-
-/// Gives back tables; the VM may be gone.
-///
-/// # Safety
-/// [`slat_kvm_take_retired`] made the words, which were not used since, and an RCU grace period has
-/// passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn slat_kvm_free_retired(offset: u64, words: &[u64; 2]) {
-    let kvm = Kvm::new(core::ptr::null_mut(), offset);
-    // SAFETY: the caller's contract.
-    unsafe { RetiredTables::<RiscV>::from_words(*words).free(&kvm) };
 }
