@@ -61,6 +61,9 @@ const OF_X86: &str = "split-on-fault-before,lockless-ageing,batched-ageing";
 /// The series that change Power.
 const OF_POWER: &str = "lockless-ageing,lockless-ageing-power";
 
+/// A part of the stage, on a tree.
+type Part = fn(&str) -> anyhow::Result<()>;
+
 /// Applies the edits, compiles, builds, boots and counts.
 pub fn test() -> anyhow::Result<Outcome> {
     let ready = || {
@@ -84,7 +87,7 @@ pub fn test() -> anyhow::Result<Outcome> {
     // the kernel includes, so kernels without them come first: else all is compiled once more.
     // Each edit of a series comes before kernels are built, because it would make them compile
     // their objects again.
-    let parts: [(&str, fn(&str) -> anyhow::Result<()>); 12] = [
+    let parts: [(&str, Part); 12] = [
         ("each edit fits and compiles", compiled),
         ("slat check", check_finds),
         ("slat-engine", slat_engine),
