@@ -69,6 +69,29 @@ const KNOWN: [Known; 37] = [
     (GUEST, "-p 1024 -b", POWER),
 ];
 
+/// The other tests of arm64, which run if they are named. They test no memory, and some fail on
+/// QEMU's CPUs.
+const OTHERS: [&str; 18] = [
+    "aarch32_id_regs",
+    "arch_timer",
+    "arch_timer_edge_cases",
+    "coalesced_io_test",
+    "debug-exceptions",
+    "get-reg-list",
+    "hypercalls",
+    "kvm_binary_stats_test",
+    "no-vgic-v3",
+    "psci_test",
+    "rseq_test",
+    "set_id_regs",
+    "smccc_filter",
+    "vcpu_width_config",
+    "vgic_init",
+    "vgic_irq",
+    "vgic_lpi_stress",
+    "vpmu_counter_access",
+];
+
 /// Tests that accept a guest mode (`-m`) on Arm.
 const TAKE_MODE: [&str; 7] = [
     "dirty_log_perf_test",
@@ -240,11 +263,13 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     let wanted = |name: &str| args.tests.is_empty() || args.tests.iter().any(|test| test == name);
     // The selftests have no library for Power: a test of slat's runs there.
     let is_of = |of: &Option<Architecture>| of.map_or(arch.runs_slat(), |of| of == arch);
-    let of_arch = KNOWN.iter().filter(|(_, _, of)| is_of(of));
-    let known: Vec<&Known> = of_arch.filter(|(name, ..)| wanted(name)).collect();
+    let others = OTHERS.map(|name| (name, "", ARM)).into_iter();
+    let all = KNOWN.into_iter().chain(others.filter(|_| !args.tests.is_empty()));
+    let of_arch = all.filter(|(_, _, of)| is_of(of));
+    let known: Vec<Known> = of_arch.filter(|(name, ..)| wanted(name)).collect();
     for name in &args.tests {
         if !known.iter().any(|(known, ..)| known == name) {
-            let all: Vec<&str> = KNOWN.iter().map(|(name, ..)| *name).collect();
+            let all: Vec<&str> = KNOWN.iter().map(|it| it.0).chain(OTHERS).collect();
             return Err(bad_input(format!("--test {name}: known here are {}", all.join(", "))));
         }
     }
@@ -295,14 +320,14 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
                     archive.program(&place, bytes)?;
                 }
             }
-            None if *name == GUEST => PROGRAM.clone_into(&mut place),
+            None if name == GUEST => PROGRAM.clone_into(&mut place),
             // Not every tree has this test.
             None => continue,
         }
         let mut words: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
         if !args.arguments.is_empty() {
             words.clone_from(&args.arguments);
-        } else if arch == Architecture::Aarch64 && TAKE_MODE.contains(name) {
+        } else if arch == Architecture::Aarch64 && TAKE_MODE.contains(&name) {
             words.extend(["-m", mode(args.machine.parts.cpu.as_deref())].map(str::to_owned));
         }
         named.push(format!("{name} {}", words.join(" ")).trim().to_owned());

@@ -259,7 +259,8 @@ pub struct TestArgs {
     #[command(flatten)]
     pub machine: MachineArgs,
 
-    /// Tests to run [default: all that are known for the architecture]
+    /// Tests to run; those of arm64 that concern no memory have to be named [default: all others
+    /// that are known for the architecture]
     #[arg(long = "test", value_name = "NAME,...", value_delimiter = ',')]
     pub tests: Vec<String>,
 
