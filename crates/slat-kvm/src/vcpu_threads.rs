@@ -53,13 +53,13 @@ pub(crate) struct Done {
 /// Page faults of the host's memory that one thread took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct HostFaults {
-    minor: u64,
+    pub minor: u64,
     major: u64,
 }
 
 impl HostFaults {
     /// Returns the faults of the calling thread so far, where procfs tells.
-    fn now() -> Option<Self> {
+    pub fn now() -> Option<Self> {
         let stat = Files::here().text("proc/thread-self/stat")?;
         // The name, which may have blanks, is in parentheses (proc_pid_stat(5)).
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(7);
