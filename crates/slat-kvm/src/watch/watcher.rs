@@ -77,6 +77,9 @@ pub struct Watch<'f> {
     look_again: Instant,
     /// VMs in KVM's folder in debugfs.
     listed: BTreeSet<OsString>,
+    /// The list had changed at the last look, which may have come before a descriptor: KVM lists a
+    /// VM before its process has one.
+    was_listed: bool,
     guests: Vec<WatchedGuest>,
     hidden: usize,
     working_sets: Option<WorkingSets>,
@@ -98,8 +101,8 @@ impl<'f> Watch<'f> {
         which: Which,
     ) -> Result<Self, NotFound> {
         let now = Instant::now();
-        let search = find::guests(&files);
-        let vcpus = search.found.iter().map(|found| found.has.vcpus.len()).sum();
+        let guests = find::guests(&files).found;
+        let vcpus = guests.iter().map(|found| found.has.vcpus.len()).sum();
         let mut watch = Self {
             files,
             debugfs,
@@ -109,6 +112,7 @@ impl<'f> Watch<'f> {
             began: now,
             look_again: now,
             listed: BTreeSet::new(),
+            was_listed: true,
             guests: Vec::new(),
             hidden: 0,
             working_sets: None,
@@ -119,14 +123,10 @@ impl<'f> Watch<'f> {
             watch.process = Process::open(pid).ok();
             find::guest(&files, pid)?;
         }
-        watch.listed = watch.debugfs.as_ref().map(Debugfs::list).unwrap_or_default();
-        match which {
-            Which::All => {
-                watch.hidden = search.hidden;
-                watch.take_found(search.found, now, &mut Step::default());
-            }
-            Which::Pid(_) => watch.look(&mut Step::default()),
-        }
+        // The list comes before the look, here and in each step: a VM that is made between them
+        // changes the next list.
+        watch.listed = watch.list();
+        watch.look(&mut Step::default());
         match (which, watch.guests.is_empty()) {
             // The process ended a moment ago.
             (Which::Pid(_), true) => Err(NotFound::NoProcess),
@@ -325,17 +325,24 @@ impl<'f> Watch<'f> {
             }
         }
         // KVM's folder in debugfs shows at once that a VM was created or destroyed.
-        let listed = self.debugfs.as_ref().map(Debugfs::list).unwrap_or_default();
+        let listed = self.list();
         let is_listed = listed != self.listed;
         self.listed = listed;
-        if Instant::now() >= self.look_again || is_listed || !step.went.is_empty() {
+        let was_listed = std::mem::replace(&mut self.was_listed, is_listed);
+        let is_due = is_listed || was_listed || Instant::now() >= self.look_again;
+        if is_due || !step.went.is_empty() {
             self.look(&mut step);
         }
         step
     }
 
-    /// Looks for new guests. `take_found` sets the time of the next look, so that looks take at
-    /// most one part in [`SPARE`] of the time.
+    /// Returns the VMs in KVM's folder in debugfs.
+    fn list(&self) -> BTreeSet<OsString> {
+        self.debugfs.as_ref().map(Debugfs::list).unwrap_or_default()
+    }
+
+    /// Attaches to new guests, and sets the time of the next look, so that looks take at most one
+    /// part in [`SPARE`] of the time.
     fn look(&mut self, step: &mut Step) {
         let began = Instant::now();
         let found = match self.which {
@@ -346,11 +353,6 @@ impl<'f> Watch<'f> {
             }
             Which::Pid(pid) => find::guest(&self.files, pid).into_iter().collect(),
         };
-        self.take_found(found, began, step);
-    }
-
-    /// Attaches to the guests that a look found. `began` is the time at which the look began.
-    fn take_found(&mut self, found: Vec<find::Found>, began: Instant, step: &mut Step) {
         // A process that has other VMs than before is attached to again.
         for (place, watched) in self.guests.iter_mut().enumerate() {
             let Some(guest) = &mut watched.guest else { continue };

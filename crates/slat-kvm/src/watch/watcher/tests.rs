@@ -176,6 +176,44 @@ fn a_guest_that_starts_later_is_found_and_one_that_ends_keeps_what_was_reported(
 }
 
 #[test]
+fn a_guest_is_found_that_starts_while_the_watch_begins() {
+    let host = Made::new();
+    host.write("proc/1/comm", "init").write("kvm/pf_taken", "0");
+    let debugfs = || Ok(Debugfs::made(&host.files().0.join("kvm")));
+    let starts = |_| {
+        host.process(PID, "vmm", &ONE).write(format!("kvm/{PID}-0/pf_taken"), "0");
+        Events::nothing("no events")
+    };
+    let watch = Watch::begin(host.files(), debugfs(), starts, Which::All).unwrap();
+    assert_eq!(watch.guests().len(), 1);
+}
+
+#[test]
+fn a_guest_is_found_whose_vm_is_listed_before_it_has_a_descriptor() {
+    for lists_first in [true, false] {
+        let host = Made::new();
+        host.process(PID, "vmm", &[]).write("kvm/pf_taken", "0");
+        let lists = || host.write(format!("kvm/{PID}-0/pf_taken"), "0");
+        if lists_first {
+            lists();
+        }
+        let debugfs = Ok(Debugfs::made(&host.files().0.join("kvm")));
+        let events = |_| Events::nothing("no events");
+        let mut watch = Watch::begin(host.files(), debugfs, events, Which::All).unwrap();
+        if !lists_first {
+            watch.step();
+            lists();
+            assert!(watch.step().came.is_empty());
+        }
+        let fd = host.files().0.join(format!("proc/{PID}/fd/0"));
+        std::os::unix::fs::symlink(ONE[0], fd).unwrap();
+        // No time of a look is near.
+        watch.look_again = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(watch.step().came, [0], "listed before the watch: {lists_first}");
+    }
+}
+
+#[test]
 fn a_vcpu_that_comes_later_counts_since_its_beginning_and_changes_threads() {
     let host = Made::new();
     host.process(PID, "vmm", &ONE[..1]);
