@@ -62,8 +62,6 @@ pub enum Stage {
     Emulators,
     /// Tables of AMD, Intel, RISC-V and Power under the walkers of emulated CPUs; with --deep
     Walkers,
-    /// Linux with the edits of the folder `linux`: compiled, booted, counted; with --deep
-    Kernels,
     /// The engine, its guests, reclaim and the simulator on every format; with --deep
     Formats,
     /// Linux on the hypervisor: migrated, aged, switched off and on, and with deliberate faults;
@@ -74,6 +72,9 @@ pub enum Stage {
     /// The command lines of the documentation, on small sizes, and their output; in CI and with
     /// --long
     Examples,
+    /// Linux with the edits of the folder `linux`: compiled, booted, counted; with --deep. It runs
+    /// beside the others, and is waited for here
+    Kernels,
 }
 
 /// Returns the command for the tests that are programs.
@@ -105,10 +106,10 @@ impl Stage {
         Self::Miri,
         Self::Peers,
         Self::Walkers,
-        Self::Kernels,
         Self::Formats,
         Self::Hypervisor,
         Self::Examples,
+        Self::Kernels,
         Self::Static,
     ];
 
@@ -243,6 +244,8 @@ const OF_FORMATS: [(&str, &[&str]); 4] = [
 /// Runs the tests that are generic over a format, on the formats that the quick tests leave out.
 fn formats() -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--features", "every-format"]);
+    // Half of proptest's own number: the formats share their code.
+    tests.env("PROPTEST_CASES", "128");
     for (package, programs) in OF_FORMATS {
         tests.args(["--package", package]);
         for program in programs {

@@ -566,9 +566,9 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// The number of histories: `HISTORIES=N`, or few in the quick tests, and more with all formats.
+/// The number of histories: `HISTORIES=N`, or few.
 pub fn count() -> u64 {
-    number("HISTORIES").unwrap_or(if cfg!(feature = "every-format") { 20 } else { 6 })
+    number("HISTORIES").unwrap_or(6)
 }
 
 fn histories<C: Case>()
@@ -584,8 +584,11 @@ where
 mod no_dirty_page_is_missed {
     use super::*;
 
-    crate::on_cases! {
-        histories: on_arm ArmPlain, on_arm_with_hardware_dirty_state ArmDirty, on_intel Intel
+    mod usual {
+        use super::*;
+        crate::on_cases! {
+            histories: on_arm ArmPlain, on_arm_with_hardware_dirty_state ArmDirty, on_intel Intel
+        }
     }
     #[cfg(feature = "every-format")]
     crate::on_others!(histories);
