@@ -85,7 +85,7 @@ fn tests() -> Command {
 }
 
 impl Stage {
-    /// Stages that CI runs after the command of the README; they take as long again.
+    /// Stages that CI runs after the command of the README; they take five times as long.
     const DEEP: [Self; 24] = [
         Self::Clippy,
         Self::Features,

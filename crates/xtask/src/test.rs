@@ -41,8 +41,9 @@ impl Beside {
     /// stages to run at the same time.
     fn first(stages: &[Stage], long: bool) -> Self {
         let chosen = |stage: &Stage| stages.contains(stage);
-        // Kernels last: most of the time one CPU emulates, and it runs a copy of `slat`.
-        let mut beside = vec![Stage::Static, Stage::Loom, Stage::Kernels];
+        // Most of the time of kernels one CPU emulates. It runs a copy of `slat`, and takes as long
+        // as all others together.
+        let mut beside = vec![Stage::Static, Stage::Kernels];
         beside.retain(|stage| chosen(stage) && [Stage::Tests, Stage::Formats].iter().any(chosen));
         Self::start(beside, long)
     }
