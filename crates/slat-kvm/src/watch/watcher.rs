@@ -78,7 +78,7 @@ pub struct Watch<'f> {
     /// VMs in KVM's folder in debugfs.
     listed: BTreeSet<OsString>,
     /// The list had changed at the last look, which may have come before a descriptor: KVM lists a
-    /// VM before its process has one.
+    /// VM before its process has one, and vCPUs come after it.
     was_listed: bool,
     guests: Vec<WatchedGuest>,
     hidden: usize,
