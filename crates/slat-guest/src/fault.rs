@@ -57,9 +57,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// If the fault gives a leaf a right, the calling CPU invalidates its own TLB entries of the
     /// leaf ([`slat::Platform::invalidate_local`], which this calls); other CPUs may fault once
     /// more. On RISC-V without Svvptc the caller executes HFENCE.GVMA without an address after
-    /// every outcome. Where [`slat::GuestCpus`] is used, the CPU has left it before this call. The
-    /// guest may be run again after every outcome except [`Outcome::Mmio`], [`Outcome::RingFull`],
-    /// [`Outcome::Convert`] and [`Outcome::Refused`], which say what has to be done first.
+    /// every outcome. The guest may be run again after every outcome except [`Outcome::Mmio`],
+    /// [`Outcome::RingFull`], [`Outcome::Convert`] and [`Outcome::Refused`], which say what has to
+    /// be done first.
     ///
     /// If pages may be private, the access counts as one of the page's kind. A machine that reports
     /// the kind of an access uses [`Vcpu::fault_as`].

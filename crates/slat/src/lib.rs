@@ -88,7 +88,6 @@ mod cache;
 mod counts;
 pub mod format;
 mod guard;
-mod guest_cpus;
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 mod heap;
 mod invalidation;
@@ -137,10 +136,6 @@ pub use format::{
     Access, Accesses, Attributes, Execute, Format, GuestRoot, Memory, Rights, Software,
 };
 pub use guard::{Guard, WrongPlatform, WrongTables};
-#[cfg(loom)]
-#[doc(hidden)]
-pub use guest_cpus::Broken;
-pub use guest_cpus::{GuestCpus, NoSuchCpu, RemoteFlush};
 #[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
 pub use heap::AllocPlatform;
 pub use invalidation::{BreakBeforeMake, Invalidation, Vmid};

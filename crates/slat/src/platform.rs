@@ -10,8 +10,8 @@ use core::ptr::NonNull;
 /// The machine under the tables: a hypervisor, a simulator, a benchmark.
 ///
 /// Threads that share tables share it, so it is `Sync` if there is more than one thread. No call of
-/// the engine needs interrupts to be off ([`GuestCpus::enter`](crate::GuestCpus::enter) does); a
-/// thread that is interrupted inside tables keeps unlinked tables allocated meanwhile.
+/// the engine needs interrupts to be off; a thread that is interrupted inside tables keeps unlinked
+/// tables allocated meanwhile.
 ///
 /// # Safety
 /// Implementations promise:
@@ -53,9 +53,7 @@ pub unsafe trait Platform {
     ///
     /// Where TLB entries are tagged by EPT root, ASID or VMID, CPUs that ran the guest earlier may
     /// hold entries as well, until they invalidate. The platform interrupts them too, or notes that
-    /// such a CPU has to invalidate before it enters the guest again
-    /// ([`GuestCpus`](crate::GuestCpus)). It keeps a `GuestCpus` for each guest, and a table in
-    /// which it finds the guest's by the VMID.
+    /// such a CPU has to invalidate before it enters the guest again.
     ///
     /// Other walkers of the tables may hold entries, too: an IOMMU in its TLB and walk caches,
     /// devices by ATS. The platform invalidates and waits for them as for CPUs, because the engine

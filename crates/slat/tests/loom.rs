@@ -24,8 +24,6 @@ mod collapse;
 mod contiguous;
 #[path = "loom/guest.rs"]
 mod guest;
-#[path = "loom/guest_cpus.rs"]
-mod guest_cpus;
 #[path = "loom/hardware.rs"]
 mod hardware;
 #[path = "loom/machine.rs"]

@@ -13,7 +13,6 @@
 //! - **INVEPT acts on the CPU that executes it.** Every CPU that may hold entries executes it: the
 //!   CPUs that run the guest, after an interrupt, and the CPUs that ran it since their last INVEPT,
 //!   before they enter it again. VM exits and VM entries do not invalidate guest-physical mappings.
-//!   [`GuestCpus`](crate::GuestCpus) keeps account of those CPUs.
 //! - **Order.** The stores to the tables come before the interrupt. With an x2APIC, where a write
 //!   to the ICR is not ordered after earlier stores, `mfence; lfence` precede it. INVEPT is a
 //!   serializing instruction; no other is needed after it.

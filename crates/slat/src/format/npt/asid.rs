@@ -20,7 +20,6 @@
 //!   and sets TLB_CONTROL before its next VMRUN of that guest. The guest does not run in between,
 //!   so the thread that invalidates waits for the exits, not for the VMRUNs. For a CPU that is not
 //!   in the guest now, the platform only notes that it has to flush.
-//!   [`GuestCpus`](crate::GuestCpus) keeps account of both.
 //! - **TLB_CONTROL keeps its value**: the platform sets it to 0 after the VMRUN that flushed, or
 //!   each VMRUN flushes. No VMCB clean bit covers it; the ASID next to it is covered by bit 2.
 //!

@@ -10,7 +10,6 @@
 //! - **The fence acts on the hart that executes it.** Every hart that may hold entries of the VMID
 //!   executes it: the harts that run the guest, after an interrupt ([`Hfence::remote`] asks the
 //!   firmware for it), and the harts that ran it since, before they enter it again.
-//!   [`GuestCpus`](crate::GuestCpus) keeps account of both.
 //! - **Order.** HFENCE.GVMA orders stores that are *visible to its own hart* before the walks that
 //!   follow. So the hart that stored executes `fence rw, rw` before it sends the interrupt; the
 //!   firmware does the same for its call. A sequence on the hart that stored, or on a hart that has
