@@ -9,8 +9,8 @@ use crate::platform::Platform;
 use crate::reader::Reader;
 use crate::readers::Inside;
 use crate::shootdown::Shootdown;
-use crate::tables::{Early, Start, Stopped, Tables};
-use crate::walk::{Budget, WalkCounts};
+use crate::tables::{Start, Stopped, Tables};
+use crate::walk::WalkCounts;
 use core::fmt;
 
 /// A thread inside the tables of a guest.
@@ -64,8 +64,6 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     inside: Option<Inside<'t>>,
     /// Whether CPUs may have the tables loaded; if not, no invalidation is ever owed.
     live: bool,
-    /// The entries that operations may still read ([`Guard::limit`]).
-    pub(crate) limit: u64,
     pub(crate) sums: GuardState,
 }
 
@@ -155,7 +153,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             sizes: LeafDelta::NONE,
             owed: PendingFlush::NOTHING,
         };
-        Self { tables, start: tables.start(), inside, live, limit: u64::MAX, sums }
+        Self { tables, start: tables.start(), inside, live, sums }
     }
 
     /// Returns the value to leave in entries that one call reserves or empties. No other call
@@ -194,50 +192,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         if let Some(inside) = &mut self.inside {
             inside.refresh(self.tables.platform.readers());
         }
-    }
-
-    /// Bounds how many entries the operations of this guard read from now on.
-    ///
-    /// An operation that reaches the limit ends as *paused*, with everything before an address
-    /// done, and the caller goes on from there later. This is for a hypervisor that must not keep
-    /// its CPU for long.
-    ///
-    /// An operation ends after the table in which it reaches the limit; the entries of a table that
-    /// it builds, or whose protection it pushes down ([`Guard::write_protect_subtrees`]), count as
-    /// read. So it reads and builds at most one table more than the limit, with two exceptions: a
-    /// split of a block of blocks builds all of its tables, and [`Guard::map`] and
-    /// [`Guard::set_owner`], which look at the range first, look at one table and then change it.
-    /// Each call finishes at least one table; if that was a table to be cut or pushed down, the
-    /// address where the call pauses may be the one where it began. The limit does not bound
-    /// lookups, operations on one page, [`Guard::replace_table`], nor those that answer by bitmap
-    /// and stop nowhere ([`Guard::age`]).
-    ///
-    /// An operation that refuses a range reads only the entries at its ends; but [`Guard::map`] and
-    /// [`Guard::set_owner`] read all of the range first. With a limit they check only the part that
-    /// they then change, and find an obstacle further on in a later call. A collapse to blocks of
-    /// blocks that paused inside one of them has to be repeated for the whole range.
-    pub fn limit(&mut self, ptes: u64) {
-        self.limit = ptes;
-    }
-
-    /// Returns the budget of a call: what is left of the limit, and all of its patience.
-    #[inline(always)]
-    pub(crate) const fn budget(&self) -> Budget {
-        Budget::of(self.limit)
-    }
-
-    /// Keeps what a walk left of the budget. Returns whether the walk ended early because nothing
-    /// is left.
-    #[inline]
-    pub(crate) fn keep(&mut self, budget: Budget) -> bool {
-        self.limit = budget.left();
-        budget.spent
-    }
-
-    /// Ends an operation early: as paused, or for the reason `reason`.
-    #[cold]
-    pub(crate) fn ended<T, E: Early>(at: Gpa, paused: bool, reason: E) -> Result<T, Stopped<E>> {
-        Self::stopped(at, if paused { E::PAUSED } else { reason })
     }
 
     /// Returns the exact costs of the guard's operations since it was made.

@@ -18,7 +18,6 @@ use crate::sync::{AtomicU64, Ordering, acquired, agreed};
 use crate::table::{Frame, Pte};
 use crate::underway::Pending;
 use crate::walk::{Budget, Outcome, Visitor, touch_each, walk};
-pub(crate) use ended::Early;
 pub use ended::{Contended, NewError, Stopped};
 pub(crate) use lookup::{Found, Link, Start};
 use owners::Owners;
@@ -207,7 +206,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         end: u64,
         visitor: &mut V,
     ) -> Outcome {
-        self.walk_within(start, end, visitor, &mut Budget::unbounded())
+        self.walk_within(start, end, visitor, &mut Budget::new())
     }
 
     #[inline(always)]

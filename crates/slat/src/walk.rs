@@ -63,11 +63,10 @@ pub(crate) const PATIENCE: u32 = 2;
 pub(crate) const PATIENCE: u32 = 8;
 
 /// Result of a walk: `Ok` if it reached its end, otherwise the address where it stopped, because
-/// the visitor stopped it, another thread held an entry for too long, or the budget was spent.
+/// the visitor stopped it, or another thread held an entry for too long.
 pub(crate) type Outcome = Result<(), Gpa>;
 
-/// Walks `start..end` from the root, which has `ptes` at `level`. Ends early after the table in
-/// which `budget` was spent; a walk of one page does not use the budget.
+/// Walks `start..end` from the root, which has `ptes` at `level`.
 ///
 /// The caller stays inside these tables, by a guard or as the only user, while it uses a reference
 /// of `'t` that the visitor got.
@@ -82,12 +81,10 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
 ) -> Outcome {
     let mut from = start;
     let mut tries = PATIENCE;
-    budget.spent = false;
     loop {
         let End { at, reason } =
             tree::<F, P, V>(platform, ptes, level, (start, from, end), visitor, budget);
-        // The budget may have been spent in the last table.
-        if reason == End::DONE.reason || at == end {
+        if reason == End::DONE.reason {
             return Ok(());
         }
         if reason == End::STOPPED {
@@ -100,22 +97,17 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
             visitor.again();
         } else {
             match visitor.aside(reason - End::ASIDE, at) {
-                Flow::Next | Flow::NextCounted => {
+                Flow::Next => {
                     let shift = F::shift(reason - End::ASIDE);
-                    from = visitor.reached(((at >> shift) + 1) << shift);
+                    from = ((at >> shift) + 1) << shift;
                     if from >= end {
                         return Ok(());
-                    }
-                    // No table has ended where the budget would be checked, so it is checked here.
-                    if budget.spend(visitor.by_itself()) {
-                        return Err(Gpa(from));
                     }
                     tries = PATIENCE;
                     continue;
                 }
-                Flow::Again | Flow::AgainCounted => {
-                    let read = visitor.by_itself();
-                    if tries == 0 || read != 0 && budget.spend(read) {
+                Flow::Again => {
+                    if tries == 0 {
                         return Err(Gpa(from));
                     }
                     continue;
@@ -251,7 +243,6 @@ fn pages<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         }
         (ptes, at) = (rest, next);
     };
-    let result = budget.end(result, tally.read, end);
     visitor.settle(0, tally);
     result
 }
@@ -301,7 +292,7 @@ fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
                     End::DONE
                 };
                 let entry = Entry { pte, raw, start: at, end: next };
-                left::<F, V>(1, start, entry, children, below, visitor, budget)
+                left::<F, V>(1, start, entry, children, below, visitor)
             }
         };
         if !result.is_done() {
@@ -309,7 +300,6 @@ fn parents<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         }
         (ptes, at) = (rest, next);
     };
-    let result = budget.end(result, tally.read, end);
     visitor.settle(1, tally);
     result
 }
@@ -382,16 +372,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALO
         };
         match flow {
             Flow::Next => return Met::Done(End::DONE),
-            Flow::NextCounted => {
-                let spent = budget.spend(visitor.by_itself());
-                return Met::Done(if spent { End::stopped(end) } else { End::DONE });
-            }
             Flow::Again => {}
-            Flow::AgainCounted => {
-                if budget.spend(visitor.by_itself()) {
-                    break;
-                }
-            }
             Flow::Wait => {
                 if !budget.wait(visitor.waited()) {
                     break;

@@ -67,14 +67,8 @@ impl<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool> Way
         let ptes = unsafe { table::entries(platform, hpa, F::entries(level)) };
         let mut visitor = EachEntry { builder, plan };
         // No other thread can hold an entry, and the visitor never stops.
-        let _ = walk::<F, P, _>(
-            platform,
-            ptes,
-            level,
-            (base, end),
-            &mut visitor,
-            &mut Budget::unbounded(),
-        );
+        let _ =
+            walk::<F, P, _>(platform, ptes, level, (base, end), &mut visitor, &mut Budget::new());
     }
 }
 

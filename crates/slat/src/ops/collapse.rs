@@ -38,7 +38,7 @@ use crate::retired::Chain;
 use crate::sync::relax;
 use crate::table::{self, Pte, folded, pte};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Visitor, WalkCounts};
+use crate::walk::{Entry, Flow, PATIENCE, Visitor, WalkCounts};
 use core::marker::PhantomData;
 
 use super::split::SplitError;
@@ -72,8 +72,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// takes the engine's mark for another bit walks the tables, [`SplitError::Shared`]. On
     /// [`SplitError::Contended`] another thread held an entry of the table at that address for too
     /// long. All others before it that agree are done, and those behind it as well, unless a thread
-    /// held an entry for so long that the walk ended. On [`SplitError::Paused`] all that precedes
-    /// the address is done.
+    /// held an entry for so long that the walk ended.
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Stopped<SplitError>> {
         self.collapse_where(range, to, |_| true)
     }
@@ -104,7 +103,6 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Err(reason) => return Self::stopped(range.start(), reason),
         };
         let before = self.sums.counts.bytes_changed;
-        let mut budget = Budget::of(self.limit);
         let (contended, result) = {
             let sums = &mut self.sums;
             let (patience, contended, batch) = (PATIENCE, None, None);
@@ -112,17 +110,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             let mut visitor =
                 Collapse { tables, to, fits, sums, patience, waited, contended, batch, few, spare };
             let (start, end) = (range.start().0, range.end().0);
-            let result = tables.walk_within(start, end, &mut visitor, &mut budget);
+            let result = tables.walk(start, end, &mut visitor);
             visitor.finish();
             (visitor.contended, result)
         };
-        let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match (contended, result) {
-            (Some(at), Ok(())) => Self::stopped(Gpa(at), SplitError::Contended),
-            // The tables behind it are not done either.
-            (Some(at), Err(_)) => Self::ended(Gpa(at), paused, SplitError::Contended),
-            (None, Err(at)) => Self::ended(at, paused, SplitError::Contended),
+            // After an error the tables behind it are not done either.
+            (Some(at), _) => Self::stopped(Gpa(at), SplitError::Contended),
+            (None, Err(at)) => Self::stopped(at, SplitError::Contended),
             (None, Ok(())) => Ok(bytes),
         }
     }

@@ -15,7 +15,7 @@ use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::table::{Pte, folded};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts, change_pages, change_run};
+use crate::walk::{Entry, Flow, Visitor, WalkCounts, change_pages, change_run};
 
 /// Takes dirty state.
 #[derive(Clone, Copy)]
@@ -65,16 +65,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             sums: &mut self.sums,
             reason: ChangeError::Contended,
         };
-        let mut budget = Budget::of(self.limit);
-        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let Harvest { pages, reason, .. } = visitor;
-        let paused = self.keep(budget);
         self.sums.counts.invalidations += u64::from(!self.sums.owed.is_nothing());
         // Completes earlier cleans as well: a page that is not reported must be clean.
         self.invalidate();
         match result {
             Ok(()) => Ok(pages),
-            Err(at) => Self::ended(at, paused, reason),
+            Err(at) => Self::stopped(at, reason),
         }
     }
 

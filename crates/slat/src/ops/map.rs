@@ -111,19 +111,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<u64, Stopped<MapError>> {
         let tables = self.tables;
-        let mut plan = match tables.plan_map(&range, hpa, attributes, largest, cache) {
+        let plan = match tables.plan_map(&range, hpa, attributes, largest, cache) {
             Ok(plan) => Plan { contiguous, ..plan },
             Err(reason) => return Self::stopped(range.start(), reason),
         };
-        let (mut budget, end) = (Budget::of(self.limit), plan.end);
+        let mut budget = Budget::new();
         // A single page cannot be half done. Not inside the walk that maps: their frames do not
         // add.
-        let page = plan.end - plan.start == 1 << F::PAGE_SHIFT;
-        if !page {
-            // The other half is for the same entries once more.
-            let mut half = budget.half();
-            plan.end = self.check_empty(&plan, &mut half)?;
-            budget.used(half);
+        if plan.end - plan.start != 1 << F::PAGE_SHIFT {
+            self.check_empty(&plan, &mut budget)?;
         }
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Map {
@@ -132,9 +128,6 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             maintenance: maintenance(&attributes),
             cache,
             sums: &mut self.sums,
-            limited: budget.is_bounded() && !page,
-            built: 0,
-            reached: u64::MAX,
             dry: None,
             reason: MapError::Contended,
             change: PhantomData::<C>,
@@ -142,25 +135,21 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let result = tables.walk_within(plan.start, plan.end, &mut visitor, &mut budget);
         tables.platform.publish();
         let Map { dry, reason, .. } = visitor;
-        let paused = self.keep(budget);
         match result {
-            Ok(()) if plan.end == end => Ok(self.sums.counts.bytes_changed - before),
-            Ok(()) => Self::stopped(Gpa(plan.end), MapError::Paused),
-            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, reason),
+            Ok(()) => Ok(self.sums.counts.bytes_changed - before),
+            Err(at) => Self::stopped(dry.map_or(at, Gpa), reason),
         }
     }
 
-    /// Checks the range before anything is mapped; returns the end of what the budget reaches.
+    /// Checks the range before anything is mapped.
     #[inline(never)]
-    fn check_empty(&mut self, plan: &Plan, budget: &mut Budget) -> Result<u64, Stopped<MapError>> {
+    fn check_empty(&mut self, plan: &Plan, budget: &mut Budget) -> Result<(), Stopped<MapError>> {
         let tables = self.tables;
         let mut check = Check { plan, state: F::STATUS, read: 0, reason: MapError::Contended };
         let result = tables.walk_within(plan.start, plan.end, &mut check, budget);
         self.sums.counts.entries_read += check.read;
         match result {
-            Ok(()) => Ok(plan.end),
-            // The entries that were checked are mapped now.
-            Err(at) if budget.spent => Ok(at.0),
+            Ok(()) => Ok(()),
             // Nothing is mapped yet: the caller has to begin at the start again.
             Err(_) if check.reason == MapError::Contended => {
                 Self::stopped(Gpa(plan.start), check.reason)
@@ -357,12 +346,6 @@ struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
     maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
     sums: &'a mut GuardState,
-    /// The guard has a limit: no more than one table of pages is built at a time.
-    limited: bool,
-    /// The entries of tables that were built and that the walk has not counted.
-    built: u64,
-    /// The end of what was built outside the walk.
-    reached: u64,
     /// The address at which the cache ran dry inside a subtree.
     dry: Option<u64>,
     reason: MapError,
@@ -423,23 +406,10 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
         if at != level || !kind.is_vacant() {
             return Flow::Again;
         }
-        // Under a limit, the walk goes on in the tables built for the first of these.
-        let part = if self.limited { 1 } else { level };
-        let end = self.plan.end.min(((start >> F::shift(part)) + 1) << F::shift(part));
-        self.reached = end;
+        let end = self.plan.end.min(((start >> F::shift(level)) + 1) << F::shift(level));
         let flow = self.subtree::<false>(level, &Entry { pte, raw, start, end });
         self.tables.touch_above(start, level);
         flow
-    }
-
-    #[inline(always)]
-    fn by_itself(&mut self) -> u64 {
-        core::mem::take(&mut self.built)
-    }
-
-    #[inline(always)]
-    fn reached(&self, end: u64) -> u64 {
-        end.min(self.reached)
     }
 
     #[inline]
@@ -499,14 +469,12 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
             return self.stop(MapError::CacheEmpty);
         };
         let counts = &mut self.sums.counts;
-        let before = counts.tables_built;
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
         // The part of the range that the entry covers and that is still to be done: the walk may
         // have begun anew.
         let plan = Plan { start: entry.start, end: entry.end, ..*self.plan };
         builder.fill(&mut frame, level - 1, entry.base::<F>(level), &plan);
-        self.built += (builder.counts.tables_built - before) * F::entries(0) as u64;
         let (dry, hpa) = (builder.dry, frame.hpa());
         let end = dry.unwrap_or(entry.end);
         if entry.start < end {
@@ -524,7 +492,6 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         self.sums.counts.bytes_changed += end - entry.start;
         plan.count::<F>(level - 1, end, &mut self.sums.sizes);
         match dry {
-            None if self.limited => Flow::NextCounted,
             None => Flow::Next,
             Some(at) => {
                 self.dry = Some(at);

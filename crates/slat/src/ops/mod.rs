@@ -47,7 +47,7 @@ pub use unmap_batch::{UnmapBatch, UnmapEntry, UnmappedRun};
 use crate::addr::{GpaRange, PageSize, RangeError};
 use crate::format::{AttributeError, Format, Kind};
 use crate::platform::Platform;
-use crate::tables::{Early, Found, Tables};
+use crate::tables::{Found, Tables};
 use core::fmt;
 
 /// Reason why the leaves of a range were not changed, or not all of them.
@@ -74,8 +74,6 @@ pub enum ChangeError {
     NotRecorded,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many entries were read as [`Guard::limit`](crate::Guard::limit) allows.
-    Paused,
 }
 
 impl fmt::Display for ChangeError {
@@ -95,21 +93,11 @@ impl fmt::Display for ChangeError {
             Self::Contended => {
                 f.write_str("an entry is being changed by somebody else; go on from there")
             }
-            Self::Paused => f.write_str("the limit is reached; go on from there"),
         }
     }
 }
 
 impl core::error::Error for ChangeError {}
-
-macro_rules! early {
-    ($($error:ident)*) => {$(
-        impl Early for $error {
-            const PAUSED: Self = Self::Paused;
-        }
-    )*};
-}
-early!(ChangeError MapError OwnerError ReplaceError SplitError UnmapError);
 
 /// Reason to refuse any change of the leaves of a range.
 pub(crate) enum Refusal {

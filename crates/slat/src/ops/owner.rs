@@ -12,7 +12,6 @@
 //! the thread that emptied the entry before it had an owner may not have completed its invalidation
 //! (`Tables::break_before_fill`).
 
-use super::ChangeError;
 use super::map::MapError;
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::cache::TableCache;
@@ -72,8 +71,6 @@ pub enum OwnerError {
     CacheEmpty,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many entries were read as [`Guard::limit`] allows.
-    Paused,
 }
 
 impl fmt::Display for OwnerError {
@@ -90,7 +87,6 @@ impl fmt::Display for OwnerError {
             Self::Owned { owner: None } => f.write_str("the entry has no owner"),
             Self::CacheEmpty => MapError::CacheEmpty.fmt(f),
             Self::Contended => MapError::Contended.fmt(f),
-            Self::Paused => ChangeError::Paused.fmt(f),
         }
     }
 }
@@ -137,43 +133,29 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         let hand = Hand { from, to };
         let mut check = Check { hand, read: 0, reason: OwnerError::Contended };
-        let mut budget = Budget::of(self.limit);
-        // The other half is for the same entries once more.
-        let mut half = budget.half();
-        let result = tables.walk_within(start, end, &mut check, &mut half);
-        budget.used(half);
+        let mut budget = Budget::new();
+        let result = tables.walk_within(start, end, &mut check, &mut budget);
         self.sums.counts.entries_read += check.read;
-        let looked = match result {
-            Ok(()) => end,
-            // The entries that were checked get their owner now.
-            Err(at) if half.spent => at.0,
+        match result {
+            Ok(()) => {}
             // Nothing is done yet: the caller has to begin at the start again.
             Err(_) if check.reason == OwnerError::Contended => {
                 return Self::stopped(range.start(), check.reason);
             }
             Err(at) => return Self::stopped(at, check.reason),
-        };
+        }
         let before = self.sums.counts;
-        let mut visitor = SetOwner {
-            tables,
-            hand,
-            cache,
-            sums: &mut self.sums,
-            many: end - start > 1 << F::PAGE_SHIFT,
-            built: 0,
-            reason: OwnerError::Contended,
-        };
-        let result = tables.walk_within(start, looked, &mut visitor, &mut budget);
+        let mut visitor =
+            SetOwner { tables, hand, cache, sums: &mut self.sums, reason: OwnerError::Contended };
+        let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         let reason = visitor.reason;
         if self.sums.counts.tables_built != before.tables_built {
             tables.platform.publish();
         }
         let bytes = self.sums.counts.bytes_changed - before.bytes_changed;
-        let paused = self.keep(budget);
         match result {
-            Ok(()) if looked == end => Ok(bytes),
-            Ok(()) => Self::stopped(Gpa(looked), OwnerError::Paused),
-            Err(at) => Self::ended(at, paused, reason),
+            Ok(()) => Ok(bytes),
+            Err(at) => Self::stopped(at, reason),
         }
     }
 
@@ -254,10 +236,6 @@ struct SetOwner<'t, 'a, 'c, F: Format, P: Platform> {
     hand: Hand,
     cache: &'a mut TableCache<'c, F, P>,
     sums: &'a mut GuardState,
-    /// Whether the range is more than a page, which cannot be half done.
-    many: bool,
-    /// The entries of the last table that was built and that the walk has not counted.
-    built: u64,
     reason: OwnerError,
 }
 
@@ -290,11 +268,6 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
         Flow::Next
     }
 
-    #[inline(always)]
-    fn by_itself(&mut self) -> u64 {
-        core::mem::take(&mut self.built)
-    }
-
     #[inline]
     fn settle(&mut self, level: u8, tally: WalkCounts) {
         self.sums.settle::<F>(level, &tally, false);
@@ -321,10 +294,9 @@ impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
             frame.into_hpa();
             counts.tables_built += 1;
             counts.entries_written += all + 1;
-            self.built = all;
         } else {
             self.cache.put(frame);
         }
-        if self.many { Flow::AgainCounted } else { Flow::Again }
+        Flow::Again
     }
 }

@@ -35,19 +35,6 @@ impl<'b> Pages<'b> {
         let start = start.ok_or(refused(RangeError::Overflow { start: self.start, size }))?;
         GpaRange::new(Gpa(start), size).map_err(refused)
     }
-
-    /// Calls `change` for each run of pages, in ascending order, until it fails; returns the sum.
-    #[inline(always)]
-    pub(super) fn each<F: Format>(
-        &self,
-        mut change: impl FnMut(GpaRange) -> Result<u64, Stopped<ChangeError>>,
-    ) -> Result<u64, Stopped<ChangeError>> {
-        let mut sum = 0;
-        for (first, pages) in self.runs() {
-            sum += change(self.part::<F>(first, pages)?)?;
-        }
-        Ok(sum)
-    }
 }
 
 /// Iterator of the maximal runs of set bits: the first bit of each, and its length.

@@ -10,7 +10,7 @@ use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::Pte;
 use crate::tables::Stopped;
-use crate::walk::{Budget, Entry, Visitor, WalkCounts};
+use crate::walk::{Entry, Visitor, WalkCounts};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
@@ -33,10 +33,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         tables.pending.removals.begin();
         let (start, end) = (range.start().0, range.end().0);
         let mut visitor = Prune(Unmap::of(tables, &mut batch, &range, 0, &mut self.sums));
-        let mut budget = Budget::of(self.limit);
-        let result = tables.walk_within(start, end, &mut visitor, &mut budget);
+        let result = tables.walk(start, end, &mut visitor);
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
-        let paused = self.keep(budget);
         let retired = batch.unlinked.len();
         if retired != 0 {
             self.sums.counts.invalidations += 1;
@@ -44,7 +42,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         match result {
             Ok(()) => Ok(retired),
-            Err(at) => Self::ended(at, paused, ChangeError::Contended),
+            Err(at) => Self::stopped(at, ChangeError::Contended),
         }
     }
 }

@@ -29,7 +29,7 @@ use crate::pte::Run;
 use crate::sync::agreed;
 use crate::table::{Pte, load_run};
 use crate::tables::Stopped;
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Visitor, WalkCounts, change_pages, links};
+use crate::walk::{Entry, Flow, PATIENCE, Visitor, WalkCounts, change_pages, links};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// As [`Guard::write_protect`], by the tables as far up as `range` covers them, where the
@@ -56,14 +56,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         agreed();
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Protect { sums: &mut self.sums, reason: ChangeError::Contended };
-        let mut budget = Budget::of(self.limit);
-        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let reason = visitor.reason;
-        let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, reason),
+            Err(at) => Self::stopped(at, reason),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::platform::{Maintenance, Platform};
 use crate::sync::acquired;
 use crate::table::{Pte, folded};
 use crate::tables::{Contended, Found, Start, Stopped, Tables, Translation};
-use crate::walk::{Budget, Entry, Flow, PATIENCE, Visitor, WalkCounts, visit_each};
+use crate::walk::{Entry, Flow, PATIENCE, Visitor, WalkCounts, visit_each};
 use core::{fmt, slice};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -48,21 +48,19 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// without the caches, or whose memory another party will read without them.
     ///
     /// # Errors
-    /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry, or
-    /// [`ChangeError::Paused`] ([`Guard::limit`]): everything before the address is done.
+    /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry: everything before the
+    /// address is done.
     pub fn clean_caches(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
         if let Err(reason) = self.tables.check(&range) {
             return Self::stopped(range.start(), ChangeError::Range(reason));
         }
         let mut visitor = Flush { tables: self.tables, at: range.start().0, flushed: 0 };
-        let mut budget = Budget::of(self.limit);
         let (start, end) = (range.start().0, range.end().0);
-        let result = self.tables.walk_within(start, end, &mut visitor, &mut budget);
+        let result = self.tables.walk(start, end, &mut visitor);
         let flushed = visitor.flushed;
-        let paused = self.keep(budget);
         match result {
             Ok(()) => Ok(flushed),
-            Err(at) => Self::ended(at, paused, ChangeError::Contended),
+            Err(at) => Self::stopped(at, ChangeError::Contended),
         }
     }
 

@@ -29,7 +29,7 @@ use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded, pte};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
+use crate::walk::{Entry, Flow, Visitor, WalkCounts};
 use core::fmt;
 
 /// Reason why the leaves of a range were not replaced, or not all of them.
@@ -71,8 +71,6 @@ pub enum ReplaceError {
     Writable,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many entries were read as [`Guard::limit`] allows.
-    Paused,
 }
 
 impl fmt::Display for ReplaceError {
@@ -96,7 +94,6 @@ impl fmt::Display for ReplaceError {
                 "the guest may write the leaf; write-protect it, complete, copy, then replace it",
             ),
             Self::Contended => ChangeError::Contended.fmt(f),
-            Self::Paused => ChangeError::Paused.fmt(f),
         }
     }
 }
@@ -203,17 +200,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Replace::of(tables, &range, (from, to, attributes), &mut self.sums);
-        let mut budget = Budget::of(self.limit);
-        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let reason = visitor.reason;
-        let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         if bytes != 0 {
             tables.platform.publish();
         }
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, reason),
+            Err(at) => Self::stopped(at, reason),
         }
     }
 }
@@ -254,8 +249,6 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 struct Replace<'t, 'g, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     start: u64,
-    /// Whether the range is more than a page, which cannot be half done.
-    many: bool,
     from: Hpa,
     to: Hpa,
     attributes: Attributes,
@@ -281,9 +274,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         (from, to, attributes): (Hpa, Hpa, Attributes),
         sums: &'g mut GuardState,
     ) -> Self {
-        let (start, many) = (range.start().0, range.size() > 1 << F::PAGE_SHIFT);
-        let (down, reason) = (Pushed::default(), ReplaceError::Contended);
-        Self { tables, start, many, from, to, attributes, sums, down, reason }
+        let (start, down, reason) = (range.start().0, Pushed::default(), ReplaceError::Contended);
+        Self { tables, start, from, to, attributes, sums, down, reason }
     }
 
     /// Returns the host address that is to be mapped at `gpa`.
@@ -490,14 +482,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'t, '_, F, P> {
         }
         let (counts, down) = (&mut self.sums.counts, &mut self.down);
         Some(match push_down::<F>(level, entry, children, counts, down) {
-            Flow::Again if self.many => Flow::AgainCounted,
             flow => flow,
         })
-    }
-
-    #[inline(always)]
-    fn by_itself(&mut self) -> u64 {
-        core::mem::take(&mut self.down.read)
     }
 
     #[inline(always)]

@@ -24,7 +24,6 @@ use crate::platform::Platform;
 use crate::pte::{Atomically, Change};
 use crate::table::{folded, pte};
 use crate::tables::{Found, Stopped, Tables};
-use crate::walk::Budget;
 use core::marker::PhantomData;
 use rewrite::Rewrite;
 
@@ -440,20 +439,18 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             cut: None,
             change: PhantomData,
         };
-        let mut budget = Budget::of(self.limit);
-        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let reason = match visitor.cut {
             Some(size) => ChangeError::CutsBlock { size },
             None => ChangeError::Contended,
         };
-        let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         if !R::STALE && R::SEEN && bytes != 0 {
             tables.platform.publish();
         }
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, reason),
+            Err(at) => Self::stopped(at, reason),
         }
     }
 }

@@ -16,7 +16,6 @@ mod error;
 mod waiting;
 pub(super) mod way;
 
-use super::ChangeError;
 use super::map::maintenance;
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};
@@ -171,15 +170,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             execute,
             sums: &mut self.sums,
             waiting: None,
-            limited: Budget::of(self.limit).is_bounded(),
-            built: 0,
             lost: u64::MAX,
             dry: None,
             empty: false,
             way: PhantomData,
         };
         let mut from = start;
-        let mut budget = Budget::of(self.limit);
+        let mut budget = Budget::new();
         let result = loop {
             let result = tables.walk_within(from, end, &mut visitor, &mut budget);
             visitor.link_waiting();
@@ -197,11 +194,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         };
         let Split { dry, empty, .. } = visitor;
         let reason = if empty { SplitError::CacheEmpty } else { SplitError::Contended };
-        let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(dry.map_or(at, Gpa), paused, reason),
+            Err(at) => Self::stopped(dry.map_or(at, Gpa), reason),
         }
     }
 }
@@ -234,10 +230,6 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     execute: Option<(Access, u64)>,
     sums: &'a mut GuardState,
     waiting: Option<Waiting<'t>>,
-    /// The guard has a limit.
-    limited: bool,
-    /// The entries of tables that were built and that the walk has not counted.
-    built: u32,
     /// The lowest block that changed while its replacement waited.
     lost: u64,
     /// The address at which the cache ran dry inside a block.
@@ -291,11 +283,6 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
         }
         let end = self.end.min(((start >> F::shift(level)) + 1) << F::shift(level));
         self.replaced::<false>(level, &Entry { pte, raw, start, end })
-    }
-
-    #[inline(always)]
-    fn by_itself(&mut self) -> u64 {
-        core::mem::take(&mut self.built).into()
     }
 
     #[inline]
@@ -355,7 +342,6 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         W::fill(&mut builder, &mut frame, level - 1, base, &plan);
         let dry = builder.dry;
         let built = builder.counts.tables_built - built;
-        self.built += (built * F::entries(level - 1) as u64) as u32;
         let range = GpaRange::from_bounds(base, base + F::size(level).bytes());
         if !self.tables.platform.break_before_make().breaks_size_change() {
             if entry.pte.exchange(entry.raw, F::table(frame.hpa(), level)).is_err() {
@@ -383,7 +369,6 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
                 Flow::Stop
             }
             None if W::INTO_NEW => Flow::Again,
-            None if self.limited => Flow::NextCounted,
             None => Flow::Next,
         }
     }

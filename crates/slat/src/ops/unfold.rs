@@ -36,7 +36,7 @@ use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
+use crate::walk::{Entry, Flow, Visitor, WalkCounts};
 use core::marker::PhantomData;
 
 /// The entries of a group.
@@ -336,13 +336,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Unfold { tables, sums: &mut self.sums };
-        let mut budget = Budget::of(self.limit);
-        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let bytes = self.sums.counts.bytes_changed - before;
-        let paused = self.keep(budget);
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, ChangeError::Contended),
+            Err(at) => Self::stopped(at, ChangeError::Contended),
         }
     }
 }

@@ -35,7 +35,7 @@ use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::table::{Pte, folded, pte};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts, visit_each};
+use crate::walk::{Entry, Flow, Visitor, WalkCounts, visit_each};
 pub use error::UnmapError;
 use retire::ends_are_vacant;
 pub(super) use retire::vacant;
@@ -151,17 +151,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
         let before = self.sums.counts.bytes_changed;
         let mut visitor = Unmap::of(tables, batch, range, empty, &mut self.sums);
-        let mut budget = Budget::of(self.limit);
         let (start, end) = (visitor.start, visitor.end);
-        let result = tables.walk_within(start, end, &mut visitor, &mut budget);
+        let result = tables.walk(start, end, &mut visitor);
         visitor.unmark();
         visitor.retire_ends(result.err().map_or(visitor.end, |at| at.0));
         let reason = visitor.reason.into();
-        let paused = self.keep(budget);
         let bytes = self.sums.counts.bytes_changed - before;
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::ended(at, paused, reason),
+            Err(at) => Self::stopped(at, reason),
         }
     }
 }

@@ -69,8 +69,3 @@ impl fmt::Display for Contended {
 }
 
 impl core::error::Error for Contended {}
-
-/// Error of an operation that its guard's limit may end early.
-pub(crate) trait Early {
-    const PAUSED: Self;
-}

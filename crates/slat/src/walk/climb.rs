@@ -103,7 +103,6 @@ impl Climb {
                         if V::LEVELS.any_below(LEVEL) {
                             self.raws[LEVEL as usize - 2] = raw;
                             self.at = at;
-                            budget.count(tally.read);
                             visitor.settle(LEVEL, tally);
                             return End { at: next, reason: End::BELOW };
                         }
@@ -117,14 +116,13 @@ impl Climb {
                     table::entries(platform, F::table_address(raw), F::entries(LEVEL - 1))
                 };
                 let entry = Entry { pte, raw, start: at, end: next };
-                result = left::<F, V>(LEVEL, self.start, entry, children, below, visitor, budget);
+                result = left::<F, V>(LEVEL, self.start, entry, children, below, visitor);
             }
             if !result.is_done() {
                 break;
             }
             at = next;
         }
-        let result = budget.end(result, tally.read, end);
         visitor.settle(LEVEL, tally);
         result
     }
@@ -137,26 +135,17 @@ pub(super) fn left<'t, F: Format, V: Visitor<'t, F>>(
     start: u64,
     entry: Entry<'t>,
     children: &'t [Pte],
-    mut result: End,
+    result: End,
     visitor: &mut V,
-    budget: &mut Budget,
 ) -> End {
-    let next = entry.end;
     if V::TOUCHES && F::TABLE_ACCESSED != 0 {
         agreed();
         touch::<F>(entry.pte, level, entry.raw);
     }
-    // The budget may have been spent in the last table below.
-    if result.is_done() || result.at == next {
+    if result.is_done() {
         // Covers all that the walk has done, also before it began anew.
         let start = start.max(entry.base::<F>(level));
         visitor.leave(level, Entry { start, ..entry }, children);
-        if V::TABLES {
-            budget.spend(children.len() as u64);
-        }
-    }
-    if V::TABLES && result.is_done() && budget.spent {
-        result = End::stopped(next);
     }
     result
 }

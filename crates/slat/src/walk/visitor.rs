@@ -42,9 +42,6 @@ impl Entry<'_> {
 pub(crate) enum Flow {
     /// Goes on after the entry.
     Next,
-    /// As `Next` and as `Again`, after work that [`Visitor::by_itself`] tells.
-    NextCounted,
-    AgainCounted,
     /// Loads the entry again: it changed, or now links a table that the walk is to enter.
     Again,
     /// Loads the entry again after a while: another thread holds it.
@@ -192,21 +189,6 @@ pub(crate) trait Visitor<'t, F: Format> {
     #[inline(always)]
     fn enter(&mut self, _level: u8, _entry: &Entry<'t>, _children: &'t [Pte]) -> Option<Flow> {
         None
-    }
-
-    /// Returns how many entries the visitor has read, or built, by itself for the last entry, after
-    /// [`Flow::NextCounted`], [`Flow::AgainCounted`] and `aside`. The walk counts them. If the
-    /// budget is spent there, it ends behind an entry that is done, and before one that is to be
-    /// loaded again: a call from there finds that work done.
-    #[inline(always)]
-    fn by_itself(&mut self) -> u64 {
-        0
-    }
-
-    /// Returns the end of what `aside` has done, at most `end`, that of the entry.
-    #[inline(always)]
-    fn reached(&self, end: u64) -> u64 {
-        end
     }
 
     /// Called after everything below an entry that links a table was visited.

@@ -36,7 +36,6 @@ mod hidden;
 mod intent;
 mod interleavings;
 mod leaf_ages;
-mod limits;
 mod members;
 mod model;
 mod moved;

@@ -72,26 +72,6 @@ fn pages_before_and_behind_one_that_has_an_owner_count_once<H: Hardware>() {
 }
 on!(pages_before_and_behind_one_that_has_an_owner_count_once);
 
-fn a_limit_ends_what_a_bitmap_names_between_two_tables_and_only_if_it_is_reached<H: Hardware>() {
-    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
-        guard.map(range(0, 4 * M), Hpa(0), RAM, PAGE, cache).unwrap();
-        // Two pages of one table.
-        guard.limit(1);
-        assert_eq!(protect::<H>(guard, 0, &[0b101]).2, 2);
-        // Two tables within the limit.
-        guard.limit(1000);
-        assert_eq!(protect::<H>(guard, 4, &[1, 0, 0, 0, 0, 0, 0, 0, 1]).2, 2);
-        // The last page of a table, and a page of the next.
-        guard.limit(1);
-        let named = Pages { start: page(511).start(), bits: &[0b101] };
-        let next = page(513).start().0;
-        refused(guard.write_protect_pages(&named), next, ChangeError::Paused);
-        guard.limit(u64::MAX);
-        assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(4 * M - 5 * 4 * K));
-    });
-}
-on!(a_limit_ends_what_a_bitmap_names_between_two_tables_and_only_if_it_is_reached);
-
 fn a_fault_gives_no_right_where_no_page_is_mapped<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
         guard.map(page(0), Hpa(0), RAM, PAGE, cache).unwrap();

@@ -6,10 +6,12 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::power::Core;
 use crate::common::stage::{G, K, M, RAM, arm, ept, on_stage, range, refused};
-use crate::common::{Event, Moment};
+use crate::common::{Event, Moment, TestPlatform};
+use slat::format::arm64::Arm64K4;
 use slat::format::power::PowerK64;
 use slat::{
-    Access, Attributes, Execute, Format, Gpa, Hpa, LocalFlush, PageSize, Software, SplitError,
+    Access, Attributes, BreakBeforeMake, Execute, Format, Gpa, Hpa, LocalFlush, PageSize, Software,
+    SplitError, TableCache, Tables, Vmid,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,13 +21,11 @@ const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 const READ: Attributes = Attributes { write: false, ..RAM };
 
-fn a_split_of_what_one_table_of_pages_has_takes_nothing_of_a_limit<H: Hardware>() {
+fn a_split_of_what_one_table_of_pages_has_reads_the_way_there_only<H: Hardware>() {
     on_stage::<H>((H::usual(), 39, 8), |_, guard, cache| {
         let up = u64::from(guard.geometry().root_level);
         let pages = range(0, 4 * M);
         guard.map(pages, Hpa(0), RAM, PAGE, cache).unwrap();
-        // Enough for one of the two tables, and for one entry.
-        guard.limit(513);
         let before = guard.counts().entries_read;
         assert_eq!(guard.split(range(4 * M - 4 * K, 4 * K), PAGE, cache), Ok(0));
         assert_eq!(guard.counts().entries_read - before, up);
@@ -35,7 +35,23 @@ fn a_split_of_what_one_table_of_pages_has_takes_nothing_of_a_limit<H: Hardware>(
         assert_eq!(guard.write_protect(pages), Ok(4 * M));
     });
 }
-on!(a_split_of_what_one_table_of_pages_has_takes_nothing_of_a_limit);
+on!(a_split_of_what_one_table_of_pages_has_reads_the_way_there_only);
+
+#[test]
+fn a_walk_may_cut_more_blocks_aside_than_it_has_patience() {
+    const BLOCKS: u64 = 4100;
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let tables = Tables::new(Arm64K4::default(), Vmid(1), 43, &platform).unwrap();
+    let mut storage: Vec<_> = (0..BLOCKS).map(|_| None).collect();
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(BLOCKS as usize).unwrap();
+    let all = range(0, BLOCKS << 30);
+    // SAFETY: no test gave the root to a machine.
+    let mut unloaded = unsafe { tables.deactivate() };
+    assert_eq!(unloaded.map(all, Hpa(0), RAM, BLOCK, &mut cache), Ok(BLOCKS << 30));
+    drop(cache);
+    unloaded.destroy();
+}
 
 #[test]
 fn a_split_to_the_largest_blocks_that_a_root_can_have_reads_nothing() {

@@ -92,21 +92,6 @@ fn a_table_keeps_its_protection_if_the_page_is_in_a_block_that_is_refused() {
 }
 
 #[test]
-fn calls_for_one_page_use_up_no_limit() {
-    on_stage::<Intel>((ept(), 40, 8), |_, guard, cache| {
-        guard.map(range(0, 4 * M), Hpa(0), RAM, PAGE, cache).unwrap();
-        guard.map(range(4 * M, 4 * K), Hpa(0), RAM, PAGE, cache).unwrap();
-        guard.limit(512 + 1);
-        for _ in 0..4 {
-            let vacant = guard.relax(range(4 * M + 4 * K, 4 * K), Access::Write);
-            assert_eq!(vacant.map(slat::LocalFlush::not_needed_here), Ok(0));
-        }
-        // One entry is left after the first table.
-        assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(4 * M));
-    });
-}
-
-#[test]
 fn a_page_of_a_group_gets_the_right_to_write_alone_whichever_member_it_is() {
     type Arm = Grouped<12>;
     const CONTIGUOUS: u64 = 1 << 52;

@@ -2,7 +2,7 @@
 
 use crate::addr::{Hpa, LeafSizeError, PageSize, RangeError};
 use crate::format::AttributeError;
-use crate::ops::{ChangeError, Owner};
+use crate::ops::Owner;
 use core::fmt;
 
 /// Reason why a range was not mapped, or not all of it.
@@ -43,8 +43,6 @@ pub enum MapError {
     CacheEmpty,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many entries were read as [`Guard::limit`](crate::Guard::limit) allows.
-    Paused,
 }
 
 impl fmt::Display for MapError {
@@ -77,7 +75,6 @@ impl fmt::Display for MapError {
             Self::Contended => {
                 f.write_str("an entry is being changed by somebody else; go on from there")
             }
-            Self::Paused => ChangeError::Paused.fmt(f),
         }
     }
 }

@@ -26,9 +26,6 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
             assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "rules that give no right");
             assert!(R::STALE || !R::SEEN, "nothing is published");
         }
-        if self.budget().is_bounded() {
-            return self.rewrite_pages_limited(pages, rule);
-        }
         let before = self.sums.counts.bytes_changed;
         let mut table = PageTable::NONE;
         let result = self.rewrite_named(pages, &mut table, rule);
@@ -101,30 +98,6 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
     fn settle_table<R: Rule<F>>(&mut self, table: &mut PageTable<'_, F>) {
         let tally = core::mem::replace(&mut table.tally, WalkCounts::NONE);
         self.sums.settle::<F>(0, &tally, R::STALE);
-    }
-
-    /// As [`Guard::rewrite_pages`], run by run, with the guard's limit checked before each table
-    /// but the first.
-    #[cold]
-    #[inline(never)]
-    fn rewrite_pages_limited<R: Rule<F> + Copy>(
-        &mut self,
-        pages: &Pages<'_>,
-        rule: R,
-    ) -> Result<u64, Stopped<ChangeError>> {
-        let table = |at: u64| at >> F::shift(1);
-        let mut done = None;
-        pages.each::<F>(|range| {
-            if self.limit == 0 && done.is_some_and(|it| it != table(range.start().0)) {
-                return Self::stopped(range.start(), ChangeError::Paused);
-            }
-            done = Some(table(range.end().0 - 1));
-            // The walk of one page does not count it.
-            if range.size() == 1 << F::PAGE_SHIFT {
-                self.limit = self.limit.saturating_sub(1);
-            }
-            self.rewrite_walk::<Atomically, R>(range, rule)
-        })
     }
 }
 

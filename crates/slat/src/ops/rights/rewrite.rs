@@ -181,16 +181,10 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
             let (counts, down) = (&mut self.sums.counts, &mut self.down);
             // A page cannot be half done.
             return Some(match push_down::<F>(level, entry, children, counts, down) {
-                Flow::Again if self.range.size() > 1 << F::PAGE_SHIFT => Flow::AgainCounted,
                 flow => flow,
             });
         }
         None
-    }
-
-    #[inline(always)]
-    fn by_itself(&mut self) -> u64 {
-        core::mem::take(&mut self.down.read)
     }
 
     #[inline(always)]

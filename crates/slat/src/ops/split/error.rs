@@ -1,6 +1,5 @@
 //! Reasons why a split or a collapse ends early.
 
-use super::ChangeError;
 use crate::addr::{LeafSizeError, RangeError};
 use core::fmt;
 
@@ -18,8 +17,6 @@ pub enum SplitError {
     CacheEmpty,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many entries were read as [`Guard::limit`](crate::Guard::limit) allows.
-    Paused,
     /// A device walks the tables, and takes the engine's mark for another bit: leaves cannot be
     /// held while they are put together ([`Format::marks_valid`](crate::Format::marks_valid)).
     /// Collapse only.
@@ -38,7 +35,6 @@ impl fmt::Display for SplitError {
             Self::Contended => {
                 f.write_str("an entry is being changed by somebody else; go on from there")
             }
-            Self::Paused => ChangeError::Paused.fmt(f),
             Self::Shared => {
                 f.write_str("a device walks these tables: none of them can become a block")
             }

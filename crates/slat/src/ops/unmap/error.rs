@@ -21,8 +21,6 @@ pub enum UnmapError {
     ForeignBatch,
     /// Another thread held an entry for too long.
     Contended,
-    /// As many entries were read as [`Guard::limit`](crate::Guard::limit) allows.
-    Paused,
 }
 
 impl fmt::Display for UnmapError {
@@ -33,7 +31,6 @@ impl fmt::Display for UnmapError {
             Self::Full => f.write_str("no room for more; complete the batch and go on from there"),
             Self::ForeignBatch => f.write_str("the batch is of other tables"),
             Self::Contended => ChangeError::Contended.fmt(f),
-            Self::Paused => ChangeError::Paused.fmt(f),
         }
     }
 }
