@@ -66,7 +66,6 @@ pub struct Contest<'a> {
     scenario: &'static str,
     title: String,
     params: Map<String, Value>,
-    most_rounds: u32,
     least_rounds: u32,
     guests: bool,
     entrants: Vec<Entrant<'a>>,
@@ -78,8 +77,7 @@ impl<'a> Contest<'a> {
     /// from results of the scenario's other contests; `title` is shown to the user.
     pub fn new(scenario: &'static str, title: String, params: Map<String, Value>) -> Self {
         let (entrants, ratios) = (Vec::new(), Vec::new());
-        let (least_rounds, most_rounds) = (0, u32::MAX);
-        Self { scenario, title, params, most_rounds, least_rounds, guests: false, entrants, ratios }
+        Self { scenario, title, params, least_rounds: 0, guests: false, entrants, ratios }
     }
 
     /// Adds an entrant.
@@ -126,12 +124,6 @@ impl<'a> Contest<'a> {
         self
     }
 
-    /// Limits the number of rounds, for a contest whose turns are long.
-    pub fn at_most(mut self, rounds: u32) -> Self {
-        self.most_rounds = rounds;
-        self
-    }
-
     /// Sets the smallest number of rounds, for a contest whose turns vary.
     pub fn rounds_at_least(mut self, rounds: u32) -> Self {
         self.least_rounds = rounds;
@@ -140,7 +132,7 @@ impl<'a> Contest<'a> {
 
     /// Returns the number of rounds that count, if `asked` were asked for.
     pub fn rounds(&self, asked: u32) -> u32 {
-        asked.clamp(self.least_rounds, self.most_rounds)
+        asked.max(self.least_rounds)
     }
 
     /// Returns the title that is shown to the user.

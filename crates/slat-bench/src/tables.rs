@@ -1,6 +1,5 @@
-//! Formats whose tables have accessed bits and rights (EPT and NPT): ageing by the accessed bits of
-//! tables, write protection by their right to write, and the faults that follow; each compared with
-//! the same work leaf by leaf.
+//! Formats whose tables have accessed bits (EPT and NPT): ageing by the accessed bits of tables,
+//! compared with the same work leaf by leaf.
 
 use crate::arena::Arena;
 use crate::contest::{Contest, ENGINE, MACHINE, Sample, pose};
@@ -13,14 +12,10 @@ use crate::settings::engine::Part;
 use crate::stopwatch::Stopwatch;
 use crate::touch::touch;
 use anyhow::ensure;
-use slat::{
-    Access, AgeBitmaps, AgeOptions, Attributes, Format, OpCounts, PageSize, Reader, TableBits,
-    Tables,
-};
+use slat::{AgeBitmaps, AgeOptions, Attributes, Format, PageSize, Reader, TableBits, Tables};
 use std::hint::black_box;
 use std::rc::Rc;
 use std::slice::from_ref;
-use std::time::Instant;
 
 /// Returns contests of exact ageing of the whole guest, after it touched a hundredth of its pages.
 pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
@@ -143,127 +138,11 @@ fn exchange_once<F: Format>(
     Ok(Sample { seconds: watch.seconds(), counts: vec![("entries", touched.len() as u64)] })
 }
 
-/// Returns contests of a round of dirty logging: the whole guest is protected, then it writes.
-pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
-    let fixture = Fixture::new(format, memory);
-    let contest = |of, written: Vec<u64>, rounds| {
-        let written: Rc<[u64]> = written.into();
-        let entrant = |subtrees, each: bool| {
-            let written = written.clone();
-            // The shortest time of each fault over all rounds excludes times that do not recur.
-            let mut least = vec![u32::MAX; if each { written.len() } else { 0 }];
-            move |arena: &mut Arena, check: bool| {
-                let least = each.then_some(&mut least[..]);
-                round(&fixture, &written, subtrees, least, arena, check)
-            }
-        };
-        pose(Part::ProtectTables, name, memory, of)
-            .enter("subtrees", ENGINE, entrant(true, false))
-            .enter("leaves", ENGINE, entrant(false, false))
-            .enter("subtrees-worst-fault", ENGINE, entrant(true, true))
-            .enter("leaves-worst-fault", ENGINE, entrant(false, true))
-            .at_most(rounds)
-            .ratio(format!("{}, protect by tables, {of}", shown(name)), &["subtrees"], &["leaves"])
-    };
-    let pages = fixture.pages();
-    vec![
-        contest("writes 1 % in runs of 32 MiB", clustered(pages), 9),
-        contest("writes 1 % scattered", scattered(pages), 9),
-        contest("writes all pages", (0..pages).collect(), 5),
-    ]
-}
-
-fn round<F: Format>(
-    fixture: &Fixture<F>,
-    written: &[u64],
-    subtrees: bool,
-    least: Option<&mut [u32]>,
-    arena: &mut Arena,
-    check: bool,
-) -> anyhow::Result<Sample> {
-    let arena = emptied::<F>(arena);
-    let tables = fixture.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
-    let mut reader = Reader::register(arena)?;
-    let before = arena.invalidations();
-    let watch = Stopwatch::start();
-    let mut counts = OpCounts::NONE;
-    let mut guard = tables.enter(&mut reader)?;
-    if subtrees {
-        guard.write_protect_subtrees(fixture.range())?;
-    } else {
-        guard.write_protect(fixture.range())?;
-    }
-    counts += guard.counts();
-    guard.invalidate();
-    drop(guard);
-    let mut changed = 0;
-    let seconds = match least {
-        None => {
-            changed += faults(fixture, &tables, &mut reader, written, &mut counts)?;
-            watch.seconds()
-        }
-        Some(least) => {
-            for (page, least) in written.chunks(1).zip(&mut *least) {
-                let begin = Instant::now();
-                changed += faults(fixture, &tables, &mut reader, page, &mut counts)?;
-                *least = (*least).min(begin.elapsed().as_nanos() as u32);
-            }
-            f64::from(least.iter().copied().max().unwrap_or(0)) / 1e9
-        }
-    };
-    let invalidations = arena.invalidations() - before;
-    ensure!(changed == (written.len() as u64) << 12, "faults changed {changed} bytes");
-    if check {
-        verify(fixture, &tables, &mut reader, written)?;
-    }
-    Ok(Sample { seconds, counts: counted(counts, invalidations) })
-}
-
-/// Handles a write fault on each page; returns the number of bytes that changed.
-fn faults<'p, F: Format>(
-    fixture: &Fixture<F>,
-    tables: &Tables<'p, F, Arena>,
-    reader: &mut Reader<'p, Arena>,
-    pages: &[u64],
-    counts: &mut OpCounts,
-) -> anyhow::Result<u64> {
-    let mut changed = 0;
-    for &page in pages {
-        let mut guard = tables.enter(reader)?;
-        changed += guard
-            .relax(fixture.page(page), Access::Write)
-            .map(slat::LocalFlush::not_needed_here)?;
-        *counts += guard.counts();
-        guard.invalidate();
-    }
-    Ok(changed)
-}
-
-/// Checks that the pages written are writable, and no other.
-fn verify<'p, F: Format>(
-    fixture: &Fixture<F>,
-    tables: &Tables<'p, F, Arena>,
-    reader: &mut Reader<'p, Arena>,
-    written: &[u64],
-) -> anyhow::Result<()> {
-    let guard = tables.enter(reader)?;
-    let mut writable = 0;
-    for leaf in guard.leaves(fixture.range())? {
-        writable += u64::from(leaf?.attributes.write);
-    }
-    ensure!(writable == written.len() as u64, "{writable} pages are writable");
-    for &page in written {
-        let found = guard.translate(fixture.page(page).start())?;
-        ensure!(found.is_some_and(|f| f.attributes.write), "page {page} was written");
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use slat::format::ept::Ept1G;
-    use slat::{BreakBeforeMake, GpaRange};
+    use slat::{Access, BreakBeforeMake, GpaRange};
 
     /// Returns the entries on the way to a page, from the root.
     fn path(tables: &Tables<'_, Ept1G, Arena>, arena: &Arena, page: GpaRange) -> Vec<u64> {

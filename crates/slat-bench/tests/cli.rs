@@ -160,7 +160,7 @@ fn the_engine_is_held_against_its_limits_in_seconds() {
 
 #[test]
 fn an_engine_bench_of_something_unknown_or_uneven_is_refused() {
-    refused(&["engine", "--only", "sort"], &["sort", "protect-tables"]);
+    refused(&["engine", "--only", "sort"], &["sort", "age-tables"]);
     refused(&["engine", "--memory", "1536m"], &["1536m", "multiple of 1g"]);
     refused(&["engine", "--memory", "1t"], &["1t", "512g"]);
 }

@@ -295,7 +295,6 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         let mut owed = PendingFlush::NOTHING;
         let split = tables.cut(bounds, |raw| rule.change(raw) == raw, &mut owed);
         let mut rewrite = Rewrite { tables, rule, owed, changed: 0 };
-        // From the root, as write protection of tables is pushed down on the way.
         let cursor = &mut Cursor::nowhere();
         let result = split.and_then(|()| tables.each(cursor, bounds, &mut rewrite));
         tables.complete_alone(&rewrite.owed);

@@ -102,7 +102,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         const {
             assert!(F::LARGEST_LEAF <= 2, "splits are compiled for targets at levels 0 to 2");
             assert!(
-                F::CONTIGUOUS == 0 || F::TABLE_ACCESSED == 0 && F::TABLE_WRITE == 0,
+                F::CONTIGUOUS == 0 || F::TABLE_ACCESSED == 0,
                 "what tables say of leaves does not know of groups"
             );
         }

@@ -22,9 +22,8 @@
 //! Other code that relies on a value comes after a fence, one for many entries: before the walk
 //! descends into a table, before a visitor takes a reservation for an emptied entry
 //! (`Tables::break_before_fill`), and at the end of a walk, for its caller. The descent to one
-//! address, which follows every link, loads with acquire. An accessed mark in a table, or the right
-//! to write in one, needs more than acquire (`sync::agreed`); formats without either
-//! (`TABLE_ACCESSED`, `TABLE_WRITE` of 0) compile none of that.
+//! address, which follows every link, loads with acquire. An accessed mark in a table needs more than
+//! acquire (`sync::agreed`); formats without it (`TABLE_ACCESSED` of 0) compile none of that.
 
 mod budget;
 mod climb;
@@ -139,10 +138,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     while V::LEVELS.any_below(level) && (from ^ (end - 1)) >> F::shift(level) == 0 {
         let pte = table::pte::<F>(ptes, from, level);
         let raw = pte.load();
-        if F::kind(raw, level) != Kind::Table
-            || end - from == 1 << F::shift(level)
-            || !visitor.passes(raw)
-        {
+        if F::kind(raw, level) != Kind::Table || end - from == 1 << F::shift(level) {
             break;
         }
         read += 1;

@@ -36,8 +36,6 @@ mod owner;
 mod pairs;
 #[path = "loom/protect.rs"]
 mod protect;
-#[path = "loom/push_down.rs"]
-mod push_down;
 #[path = "loom/readers.rs"]
 mod readers;
 #[path = "loom/replace.rs"]

@@ -48,9 +48,8 @@
 //! | unmap | while it retires the entries of a table |
 //! | collapse | from the first sealed child to the release of the block |
 //! | split | where the CPU demands a break: while blocks stand frozen |
-//! | relax for a write | where tables have rights: while it pushes protection down |
-//! | map, reserve and commit, write_protect, write_protect_subtrees | never |
-//! | relax otherwise, split without a break, age, harvest, reclaim | never |
+//! | map, reserve and commit, write_protect | never |
+//! | relax, split without a break, age, harvest, reclaim | never |
 #![cfg(shuttle)]
 
 #[path = "shuttle/guest.rs"]

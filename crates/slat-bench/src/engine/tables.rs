@@ -78,9 +78,7 @@ fn times(results: &[Measurement]) -> Option<Table> {
         rows,
         notes: vec![
             "“ns a page” is by the pages of the memory, whatever the variant touched. TLBIs: \
-             invalidations. Beside: a sample is the 99th percentile of 64 faults. worst-fault: \
-             the slowest one, each fault taken at its least of the rounds so far; the last \
-             sample, which is the least, is the one to read."
+             invalidations. Beside: a sample is the 99th percentile of 64 faults."
                 .to_owned(),
         ],
     })

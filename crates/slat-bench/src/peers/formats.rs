@@ -194,7 +194,7 @@ fn enter<'a, F: Format>(
     })
 }
 
-/// Returns the contests that only formats with accessed bits and rights in tables have, each with
+/// Returns the contests that only formats with accessed bits in tables have, each with
 /// its page size.
 fn by_tables<'a>(
     args: &EngineArgs,
@@ -203,36 +203,27 @@ fn by_tables<'a>(
     session: &mut Session,
 ) -> anyhow::Result<Vec<(Contest<'a>, u64)>> {
     let mut all = Vec::new();
-    for part in [Part::AgeTables, Part::ProtectTables] {
-        for &name in formats.iter().filter(|_| args.wants(part)) {
-            let (contests, page) = on_format!(name, |f| posed(f, name, part, memory));
-            match contests {
-                Ok(contests) => all.extend(contests.into_iter().map(|contest| (contest, page))),
-                Err(reason) => session.skip(format!("{part}, {name}"), reason),
-            }
+    let part = Part::AgeTables;
+    for &name in formats.iter().filter(|_| args.wants(part)) {
+        let (contests, page) = on_format!(name, |f| posed(f, name, memory));
+        match contests {
+            Some(contests) => all.extend(contests.into_iter().map(|contest| (contest, page))),
+            None => session.skip(
+                format!("{part}, {name}"),
+                "not with this format: its tables have no accessed flag",
+            ),
         }
     }
     Ok(all)
 }
 
-/// Returns the contests of a part by tables, and the page size; or the reason why there are none.
+/// Returns the contests of ageing by tables, if the format can, and the page size.
 fn posed<'a, F: Format>(
     format: F,
     name: TableFormat,
-    part: Part,
     memory: u64,
-) -> (Result<Vec<Contest<'a>>, &'static str>, u64) {
-    let contests = if part == Part::AgeTables {
-        if F::TABLE_ACCESSED != 0 {
-            Ok(tables::age(format, name, memory))
-        } else {
-            Err("not with this format: its tables have no accessed flag")
-        }
-    } else if F::TABLE_WRITE != 0 {
-        Ok(tables::protect(format, name, memory))
-    } else {
-        Err("not with this format: its tables have no right to write")
-    };
+) -> (Option<Vec<Contest<'a>>>, u64) {
+    let contests = (F::TABLE_ACCESSED != 0).then(|| tables::age(format, name, memory));
     (contests, F::size(0).bytes())
 }
 

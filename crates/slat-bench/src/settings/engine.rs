@@ -97,8 +97,6 @@ pub enum Part {
     Age,
     /// Age by the accessed bits of tables (EPT, NPT)
     AgeTables,
-    /// Write-protect by tables, and the faults afterwards (EPT, NPT)
-    ProtectTables,
     /// Map page by page
     Map,
     /// Map page by page with two threads

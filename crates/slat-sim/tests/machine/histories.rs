@@ -166,12 +166,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
 
     fn write_protect(&mut self) {
         let some = self.some();
-        let by_tables = self.rng.bool();
-        let done = self.guest.with(|guard, _| match by_tables {
-            true => guard.write_protect_subtrees(some).is_ok(),
-            false => guard.write_protect(some).is_ok(),
-        });
-        if done {
+        if self.guest.with(|guard, _| guard.write_protect(some).is_ok()) {
             self.guest.machine.protect(VMID, some);
             for (_, page) in self.model.range_mut(some.start().0..some.end().0) {
                 page.protected = true;

@@ -62,13 +62,6 @@ fn protect<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     guest.write_protect(BASE, 0x1000);
 }
 
-fn protect_tables<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
-    guest.map(BASE, RAM, 0x3000, K4);
-    guest.write(1, BASE);
-    guest.with(|guard, _| guard.write_protect_subtrees(range(BASE, 2 << 20)).unwrap());
-    guest.machine.protect(VMID, range(BASE, 2 << 20));
-}
-
 fn harvest<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     guest.map(BASE, RAM, 0x3000, K4);
     guest.write(1, BASE);
@@ -146,7 +139,6 @@ fn no_invalidation_can_be_left_out<C: Case>() {
     each::<C>("unmap", unmap);
     each::<C>("unlink", unlink);
     each::<C>("protect", protect);
-    each::<C>("protect tables", protect_tables);
     if C::format().encode(CLEAN).is_ok() {
         each::<C>("harvest", harvest);
         each::<C>("clean", clean);

@@ -1,5 +1,5 @@
 //! Races that every engine has to survive: a fault while the host takes memory back, a collapse
-//! during an unmap, a push-down during the next round of logging.
+//! during an unmap, faults during the next round of logging.
 
 use crate::cases::Case;
 use crate::common::*;
@@ -189,8 +189,8 @@ fn the_engines_split_during_write_protection_loses_no_write_and_no_protection<C:
     }
 }
 
-/// Rounds of logging by subtrees on real threads, while faults push protection down.
-fn the_engines_push_down_during_rounds_of_protection_loses_no_write<C: Case>() {
+/// Rounds of logging on real threads, while faults give rights back.
+fn the_engines_faults_during_rounds_of_protection_lose_no_write<C: Case>() {
     const PAGES: u64 = 24;
     for seed in crate::seed::seeds(4) {
         let machine = C::machine().random(seed);
@@ -224,7 +224,7 @@ fn the_engines_push_down_during_rounds_of_protection_loses_no_write<C: Case>() {
                 let taken = std::mem::take(&mut *log.lock().unwrap());
                 let mut guard = guest.tables.enter(&mut reader).unwrap();
                 // Pages that cannot be protected now stay in the log.
-                let done = guard.write_protect_subtrees(all).is_ok();
+                let done = guard.write_protect(all).is_ok();
                 guard.invalidate();
                 let mut bitmap = [0u64; 8];
                 let harvested = guard.harvest(range(BASE, PAGES << 12), &mut bitmap).is_ok();
@@ -258,7 +258,7 @@ fn a_round_that_is_not_invalidated_loses_a_write<C: Case>() {
     guest.write(1, BASE);
     let mut reader = Reader::register(&machine).unwrap();
     let mut guard = guest.tables.enter(&mut reader).unwrap();
-    guard.write_protect_subtrees(range(BASE, 2 << 20)).unwrap();
+    guard.write_protect(range(BASE, 2 << 20)).unwrap();
     // The test claims that the round has begun, which is wrong.
     machine.protect(VMID, range(BASE, 2 << 20));
     machine.copy(VMID, range(BASE, 0x4000));
@@ -300,6 +300,6 @@ on_every_format! {
 }
 
 on_x86! {
-    the_engines_push_down_during_rounds_of_protection_loses_no_write,
+    the_engines_faults_during_rounds_of_protection_lose_no_write,
     a_round_that_is_not_invalidated_loses_a_write,
 }

@@ -203,7 +203,7 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Arm64<PAGE_SHIFT, WIDE> {
 // 1. Zero is empty. Bits 1:0 are 0b11 in a table and, at level 0, in a page, which is therefore
 //    never a table; 0b01 in a block. Bit 0 is clear in markers, reservations and owners, which bits
 //    58, 2 and 1 tell apart; a token or word lies at bits 55:8, from where `owner` takes it. `kind`
-//    reads no bit of `STATUS`, `SOFTWARE` or an address, nor `MARK` of a table, and an address has
+//    reads no bit of `STATUS`, `SOFTWARE` or an address, and an address has
 //    none of these bits; the other bits named of tables are 0. Methods that make a leaf from a leaf
 //    change only AF, `S2AP`, DBM, XN and `SW_DIRTY`. `all_tables` requires 0b11 in all entries.
 // 2. Frames are aligned to the granule and lie below 2^48, or 2^52 if `WIDE`: `ADDRESS`, or `LOW`
@@ -233,7 +233,6 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
     const STATUS: u64 = AF | S2AP_WRITE | SW_DIRTY;
     const MARK: u64 = MARK;
     /// Tables have no write protection to push down.
-    const RENEWED: u64 = 0;
     const ACCESSED: u64 = AF;
     const WRITE: u64 = S2AP_WRITE | DBM;
     const DIRTY: u64 = S2AP_WRITE | SW_DIRTY;
@@ -242,7 +241,6 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
     const AGEING: u64 = 0;
     const REFILL_BREAKS: bool = true;
     const KEEPS_FAULTING: bool = true;
-    const TABLE_WRITE: u64 = 0;
     const CARRY: u64 = if WIDE { 1 << Self::HIGH_FROM } else { 0 };
     const CONTIGUOUS: u64 = CONTIGUOUS;
 

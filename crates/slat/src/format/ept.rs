@@ -84,7 +84,6 @@ const SNP: u64 = 1 << 11;
 /// [`Format::leaf`] and [`Format::table`] make one from the other.
 const SW_USER: [u64; Software::MOST] =
     software::masks([1 << 52, 1 << 55, 1 << 56, 1 << 59, 1 << 53, 1 << 54]);
-const SW_RENEWED: u64 = 1 << 53;
 const SW_AGEING: u64 = 1 << 54;
 const MARK: u64 = 1 << 62;
 
@@ -92,7 +91,6 @@ const BITS: Bits = Bits {
     accessed: A,
     dirty: D,
     mark: MARK,
-    renewed: SW_RENEWED,
     ageing: SW_AGEING,
     software: SW_USER,
     inherited: R | W | X | XU | MEMORY | IPAT | A | D | SNP | software::all(SW_USER),

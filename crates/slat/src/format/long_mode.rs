@@ -33,7 +33,6 @@ pub(super) struct Bits {
     pub accessed: u64,
     pub dirty: u64,
     pub mark: u64,
-    pub renewed: u64,
     pub ageing: u64,
     pub software: [u64; Software::MOST],
     /// The bits that a split copies to smaller leaves: all but address, size and the engine's
@@ -48,9 +47,8 @@ pub(super) struct Bits {
 ///    address, token or word: these lie at bits 59:12, from where `owner` takes a word. With bit 0,
 ///    bit 7 tells block from table, and no table is at level 0. Without bit 0, the mark is in
 ///    markers only, and bit 3 tells the two kinds of marker apart; bit 4 is in reservations, and
-///    owners have bits 3 and 4. `kind` reads no bit of `STATUS`, `SOFTWARE`, `TABLE_ACCESSED`,
-///    `TABLE_WRITE`, `AGEING` and `RENEWED`, nor `MARK` of a table, and none of these is a bit of
-///    an address. `all_tables` requires bit 0 of all entries, and bit 7 of none.
+///    owners have bits 3 and 4. `kind` reads no bit of `STATUS`, `SOFTWARE`, `TABLE_ACCESSED`
+///    and `AGEING`, and none of these is a bit of an address. `all_tables` requires bit 0 of all entries, and bit 7 of none.
 /// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and no
 ///    other bit of a marker or of a table.
 /// 3. A root at level 3 or 4 has `2^(address_bits - 39)` or `2^(address_bits - 48)` entries, or
@@ -66,7 +64,6 @@ macro_rules! long_mode {
         const SOFTWARE: [u64; Software::MOST] = $bits.software;
         const STATUS: u64 = $bits.accessed | $bits.dirty;
         const MARK: u64 = $bits.mark;
-        const RENEWED: u64 = $bits.renewed;
         const ACCESSED: u64 = $bits.accessed;
         const WRITE: u64 = long_mode::W;
         const DIRTY: u64 = $bits.dirty;
@@ -74,7 +71,6 @@ macro_rules! long_mode {
         const AGEING: u64 = $bits.ageing;
         const REFILL_BREAKS: bool = false;
         const KEEPS_FAULTING: bool = false;
-        const TABLE_WRITE: u64 = long_mode::W;
 
         #[inline(always)]
         fn output_bits(&self) -> u32 {

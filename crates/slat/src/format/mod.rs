@@ -36,9 +36,8 @@ use core::fmt;
 /// without gaps.
 ///
 /// [`Format::MARK`] in an entry keeps other threads from changing it, for a bounded time. A valid
-/// leaf with the mark is *sealed*. In a table with the mark, a thread is pushing the write
-/// protection down. An entry that is invalid to hardware and has the mark is *frozen*, or *retired*
-/// together with its table. So a run of entries without that bit holds no marker.
+/// leaf with the mark is *sealed*. An entry that is invalid to hardware and has the mark is *frozen*,
+/// or *retired* together with its table. So a run of entries without that bit holds no marker.
 ///
 /// # Safety
 /// The walk dereferences what a format calls a table. Implementations promise:
@@ -48,7 +47,7 @@ use core::fmt;
 ///    [`Kind::Retired`]; of [`Format::reserved`] [`Kind::Reserved`]; of [`Format::owned`]
 ///    [`Kind::Owned`]. No entry at level 0 is a table. Kind and address of a leaf do not depend on
 ///    its bits of `STATUS` and `SOFTWARE`; those of a table do not depend on its bits of
-///    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING`, `RENEWED` and `MARK`. Methods that make a leaf
+///    `TABLE_ACCESSED` and `AGEING`. Methods that make a leaf
 ///    from a leaf keep kind and address. [`Format::all_tables`] agrees with `kind`, and so does
 ///    [`Format::all_pages`] for entries without `MARK`. Different tokens make different
 ///    reservations, and [`Format::owner`] returns the word that [`Format::owned`] was given.
@@ -90,9 +89,6 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const STATUS: u64;
     /// Bit that keeps other threads from changing the entry that has it.
     const MARK: u64;
-    /// Bit that stands in a table together with [`Format::MARK`]: another thread write-protected
-    /// the subtree again during the push-down.
-    const RENEWED: u64;
     /// Bit of a leaf that was used.
     const ACCESSED: u64;
     /// A leaf without any of these bits cannot be written by the guest.
@@ -115,9 +111,6 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// 3C, "Operations that Invalidate Cached Mappings"; APM 2, 5.5), and on Power, where the CPU
     /// fetches the entry again before it faults (3.1B, 6.10.1.2).
     const KEEPS_FAULTING: bool;
-    /// Bit of a table without which nothing below the table is writable; 0 where tables have no
-    /// rights.
-    const TABLE_WRITE: u64;
     /// Number of bytes at whose multiples an address field of a page's entry ends: there the entry
     /// does not grow as the address does. 0 where there is no such end.
     const CARRY: u64 = 0;

@@ -70,7 +70,6 @@ const SW_USER: [u64; Software::MOST] =
     software::masks([1 << 52, 1 << 53, 1 << 55, 1 << 56, 1 << 57, 1 << 58, 1 << 9, 1 << 10]);
 /// Together with UC-: normal memory that is not cacheable, and no device.
 const SW_NORMAL: u64 = 1 << 54;
-const SW_RENEWED: u64 = 1 << 9;
 const SW_AGEING: u64 = 1 << 10;
 const MARK: u64 = 1 << 11;
 
@@ -78,7 +77,6 @@ const BITS: Bits = Bits {
     accessed: A,
     dirty: D,
     mark: MARK,
-    renewed: SW_RENEWED,
     ageing: SW_AGEING,
     software: SW_USER,
     inherited: P | W | U | PWT | PCD | A | D | NX | software::all(SW_USER) | SW_NORMAL,

@@ -183,7 +183,7 @@ impl core::error::Error for RootError {}
 //    token or word: these lie at bits 59:12 of the word, from where `owner` takes it. L tells leaf
 //    from table, and no table is at level 0. Without V, bit 61 is in markers only, and bit 4 tells
 //    the two kinds of marker apart; bit 5 is in reservations, and owners have bits 4 and 5. `kind`
-//    reads no bit of `STATUS` and `SOFTWARE`, nor `MARK` of a table, and none of these is a bit of
+//    reads no bit of `STATUS` and `SOFTWARE`, and none of these is a bit of
 //    an address; the other bits named of tables are 0. Methods that make a leaf from a leaf change
 //    only bits of EAA, R and C. `all_tables` requires V in all entries, and L in none. All of this
 //    holds in either byte order, because constants, addresses and tokens are swapped alike.
@@ -212,7 +212,6 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     const STATUS: u64 = R | C;
     const MARK: u64 = MARK;
     /// Tables have no write protection to push down.
-    const RENEWED: u64 = 0;
     const ACCESSED: u64 = R;
     const WRITE: u64 = WRITE;
     const DIRTY: u64 = C;
@@ -220,7 +219,6 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     const AGEING: u64 = 0;
     const REFILL_BREAKS: bool = true;
     const KEEPS_FAULTING: bool = false;
-    const TABLE_WRITE: u64 = 0;
     const CARRY: u64 = match PAGE_SHIFT {
         _ if cfg!(target_endian = "big") => 0,
         12 => 1 << 16,

@@ -217,7 +217,7 @@ impl core::error::Error for HgatpError {}
 //    word: these lie at bits 57:10, from where `owner` takes a word. No table is at level 0.
 //    Without V, bit 5 is in markers only, and bit 1 tells the two kinds of marker apart; bit 3 is
 //    in reservations, and owners have bits 1 and 3. `kind` reads no bit of `STATUS` and `SOFTWARE`,
-//    nor `MARK` of a table, and none of these is a bit of an address; the other bits named of
+//    and none of these is a bit of an address; the other bits named of
 //    tables are 0. Methods that make a leaf from a leaf change only R, W, X, U, A and D.
 //    `all_tables` requires V in all entries, and R, W and X in none.
 // 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits, and no
@@ -235,7 +235,6 @@ unsafe impl Format for RiscV {
     const STATUS: u64 = A | D;
     const MARK: u64 = MARK;
     /// Tables have no write protection to push down.
-    const RENEWED: u64 = 0;
     const ACCESSED: u64 = A;
     const WRITE: u64 = W;
     const DIRTY: u64 = D;
@@ -244,7 +243,6 @@ unsafe impl Format for RiscV {
     const AGEING: u64 = 0;
     const REFILL_BREAKS: bool = false;
     const KEEPS_FAULTING: bool = true;
-    const TABLE_WRITE: u64 = 0;
 
     /// Chooses the narrowest mode. A narrower guest leaves entries of the root empty. Guest
     /// addresses may be wider than the CPU's physical addresses.

@@ -76,7 +76,6 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
     const SOFTWARE: [u64; Software::MOST] = F::SOFTWARE;
     const STATUS: u64 = F::STATUS;
     const MARK: u64 = F::MARK;
-    const RENEWED: u64 = F::RENEWED;
     const ACCESSED: u64 = F::ACCESSED;
     const WRITE: u64 = F::WRITE;
     const DIRTY: u64 = F::DIRTY;
@@ -84,7 +83,6 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
     const AGEING: u64 = F::AGEING;
     const REFILL_BREAKS: bool = F::REFILL_BREAKS;
     const KEEPS_FAULTING: bool = F::KEEPS_FAULTING;
-    const TABLE_WRITE: u64 = F::TABLE_WRITE;
     const CONTIGUOUS: u64 = F::CONTIGUOUS;
 
     /// 13 to 15 bits: a root of two entries at level 0, 1 or 2.

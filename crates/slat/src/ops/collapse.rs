@@ -38,7 +38,7 @@ use crate::retired::Chain;
 use crate::sync::relax;
 use crate::table::{self, Pte, folded, pte};
 use crate::tables::{Stopped, Tables};
-use crate::walk::{Entry, Flow, PATIENCE, Visitor, WalkCounts};
+use crate::walk::{Entry, Flow, PATIENCE, Visitor, WalkCounts, links};
 use core::marker::PhantomData;
 
 use super::split::SplitError;
@@ -153,8 +153,6 @@ struct Batch<'t> {
     last: usize,
     /// The level of the entries.
     level: u8,
-    /// Whether the links allow writes: all of them, or none.
-    writable: bool,
 }
 
 /// Reason why a table does not become a block.
@@ -219,12 +217,12 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'t, '_, F,
         }
         match result {
             Err(Unfit::Held) => _ = self.contended.get_or_insert(entry.start),
-            Ok(writable) => self.add(level, entry, writable),
+            Ok(()) => self.add(level, entry),
             Err(Unfit::Differs) => {}
         }
     }
 
-    fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Pte]) -> Result<bool, Unfit> {
+    fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Pte]) -> Result<(), Unfit> {
         // Reads before it seals: most tables that do not fit show it at once.
         let first = children[0].load();
         self.sums.counts.entries_read += 1;
@@ -258,15 +256,15 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'t, '_, F,
         result.map_err(|(_, unfit)| unfit)
     }
 
-    /// Seals the leaves, if they continue `first`. Without a break it also replaces the table, and
-    /// returns whether its link allowed writes. An error has the number of seals to be taken back.
+    /// Seals the leaves, if they continue `first`. Without a break it also replaces the table. An
+    /// error has the number of seals to be taken back.
     fn sealed(
         &mut self,
         level: u8,
         entry: &Entry<'_>,
         children: &[Pte],
         mut first: u64,
-    ) -> Result<bool, (usize, Unfit)> {
+    ) -> Result<(), (usize, Unfit)> {
         let mut status = 0;
         let alone = self.batch.is_none();
         let plain = Plain::<F>::of(first, level);
@@ -290,19 +288,15 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'t, '_, F,
             status |= raw & F::STATUS;
         }
         if self.breaks() {
-            return Ok(allows::<F>(entry.raw));
+            return Ok(());
         }
-        let writable = self.batch.as_ref().map(|batch| batch.writable);
         let link = entry.pte.update(|raw| {
-            let free = free_link::<F>(raw, level, F::table_address(entry.raw), writable);
-            free.then(|| {
+            links::<F>(raw, level, entry.raw).then(|| {
                 let bits = F::attribute_bits(first, level - 1) | status;
-                let block = F::leaf(bits, level, F::leaf_address(first, level - 1));
-                F::MARK | if allows::<F>(raw) { block } else { F::write_protected(block) }
+                F::MARK | F::leaf(bits, level, F::leaf_address(first, level - 1))
             })
         });
-        let link = link.map_err(|_| (children.len(), Unfit::Held))?;
-        Ok(allows::<F>(link))
+        link.map(drop).map_err(|_| (children.len(), Unfit::Held))
     }
 }
 
@@ -326,7 +320,6 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
         level == batch.level
             && (entry.start ^ batch.start) >> F::shift(level + 1) == 0
             && ((entry.start - batch.start) >> F::shift(level)) < self.most(level) as u64
-            && batch.writable == allows::<F>(entry.raw)
     }
 
     /// Returns the entries of a table at `level`, whose leaves this thread has sealed or retired.
@@ -357,8 +350,8 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
     }
 
     /// Adds a table whose leaves are sealed, and finishes the batch if it is full.
-    fn add(&mut self, level: u8, entry: &Entry<'t>, writable: bool) {
-        let first = Batch { first: entry.pte, start: entry.start, last: 0, level, writable };
+    fn add(&mut self, level: u8, entry: &Entry<'t>) {
+        let first = Batch { first: entry.pte, start: entry.start, last: 0, level };
         let batch = self.batch.get_or_insert(first);
         let place = ((entry.start - batch.start) >> F::shift(level)) as usize;
         batch.last = place;
@@ -371,12 +364,8 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
     /// Does what is left of the protocol for the tables of the batch.
     #[inline(never)]
     fn finish(&mut self) {
-        let Some(Batch { first, start, last, level, writable }) = self.batch.take() else {
-            return;
-        };
+        let Some(Batch { first, start, last, level }) = self.batch.take() else { return };
         let (tables, breaks, size) = (self.tables, self.breaks(), F::size(level).bytes());
-        // With a break the links are still there.
-        let mut writable = Some(writable).filter(|_| !breaks || last != 0);
         let mut read = 0;
         let ptes = if last == 0 {
             core::slice::from_ref(first)
@@ -391,16 +380,18 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
         for place in 0..=last {
             let Some(table) = self.noted(place) else { continue };
             if breaks {
+                // The link is still there.
                 let link = pte::<F>(ptes, base(place), level).update(|raw| {
-                    free_link::<F>(raw, level, table, writable).then(|| F::frozen(table))
+                    let there =
+                        F::kind(raw, level) == Kind::Table && F::table_address(raw) == table;
+                    there.then(|| F::frozen(table))
                 });
-                let Ok(link) = link else {
+                if link.is_err() {
                     unseal::<F>(self.children(table, level - 1));
                     self.note(place, Hpa(0));
                     let _ = self.contended.get_or_insert(base(place));
                     continue;
-                };
-                writable = Some(allows::<F>(link));
+                }
                 self.sums.counts.broken += 1;
             }
             stale.table(base(place), base(place) + size);
@@ -414,7 +405,7 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
             let Some(table) = self.noted(place) else { continue };
             self.note(place, Hpa(0));
             let pte = pte::<F>(ptes, base(place), level);
-            let children = self.replace(table, pte, level, writable == Some(true));
+            let children = self.replace(table, pte, level);
             if spare.is_none() && self.spare.is_none() && level == 1 && last + 1 == FEW {
                 spare = Some(table);
             } else {
@@ -428,7 +419,7 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
 
     /// Retires the entries of a table that no hardware is in any more, and completes its block at
     /// `pte`.
-    fn replace(&mut self, table: Hpa, pte: &Pte, level: u8, writable: bool) -> &'t [Pte] {
+    fn replace(&mut self, table: Hpa, pte: &Pte, level: u8) -> &'t [Pte] {
         let children = self.children(table, level - 1);
         let (mut first, mut status, mut members) = (None, 0, 0);
         for child in children {
@@ -440,14 +431,12 @@ impl<'t, F: Format, P: Platform, W> Collapse<'t, '_, F, P, W> {
             members += i64::from(folded::<F>(raw));
         }
         let first = first.unwrap_or(0);
-        let bits = F::attribute_bits(first, level - 1) | status;
-        let block = F::leaf(bits, level, F::leaf_address(first, level - 1));
-        let block = if writable { block } else { F::write_protected(block) };
         if self.breaks() {
+            let bits = F::attribute_bits(first, level - 1) | status;
+            let block = F::leaf(bits, level, F::leaf_address(first, level - 1));
             pte.release(F::frozen(table), block);
         } else {
-            let merged = if writable { status } else { block & F::STATUS };
-            let _ = pte.update(|raw| Some((raw | merged) & !F::MARK));
+            let _ = pte.update(|raw| Some((raw | status) & !F::MARK));
         }
         let GuardState { counts, sizes, .. } = &mut *self.sums;
         counts.entries_written += 2 * children.len() as u64 + 2;
@@ -469,20 +458,6 @@ impl<F: Format, P: Platform, W> Drop for Collapse<'_, '_, F, P, W> {
             self.tables.retired.invalidated(self.tables.platform, &chain);
         }
     }
-}
-
-/// Returns whether the entry `raw` at `level` links `table`, no other thread holds it, and it
-/// allows writes if `writable` says so.
-fn free_link<F: Format>(raw: u64, level: u8, table: Hpa, writable: Option<bool>) -> bool {
-    F::kind(raw, level) == Kind::Table
-        && F::table_address(raw) == table
-        && raw & F::MARK == 0
-        && writable.is_none_or(|writable| writable == allows::<F>(raw))
-}
-
-/// Returns whether the link allows writes.
-fn allows<F: Format>(link: u64) -> bool {
-    link & F::TABLE_WRITE == F::TABLE_WRITE
 }
 
 /// Releases sealed leaves. The thread that holds the first member of a group holds the group: it is

@@ -10,7 +10,6 @@ mod map;
 mod owner;
 mod pages;
 mod prune;
-mod push_down;
 mod query;
 mod replace;
 mod replace_table;

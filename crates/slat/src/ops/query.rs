@@ -151,17 +151,12 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// The leaf, or group, of `size` around `gpa` that was found with its first member.
     #[inline(always)]
     fn whole(&self, found: Found, gpa: u64, size: PageSize) -> Leaf {
-        let Found { raw, level, writable } = found;
-        let mut attributes = self.format.decode(raw, level);
-        // Elsewhere it is always so, and the attributes stay in one register.
-        if F::TABLE_WRITE != 0 {
-            attributes.write &= writable;
-        }
+        let Found { raw, level } = found;
         Leaf {
             gpa: Gpa(gpa & !(size.bytes() - 1)),
             hpa: F::leaf_address(raw, level),
             size,
-            attributes,
+            attributes: self.format.decode(raw, level),
         }
     }
 
@@ -294,24 +289,12 @@ pub struct Leaves<'g, F: Format, P: Platform> {
     rest: Option<(Leaf, u64)>,
     /// The entries from `at` on of the current table of pages; none if there is no such table yet.
     ahead: slice::Iter<'g, Pte>,
-    /// The entries that link the tables on the way there, if tables may withhold rights.
-    above: [Option<&'g Pte>; 4],
 }
 
 impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
     fn new(tables: &'g Tables<'g, F, P>, at: u64, end: u64) -> Self {
         let (patience, rest) = (PATIENCE, None);
-        Self { tables, start: at, at, end, patience, rest, ahead: [].iter(), above: [None; 4] }
-    }
-
-    /// Returns whether all tables above let leaves be written.
-    #[inline(always)]
-    fn writable(&self) -> bool {
-        F::TABLE_WRITE == 0
-            || self.above.iter().flatten().all(|pte| {
-                let raw = pte.load();
-                raw & F::TABLE_WRITE == F::TABLE_WRITE
-            })
+        Self { tables, start: at, at, end, patience, rest, ahead: [].iter() }
     }
 
     /// Does one step by a lookup; returns the entry if it is a leaf or is being changed.
@@ -362,10 +345,7 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
 
     /// Goes on in the table of pages around `gpa`, if there is more of it.
     fn stay(&mut self, gpa: u64) {
-        let mut above = [None; 4];
-        let (ptes, level) = self.tables.descend(gpa, 0, |level, link| {
-            above[level as usize - 1] = Some(link.pte);
-        });
+        let (ptes, level) = self.tables.descend(gpa, 0, |_, _| ());
         let table_end = ((gpa >> F::shift(1)) + 1) << F::shift(1);
         let end = self.end.min(table_end);
         if level != 0 || self.at >= end {
@@ -374,7 +354,6 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
         let first = (self.at >> F::PAGE_SHIFT) as usize & (ptes.len() - 1);
         let pages = ((end - self.at) >> F::PAGE_SHIFT) as usize;
         self.ahead = ptes.get(first..first + pages).unwrap_or(&[]).iter();
-        self.above = above;
     }
 }
 
@@ -385,13 +364,12 @@ impl<F: Format, P: Platform> Iterator for Leaves<'_, F, P> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             while let Some(pte) = self.ahead.next() {
-                let writable = self.writable();
                 let raw = pte.load();
                 let at = self.at;
                 match F::kind(raw, 0) {
                     Kind::Leaf if !folded::<F>(raw) => {
                         self.at += 1 << F::PAGE_SHIFT;
-                        let found = Found { raw, level: 0, writable };
+                        let found = Found { raw, level: 0 };
                         return Some(Ok(self.tables.whole(found, at, F::size(0))));
                     }
                     Kind::Empty | Kind::Reserved | Kind::Owned => self.at += 1 << F::PAGE_SHIFT,

@@ -21,13 +21,12 @@
 
 use super::ChangeError;
 use super::map::{MapError, maintenance};
-use super::push_down::{Pushed, push_down};
 use crate::addr::{GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{AttributeError, Attributes, Format, Kind, Memory, RUN};
 use crate::guard::{Guard, GuardState};
 use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
-use crate::table::{Pte, folded, pte};
+use crate::table::{Pte, folded};
 use crate::tables::{Stopped, Tables};
 use crate::walk::{Entry, Flow, Visitor, WalkCounts};
 use core::fmt;
@@ -161,9 +160,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let (tables, page, gpa) = (self.tables, F::size(0).bytes(), range.start().0);
         tables.check(&range).ok()?;
         tables.check_host(to, page).ok()?;
-        let (table, common) = tables.table_at(gpa, 0);
-        let withheld = attributes.write && common & F::TABLE_WRITE != F::TABLE_WRITE;
-        let pte = pte::<F>(table.filter(|_| !withheld)?, gpa, 0);
+        let pte = tables.entry_at(gpa, 0)?;
         let raw = pte.load();
         if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
             return None;
@@ -253,7 +250,6 @@ struct Replace<'t, 'g, F: Format, P: Platform> {
     to: Hpa,
     attributes: Attributes,
     sums: &'g mut GuardState,
-    down: Pushed<'t>,
     reason: ReplaceError,
 }
 
@@ -274,8 +270,8 @@ impl<'t, 'g, F: Format, P: Platform> Replace<'t, 'g, F, P> {
         (from, to, attributes): (Hpa, Hpa, Attributes),
         sums: &'g mut GuardState,
     ) -> Self {
-        let (start, down, reason) = (range.start().0, Pushed::default(), ReplaceError::Contended);
-        Self { tables, start, from, to, attributes, sums, down, reason }
+        let (start, reason) = (range.start().0, ReplaceError::Contended);
+        Self { tables, start, from, to, attributes, sums, reason }
     }
 
     /// Returns the host address that is to be mapped at `gpa`.
@@ -467,23 +463,6 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'t, '_, F, P> {
         _: &mut WalkCounts,
     ) -> usize {
         self.run(run, raws, at)
-    }
-
-    #[inline(always)]
-    fn passes(&self, raw: u64) -> bool {
-        !self.attributes.write || raw & F::TABLE_WRITE == F::TABLE_WRITE
-    }
-
-    /// Pushes down the rights that tables withhold, if the right to write is given.
-    #[inline(always)]
-    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Pte]) -> Option<Flow> {
-        if self.passes(entry.raw) {
-            return None;
-        }
-        let (counts, down) = (&mut self.sums.counts, &mut self.down);
-        Some(match push_down::<F>(level, entry, children, counts, down) {
-            flow => flow,
-        })
     }
 
     #[inline(always)]

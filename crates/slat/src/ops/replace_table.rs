@@ -185,12 +185,9 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
                     let table = F::table_address(raw);
                     let ptes = self.below(table, level - 1);
                     if self.hold(ptes, level - 1, &mut patience) {
-                        // Not where its protection is being pushed down.
-                        let free = |raw| raw & F::MARK == 0;
-                        let link = pte.update(|raw| free(raw).then(|| F::frozen(table)));
-                        match link {
-                            Ok(link) => return Ok(Some((pte, link))),
-                            Err(_) => self.let_go(ptes, level - 1),
+                        // It never fails: the thread that holds a table owns its link.
+                        if let Ok(link) = pte.update(|_| Some(F::frozen(table))) {
+                            return Ok(Some((pte, link)));
                         }
                     }
                 }

@@ -10,7 +10,6 @@ mod named;
 mod rewrite;
 
 use super::map::maintenance;
-use super::push_down::Pushed;
 use super::rules::{
     Exactly, Executable, ForEach, ForExecute, ForRead, ForWrite, Marked, NoExecute, NoWrite, Rule,
     Writable, WriteAt,
@@ -214,11 +213,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             Ok(range) => range,
             Err(reason) => return Self::stopped(gpa, ChangeError::Range(reason)),
         };
-        let bytes = if accesses.has(Access::Write) {
-            self.rewrite::<Atomically, _>(range, ForEach::<_, true>(format, accesses))
-        } else {
-            self.rewrite::<Atomically, _>(range, ForEach::<_, false>(format, accesses))
-        }?;
+        let bytes = self.rewrite::<Atomically, _>(range, ForEach(format, accesses))?;
         let found = bytes != 0 || {
             let Found { raw, level, .. } = tables.lookup_at_once(gpa.0);
             matches!(F::kind(raw, level), Kind::Leaf | Kind::Sealed)
@@ -356,14 +351,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     fn rewrite_page<C: Change, R: Rule<F>>(&mut self, gpa: u64, rule: &R) -> Option<u64> {
         let tables = self.tables;
         let mut above = [&tables.root_entries()[0]; 4];
-        let mut common = !0;
         let (ptes, level) = tables.descend(gpa, 0, |level, link| {
             if R::TOUCHES && F::TABLE_ACCESSED != 0 {
                 above[level as usize - 1] = link.pte;
             }
-            common &= link.raw;
         });
-        if level > 0 || R::WRITES && common & F::TABLE_WRITE != F::TABLE_WRITE {
+        if level > 0 {
             return None;
         }
         let pte = pte::<F>(ptes, gpa, 0);
@@ -416,10 +409,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let tables = self.tables;
         // One page cannot be half done: the walk itself finds the block that it would cut.
         let refusal = if R::WHOLE && range.size() > 1 << F::PAGE_SHIFT {
-            let given = |found: &Found| {
-                let changed = rule.change(found.raw);
-                (found.writable || !R::WRITES) && gives_nothing::<F>(found.raw, changed)
-            };
+            let given = |found: &Found| gives_nothing::<F>(found.raw, rule.change(found.raw));
             tables
                 .check_change_where(&range, |found| R::STALE || !given(found))
                 .map_err(ChangeError::from)
@@ -435,7 +425,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             rule,
             range,
             sums: &mut self.sums,
-            down: Pushed::default(),
             cut: None,
             change: PhantomData,
         };

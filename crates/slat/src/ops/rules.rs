@@ -18,20 +18,12 @@ pub(crate) trait Rule<F: Format>: Copy {
     const WHOLE: bool = true;
     /// Leaves become accessed.
     const TOUCHES: bool = false;
-    /// The right to write is given: no table above may withhold it.
-    const WRITES: bool = false;
     /// Blocks are refused.
     const PAGES: bool = false;
     /// The right to execute is given: the memory is made coherent for fetches first.
     const EXECUTES: bool = false;
 
     fn change(&self, raw: u64) -> u64;
-
-    /// Returns whether the leaf `raw` at `level` is one that the rule is for: if not, it stays as
-    /// it is, and so do the tables above.
-    fn concerns(&self, _raw: u64, _level: u8) -> bool {
-        true
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -63,9 +55,9 @@ pub(crate) struct ForRead<F>(pub(crate) F, pub(crate) u64);
 pub(crate) struct ForWrite<F>(pub(crate) F, pub(crate) u64);
 #[derive(Clone, Copy)]
 pub(crate) struct ForExecute<F>(pub(crate) F, pub(crate) u64, pub(crate) Access);
-/// For a set of accesses. `WRITES`: one of them is a write.
+/// For a set of accesses.
 #[derive(Clone, Copy)]
-pub(crate) struct ForEach<F, const WRITES: bool>(pub(crate) F, pub(crate) Accesses);
+pub(crate) struct ForEach<F>(pub(crate) F, pub(crate) Accesses);
 /// A right that is given without a use: leaves do not become accessed.
 #[derive(Clone, Copy)]
 pub(crate) struct Writable<F>(pub(crate) F, pub(crate) u64);
@@ -106,15 +98,10 @@ impl<F: Format> Rule<F> for ForRead<F> {
 impl<F: Format> Rule<F> for ForWrite<F> {
     const STALE: bool = false;
     const TOUCHES: bool = true;
-    const WRITES: bool = true;
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
         where_all(raw, self.1, self.0.relaxed(raw, Access::Write))
-    }
-
-    fn concerns(&self, raw: u64, _level: u8) -> bool {
-        raw & self.1 == self.1
     }
 }
 
@@ -129,11 +116,10 @@ impl<F: Format> Rule<F> for ForExecute<F> {
     }
 }
 
-impl<F: Format, const WRITES: bool> Rule<F> for ForEach<F, WRITES> {
+impl<F: Format> Rule<F> for ForEach<F> {
     const STALE: bool = false;
     const WHOLE: bool = false;
     const TOUCHES: bool = true;
-    const WRITES: bool = WRITES;
     const EXECUTES: bool = true;
 
     #[inline(always)]
@@ -144,7 +130,6 @@ impl<F: Format, const WRITES: bool> Rule<F> for ForEach<F, WRITES> {
 
 impl<F: Format> Rule<F> for Writable<F> {
     const STALE: bool = false;
-    const WRITES: bool = true;
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
@@ -152,16 +137,11 @@ impl<F: Format> Rule<F> for Writable<F> {
         let clean = raw & F::DIRTY == 0;
         where_all(raw, self.1, if clean { self.0.cleaned(relaxed) } else { relaxed })
     }
-
-    fn concerns(&self, raw: u64, _level: u8) -> bool {
-        raw & self.1 == self.1
-    }
 }
 
 impl<F: Format> Rule<F> for WriteAt<F> {
     const STALE: bool = false;
     const TOUCHES: bool = true;
-    const WRITES: bool = true;
     const PAGES: bool = true;
 
     #[inline(always)]
@@ -172,14 +152,9 @@ impl<F: Format> Rule<F> for WriteAt<F> {
             raw
         }
     }
-
-    fn concerns(&self, raw: u64, level: u8) -> bool {
-        level == 0 && F::leaf_address(raw, 0) == self.1
-    }
 }
 
 impl<F: Format, const WRITES: bool> Rule<F> for Exactly<F, WRITES> {
-    const WRITES: bool = WRITES;
     const EXECUTES: bool = true;
 
     #[inline(always)]

@@ -7,7 +7,7 @@ use crate::format::{Format, Kind};
 use crate::invalidation::PendingFlush;
 use crate::ops::Rule;
 use crate::platform::Platform;
-use crate::table::{Pte, folded};
+use crate::table::folded;
 use crate::tables::{Stopped, Tables};
 use crate::walk::Entry;
 
@@ -58,12 +58,5 @@ impl<'t, F: Format, P: Platform, R: Rule<F>> Visit<'t, F> for Rewrite<'t, '_, F,
             self.owed.leaves(base, base + size.bytes(), size);
         }
         Ok(Step::Next)
-    }
-
-    #[inline(always)]
-    fn enter(&mut self, level: u8, link: &'t Pte, raw: u64, children: &'t [Pte]) {
-        if R::WRITES && raw & F::TABLE_WRITE != F::TABLE_WRITE {
-            Tables::<F, P>::push_protection_down(link, level, children);
-        }
     }
 }

@@ -240,18 +240,4 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             _ => Err(Stopped { at: Gpa(gpa), reason: SpaceError::Contended }),
         }
     }
-
-    /// Moves the write protection of a table, which a guard left there, into its entries.
-    #[cold]
-    pub(super) fn push_protection_down(pte: &Pte, level: u8, children: &[Pte]) {
-        for child in children {
-            // A lost update is repeated; an entry that is neither stays.
-            let _ = child.update(|raw| match F::kind(raw, level - 1) {
-                Kind::Leaf => Some(F::write_protected(raw)),
-                Kind::Table => Some(raw & !F::TABLE_WRITE),
-                _ => None,
-            });
-        }
-        let _ = pte.update(|raw| Some(raw | F::TABLE_WRITE));
-    }
 }

@@ -8,22 +8,13 @@ use crate::table::{self, Pte, pte};
 use crate::walk::PATIENCE;
 use core::fmt;
 
-/// The last entry that a lookup read. It is small, so that it is passed in registers.
+/// The last entry that a lookup read. It is two words, which most ABIs return in registers; a
+/// larger result would be returned in memory, and every lookup would then store what it found.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub(crate) struct Found {
     pub raw: u64,
     pub level: u8,
-    /// Whether all tables above allow writes.
-    pub writable: bool,
-}
-
-/// The same, in two words, which most ABIs return in registers; a larger result would be returned
-/// in memory, and every lookup would then store what it found.
-#[repr(C)]
-struct Again {
-    raw: u64,
-    /// The level, with bit 8 set if all tables above allow writes.
-    place: u64,
 }
 
 /// An entry that links a table: the table that holds the entry, and the value that was read.
@@ -79,16 +70,12 @@ impl<P: Platform> Start<'_, P> {
         // Loaded once, so that the loads of entries, which depend on each other, do not wait for
         // it.
         let platform = self.platform;
-        // The bits that all entries on the way have.
-        let mut common = !0;
         macro_rules! below {
             ($($level:literal)*) => {$(
                 if ROOT >= $level {
                     if F::kind(raw, $level) != Kind::Table {
-                        let writable = common & F::TABLE_WRITE == F::TABLE_WRITE;
-                        return Found { raw, level: $level, writable };
+                        return Found { raw, level: $level };
                     }
-                    common &= raw;
                     let (hpa, len) = (F::table_address(raw), F::entries($level - 1));
                     // SAFETY: a linked table has that many entries, and stays allocated while this
                     // walk runs.
@@ -98,7 +85,7 @@ impl<P: Platform> Start<'_, P> {
             )*};
         }
         below!(4 3 2 1);
-        Found { raw, level: 0, writable: common & F::TABLE_WRITE == F::TABLE_WRITE }
+        Found { raw, level: 0 }
     }
 }
 
@@ -122,17 +109,15 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 
     #[inline(always)]
     pub(crate) fn lookup_marked<const WAITS: bool>(&self, gpa: u64) -> Found {
-        let Again { raw, place } = self.lookup_again(gpa, if WAITS { PATIENCE } else { 0 });
-        Found { raw, level: place as u8, writable: place >> 8 != 0 }
+        self.lookup_again(gpa, if WAITS { PATIENCE } else { 0 })
     }
 
     /// [`Tables::lookup`] after it met a mark. It does not unwind, which its C ABI tells callers:
     /// the clean-up of a panic would keep their guards in memory.
     #[cold]
     #[inline(never)]
-    extern "C" fn lookup_again(&self, gpa: u64, mut patience: u32) -> Again {
-        let Found { raw, level, writable } = self.lookup_within(gpa, &mut patience);
-        Again { raw, place: u64::from(level) | u64::from(writable) << 8 }
+    extern "C" fn lookup_again(&self, gpa: u64, mut patience: u32) -> Found {
+        self.lookup_within(gpa, &mut patience)
     }
 
     /// [`Tables::lookup`] that waits for as many turns as `patience` has left.

@@ -177,13 +177,6 @@ pub(crate) trait Visitor<'t, F: Format> {
         0
     }
 
-    /// Returns whether the walk may pass through a table that covers more than the range without
-    /// calling `enter`.
-    #[inline(always)]
-    fn passes(&self, _raw: u64) -> bool {
-        true
-    }
-
     /// Called before the walk descends into a table. `None` descends, `Next` skips the table,
     /// `Again` and `Wait` are as for a visit.
     #[inline(always)]

@@ -83,29 +83,6 @@ on!(
     npt, ept_2m
 );
 
-fn a_table_below_a_link_without_the_right_to_write_shares_with_its_like_only<H: Hardware>() {
-    fn alike<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
-        for protected in [0b001, 0b010, 0b110, 0b111, 0b101_u64] {
-            let platform = TestPlatform::new(bbm);
-            let mut world = World::<H>::new(&platform, bbm, format, 40);
-            let what = Mapping { hpa: 0, attributes: RAM, largest: PAGE };
-            assert_eq!(world.map(range(0, 6 * M), what, 8), None);
-            for table in (0..3).filter(|table| protected >> table & 1 == 1) {
-                world.rewrite(range(table * 2 * M, 2 * M), Rule::Subtrees);
-            }
-            world.collapse(range(0, 6 * M), BLOCK);
-            let writable = blocks(&world.tree()).map(|run| run.leaf.attributes().write);
-            let wanted = [0, 1, 2].map(|table| protected >> table & 1 == 0);
-            assert_eq!(writable, wanted, "{bbm:?}");
-            world.destroy();
-        }
-    }
-    for bbm in BBM {
-        alike::<H>(H::usual(), bbm);
-    }
-}
-on!(a_table_below_a_link_without_the_right_to_write_shares_with_its_like_only; npt, ept_2m);
-
 /// Otherwise two threads could wait for each other.
 fn a_thread_that_waits_for_a_leaf_holds_no_table_itself<H: Hardware>() {
     fn waits<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {

@@ -73,7 +73,6 @@ fn calls<H: Hardware>() -> Vec<(&'static str, Call<H>)> {
         ("write_protect", |g, _| { let _ = g.write_protect(all()); }),
         ("write_protect of a page", |g, _| { let _ = g.write_protect(page()); }),
         ("write_protect_pages", |g, _| { let _ = g.write_protect_pages(&pages(&[!5; 8])); }),
-        ("write_protect_subtrees", |g, _| { let _ = g.write_protect_subtrees(page()); }),
         ("execute_protect", |g, _| { let _ = g.execute_protect(all()); }),
         ("protect", |g, _| { let _ = g.protect(all(), Rights::READ); }),
         ("protect, writable", |g, _| { let _ = g.protect(all(), Rights::ALL); }),
@@ -132,30 +131,26 @@ struct Way<H: Hardware> {
     held: fn(u64) -> u64,
     size: PageSize,
     count: u64,
-    protected: bool,
     hardware: std::marker::PhantomData<H>,
 }
 
 /// Each operation, beside each holder that never comes back.
 fn waits<H: Hardware>(format: H::Format) {
-    let way = |name, held, size, count, protected| Way::<H> {
+    let way = |name, held, size, count| Way::<H> {
         name,
         held,
         size,
         count,
-        protected,
         hardware: std::marker::PhantomData,
     };
     let retired: fn(u64) -> u64 = |_| H::Format::retired(Hpa(0));
     let ways = [
-        way("frozen", |_| H::MARK, PAGE, 64, false),
-        way("sealed", |raw| raw | H::MARK, PAGE, 64, false),
-        way("retired", retired, PAGE, 64, false),
-        way("all retired", retired, PAGE, 512, false),
-        way("a frozen block", |_| H::MARK, BLOCK, 1, false),
-        way("a sealed block", |raw| raw | H::MARK, BLOCK, 1, false),
-        way("frozen, protected", |_| H::MARK, PAGE, 1, true),
-        way("all but the first frozen, protected", |_| H::MARK, PAGE, 511, true),
+        way("frozen", |_| H::MARK, PAGE, 64),
+        way("sealed", |raw| raw | H::MARK, PAGE, 64),
+        way("retired", retired, PAGE, 64),
+        way("all retired", retired, PAGE, 512),
+        way("a frozen block", |_| H::MARK, BLOCK, 1),
+        way("a sealed block", |raw| raw | H::MARK, BLOCK, 1),
     ];
     for way in ways {
         for (name, call) in calls::<H>() {
@@ -163,13 +158,8 @@ fn waits<H: Hardware>(format: H::Format) {
                 let four = range(0, 8 * M);
                 let size = if way.size == BLOCK { BLOCK } else { PAGE };
                 guard.map(four, Hpa(0), RAM, size, cache).unwrap();
-                if way.protected {
-                    guard.write_protect_subtrees(range(0, 2 * G)).unwrap();
-                    guard.invalidate();
-                }
                 let hardware = H::of(tables);
-                let from = 512 - way.count.max(if way.protected { 0 } else { 512 });
-                let places = (from..from + way.count).map(|page| 2 * M + page * 4 * K);
+                let places = (0..way.count).map(|page| 2 * M + page * 4 * K);
                 let others = [0, 4 * M, 6 * M].into_iter().filter(|_| way.size == PAGE);
                 let held: Vec<_> = places
                     .chain(others)

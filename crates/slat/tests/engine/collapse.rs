@@ -120,7 +120,7 @@ fn a_block_has_the_rights_and_the_state_of_its_pages_at_once<H: Hardware>() {
         let rest = range(block + page, block - page);
         assert_eq!(world.map(rest, Mapping { hpa: what.hpa + page, ..what }, 0), None);
         if protected {
-            world.rewrite(all, Rule::Subtrees);
+            world.rewrite(all, Rule::WriteProtect);
         }
         let hardware = world.hardware;
         let before = world.tree().runs[1].leaf.attributes();

@@ -164,18 +164,3 @@ fn a_block_was_used_at_once_if_a_page_before_a_group_was() {
         assert_eq!(seen.get(), Some((2 * M, RAM)));
     });
 }
-
-#[test]
-fn a_block_without_the_right_to_write_is_as_unused_as_its_pages() {
-    for bbm in BBM {
-        on_stage_of::<Ept<true>>(bbm, (ept(), 40, 4), |_, guard, cache| {
-            let block = range(0, 2 * M);
-            map::<Ept<true>>(guard, cache, (0, 512), (CLEAN, PAGE));
-            guard.write_protect_subtrees(block).unwrap();
-            let found = Attributes { write: false, ..CLEAN };
-            assert_eq!(attributes::<Ept<true>>(guard, 0), found);
-            assert_eq!(guard.collapse(block, BLOCK), Ok(2 * M));
-            assert_eq!(attributes::<Ept<true>>(guard, 0), found);
-        });
-    }
-}

@@ -106,7 +106,6 @@ fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change<H: Hardware>
         let raw = pte.swap(H::MARK, SeqCst);
         let reason = ChangeError::Contended;
         refused(guard.write_protect(pages), HELD, reason);
-        refused(guard.write_protect_subtrees(pages), HELD, reason);
         refused(guard.clean(pages), HELD, reason);
         refused(guard.harvest(pages, &mut [0]), HELD, reason);
         let (mut young, mut unanswered) = ([0], [0]);
@@ -306,80 +305,6 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are<H: Hardware>
     }
 }
 on!(a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are; npt);
-
-#[test]
-fn another_threads_push_down_makes_a_fault_contended_but_not_a_new_round() {
-    on_stage::<Ept<true>>((ept(), 40, 8), |tables, guard, cache| {
-        let block = range(2 * M, 2 * M);
-        assert_eq!(guard.map(block, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(2 * M));
-        assert_eq!(guard.write_protect_subtrees(block), Ok(2 * M));
-        let tree = Ept::<true>::of(tables).tree(guard.platform());
-        let (upper, _) = tree.table(0, 2).unwrap();
-        let pte = &guard.platform().table(upper, 512)[1];
-        let protected = pte.load(SeqCst);
-        assert_eq!(protected & 2, 0, "the table has no right to write");
-        pte.store(protected | 1 << 62, SeqCst);
-        let page = range(2 * M, 4 * K);
-        refused(
-            guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here),
-            2 * M,
-            ChangeError::Contended,
-        );
-        // A round that begins meanwhile makes the thread that pushes down begin anew.
-        assert_eq!(guard.write_protect_subtrees(block), Ok(0));
-        assert_eq!(pte.load(SeqCst), protected | 1 << 62 | 1 << 53);
-        // A table in which pages are being protected becomes no block, and its leaves are released.
-        let reason = SplitError::Contended;
-        refused(guard.collapse(block, PageSize::SIZE_2M), 2 * M, reason);
-        assert_eq!(pte.load(SeqCst), protected | 1 << 62 | 1 << 53);
-        let marks = Ept::<true>::of(tables).tree(guard.platform()).marks;
-        assert_eq!(marks, 1, "that of the table alone");
-        // Other operations pass it.
-        let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
-        assert!(!found.attributes.write);
-        assert_eq!(guard.relax(page, Access::Read).map(slat::LocalFlush::not_needed_here), Ok(0));
-        pte.store(protected, SeqCst);
-        assert_eq!(
-            guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here),
-            Ok(4 * K)
-        );
-        let writable = |at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.write;
-        let all = [2 * M, 2 * M + 4 * K, 4 * M - 4 * K].map(writable);
-        assert_eq!(all, [true, false, false]);
-    });
-}
-
-#[test]
-fn a_table_whose_child_is_held_does_not_get_the_right_to_write() {
-    on_stage::<Ept<true>>((ept(), 40, 8), |tables, guard, cache| {
-        let block = range(2 * M, 2 * M);
-        assert_eq!(guard.map(block, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(2 * M));
-        assert_eq!(guard.write_protect_subtrees(block), Ok(2 * M));
-        let tree = Ept::<true>::of(tables).tree(guard.platform());
-        let (upper, _) = tree.table(0, 2).unwrap();
-        let link = &guard.platform().table(upper, 512)[1];
-        let protected = link.load(SeqCst);
-        let (pte, _) = Ept::<true>::of(tables).pte(guard.platform(), HELD);
-        for sealed in [false, true] {
-            let raw = pte.load(SeqCst);
-            let held = if sealed { raw | Ept::<true>::MARK } else { Ept::<true>::MARK };
-            pte.store(held, SeqCst);
-            let page = range(4 * M - 4 * K, 4 * K);
-            refused(
-                guard.relax(page, Access::Write).map(slat::LocalFlush::not_needed_here),
-                page.start().0,
-                ChangeError::Contended,
-            );
-            assert_eq!(link.load(SeqCst), protected, "nor is it left marked");
-            pte.store(raw, SeqCst);
-        }
-        assert_eq!(
-            guard.relax(range(2 * M, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here),
-            Ok(4 * K)
-        );
-        assert_eq!(link.load(SeqCst), protected | 2);
-    });
-}
 
 fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);

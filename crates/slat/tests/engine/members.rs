@@ -63,7 +63,7 @@ fn removed(guard: &mut Guarded<'_>, at: slat::GpaRange) -> u64 {
 }
 
 /// Operations that lose no dirty state, or report what they take.
-const OPS: [(&str, Op); 18] = [
+const OPS: [(&str, Op); 17] = [
     ("translate", |_, _| 0),
     ("unfold", |guard, _| guard.unfold(all()).map(|_| 0).unwrap()),
     ("write_protect", |guard, _| guard.write_protect(all()).map(|_| 0).unwrap()),
@@ -72,7 +72,6 @@ const OPS: [(&str, Op); 18] = [
         let pages = Pages { start: Gpa(0), bits: &[0b1000] };
         guard.write_protect_pages(&pages).map(|_| 0).unwrap()
     }),
-    ("write_protect_subtrees", |guard, _| guard.write_protect_subtrees(all()).map(|_| 0).unwrap()),
     ("execute_protect of a part", |guard, _| guard.execute_protect(part()).map(|_| 0).unwrap()),
     ("protect of a part", |guard, _| guard.protect(part(), Rights::READ).map(|_| 0).unwrap()),
     ("set_software of a part", |guard, _| {

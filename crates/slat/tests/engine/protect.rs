@@ -104,22 +104,6 @@ fn rights_that_a_format_cannot_express_are_refused_and_nothing_is_done() {
 }
 
 #[test]
-fn a_right_to_write_that_tables_withhold_is_given() {
-    on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
-        let all = range(0, 4 * M);
-        guard.map(all, Hpa(0), RAM, PAGE, cache).unwrap();
-        guard.write_protect_subtrees(all).unwrap();
-        guard.invalidate();
-        let write =
-            |guard: &GuardOf<'_, '_, Ept<true>>, at| attributes::<Ept<true>>(guard, at).write;
-        assert!(!write(guard, 0) && !write(guard, 8 * K));
-        guard.protect(range(0, 8 * K), Rights::ALL).unwrap();
-        let written = [0, 4 * K, 8 * K, 2 * M].map(|at| write(guard, at));
-        assert_eq!(written, [true, true, false, false], "and of nothing else");
-    });
-}
-
-#[test]
 fn memory_is_made_coherent_where_a_right_to_execute_is_given_and_nowhere_else() {
     let platform = crate::common::TestPlatform::new(slat::BreakBeforeMake::Always);
     let mut storage = [const { None }; 8];

@@ -83,22 +83,6 @@ fn the_leaves_of_a_part_of_a_table_are_those_of_the_range() {
     });
 }
 
-#[test]
-fn no_leaf_below_a_table_without_the_right_to_write_is_writable() {
-    let format = Ept1G { output_bits: 48, ..Default::default() };
-    on_stage::<Ept<true>>((format, 40, 8), |_, guard, cache| {
-        let block = range(0, 2 * M);
-        guard.map(block, Hpa(0), RAM, PAGE, cache).unwrap();
-        let writable = |guard: &GuardOf<'_, '_, Ept<true>>| {
-            let leaves = guard.leaves(block).unwrap();
-            leaves.filter(|leaf| leaf.unwrap().attributes.write).count()
-        };
-        assert_eq!(writable(guard), 512);
-        guard.write_protect_subtrees(block).unwrap();
-        assert_eq!(writable(guard), 0);
-    });
-}
-
 /// Maps the pages of a block's size from 0 on, and calls `looks`. Meanwhile another thread makes
 /// them a block: when a walk has come for the `nth` time to the table of pages, or to the table
 /// above it.

@@ -108,25 +108,6 @@ fn a_look_up_whose_table_goes_begins_anew_and_finds_what_is_there_then() {
     }
 }
 
-#[test]
-fn a_block_in_place_of_a_table_lacks_the_rights_that_tables_above_withhold() {
-    let mut blocks = 0;
-    for number in 0..CALLS {
-        let guest = guest(Ept1G::default());
-        map(guest, range(0, 2 * M), 0, PAGE);
-        inside(guest, |guard| guard.write_protect_subtrees(range(0, G))).unwrap();
-        let collapse = move || {
-            assert!(inside(guest, |guard| guard.collapse(range(0, 2 * M), BLOCK)).is_ok());
-        };
-        let look = || inside(guest, |guard| guard.translate(Gpa(0)));
-        let (found, _) = meanwhile(guest.platform(), move |call| call == number, collapse, look);
-        let found = found.unwrap().unwrap();
-        assert!(!found.attributes.write, "call {number}");
-        blocks += usize::from(found.size == BLOCK);
-    }
-    assert!(blocks > 0, "a block was met");
-}
-
 /// Tables of pages have few entries in this format, so that they are soon emptied.
 #[test]
 fn a_look_up_gives_up_where_its_table_goes_again_and_again() {

@@ -32,7 +32,6 @@ fn changes<H: Hardware>(
     mut check: impl FnMut(Result<u64, slat::Stopped<ChangeError>>),
 ) {
     check(guard.write_protect(range));
-    check(guard.write_protect_subtrees(range));
     check(guard.execute_protect(range));
     check(guard.clean(range));
     check(guard.relax(range, Access::Write).map(slat::LocalFlush::not_needed_here));

@@ -164,32 +164,3 @@ fn a_block_that_appears_while_pages_are_replaced_is_not_cut() {
         platform.table(upper, 512)[1].store(link, SeqCst);
     });
 }
-
-#[test]
-fn a_right_to_write_that_tables_withhold_is_given_to_the_pages_that_are_replaced_alone() {
-    on_stage::<Ept<true>>((Ept1G::default(), 40, 8), |_, guard, cache| {
-        let block = range(2 * M, 2 * M);
-        guard.map(block, Hpa(0), RAM, PAGE, cache).unwrap();
-        assert_eq!(guard.write_protect_subtrees(block), Ok(2 * M));
-        let write = Attributes { software: Software::A, ..RAM };
-        let read = Attributes { write: false, ..write };
-        let writable = |guard: &GuardOf<'_, '_, Ept<true>>| {
-            [0, 1, 511].map(|n| {
-                guard.translate(Gpa(2 * M + n * PAGE_4K)).unwrap().unwrap().attributes.write
-            })
-        };
-        let pushed = guard.counts().entries_written;
-        guard.replace(range(2 * M, PAGE_4K), Hpa(0), Hpa(0), read).unwrap();
-        assert_eq!(guard.counts().entries_written - pushed, 1, "the page alone");
-        assert_eq!(writable(guard), [false; 3]);
-        guard.replace(range(2 * M, PAGE_4K), Hpa(0), Hpa(0), write).unwrap();
-        assert_eq!(writable(guard), [true, false, false]);
-        // Also for a page whose memory moves, which breaks.
-        guard.invalidate();
-        let (next, from) = (range(2 * M + PAGE_4K, PAGE_4K), Hpa(PAGE_4K));
-        assert_eq!(guard.write_protect_subtrees(block), Ok(2 * M));
-        guard.invalidate();
-        guard.replace(next, from, Hpa(16 * M), write).unwrap();
-        assert_eq!(writable(guard), [false, true, false]);
-    });
-}

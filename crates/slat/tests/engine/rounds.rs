@@ -1,13 +1,11 @@
-//! Rounds of a log that protect whole tables, and a harvest, also where another thread makes a
-//! table a block meanwhile.
+//! A harvest during which another thread makes a table a block.
 
-use crate::common::hardware::ept::Ept;
-use crate::common::stage::{G, K, M, RAM, on_stage, range};
+use crate::common::stage::{K, M, RAM, range};
 use crate::interleavings::{Hooked, with_cache};
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, Attributes, BreakBeforeMake, ChangeError, Gpa, Guard, Hpa, PageSize, Reader, Stopped,
-    Tables, Vmid,
+    Attributes, BreakBeforeMake, ChangeError, Gpa, Guard, Hpa, PageSize, Reader, Stopped, Tables,
+    Vmid,
 };
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -15,22 +13,6 @@ const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
 type Call = fn(&mut Guard<'_, 'static, Ept1G, Hooked>) -> Result<u64, Stopped<ChangeError>>;
-
-#[test]
-fn a_right_that_is_given_is_taken_from_tables_that_had_lost_theirs_before() {
-    on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
-        guard.map(range(0, 4 * M), Hpa(0), RAM, PAGE, cache).unwrap();
-        assert_eq!(guard.write_protect_subtrees(range(0, 2 * M)), Ok(2 * M));
-        assert_eq!(guard.write_protect_subtrees(range(0, G)), Ok(G));
-        guard.invalidate();
-        let given =
-            guard.relax(range(0, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here);
-        assert_eq!(given, Ok(4 * K));
-        let writable =
-            [0, 4 * K, 2 * M].map(|at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.write);
-        assert_eq!(writable, [true, false, false]);
-    });
-}
 
 /// Runs a call on a table of pages that are dirty and may be written. Another thread makes the
 /// table a block at the call of the platform that has this number. Returns what the call did, and
@@ -61,30 +43,15 @@ const CALLS: usize = 24;
 
 #[test]
 fn a_block_that_appears_around_a_page_is_not_changed_for_the_page() {
-    let calls: [Call; 2] = [
-        |guard| guard.harvest(range(4 * K, 4 * K), &mut [0]),
-        |guard| guard.write_protect_subtrees(range(4 * K, 4 * K)),
-    ];
-    for call in calls {
-        let mut cut = 0;
-        for number in 0..CALLS {
-            let (done, found) = collapsed_at(number, call);
-            if let Err(Stopped { at, reason }) = done {
-                assert_eq!((at, reason), (Gpa(4 * K), ChangeError::CutsBlock { size: BLOCK }));
-                cut += 1;
-            }
-            assert_eq!(found, [RAM; 2], "call {number}");
-        }
-        assert!(cut > 0, "a block was met");
-    }
-}
-
-#[test]
-fn a_table_that_becomes_a_block_in_a_round_is_protected_as_one() {
+    let mut cut = 0;
     for number in 0..CALLS {
         let (done, found) =
-            collapsed_at(number, |guard| guard.write_protect_subtrees(range(0, 2 * M)));
-        assert_eq!(done, Ok(2 * M), "call {number}");
-        assert_eq!(found.map(|page| page.write), [false; 2], "call {number}");
+            collapsed_at(number, |guard| guard.harvest(range(4 * K, 4 * K), &mut [0]));
+        if let Err(Stopped { at, reason }) = done {
+            assert_eq!((at, reason), (Gpa(4 * K), ChangeError::CutsBlock { size: BLOCK }));
+            cut += 1;
+        }
+        assert_eq!(found, [RAM; 2], "call {number}");
     }
+    assert!(cut > 0, "a block was met");
 }

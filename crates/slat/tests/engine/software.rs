@@ -97,12 +97,12 @@ fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardw
             let tree = hardware.tree(tables.platform());
             assert_eq!(tree.leaves(), count);
             assert!(tree.runs.iter().all(|run| run.leaf.own.software == software));
-            // Ageing, and protection in tables that is pushed down, leave marks in tables only.
+            // Ageing leaves marks in tables only.
             let mut young = vec![0; (count as usize).div_ceil(64)];
             let mut unanswered = young.clone();
             let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             guard.age(block, &mut ages, EXACT).unwrap();
-            guard.write_protect_subtrees(block).unwrap();
+            guard.write_protect(block).unwrap();
             guard.invalidate();
             guard.relax(range(large, page), Access::Write).unwrap().not_needed_here();
             assert_eq!(of::<H>(guard, large), software);

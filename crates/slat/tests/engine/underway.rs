@@ -250,15 +250,12 @@ on!(an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another)
 fn a_guard_that_is_dropped_with_any_right_taken_completes<H: Hardware>() {
     type Take<H> = fn(&mut GuardOf<'_, 'static, H>);
     let all = range(0, 2 * M);
-    let calls: [(&str, Take<H>); 8] = [
+    let calls: [(&str, Take<H>); 7] = [
         ("write_protect", |guard| _ = guard.write_protect(range(0, 8 * K)).unwrap()),
         ("write_protect, a page", |guard| _ = guard.write_protect(range(0, 4 * K)).unwrap()),
         ("write_protect_pages", |guard| {
             let pages = Pages { start: Gpa(0), bits: &[0b101] };
             _ = guard.write_protect_pages(&pages).unwrap();
-        }),
-        ("write_protect_subtrees", |guard| {
-            _ = guard.write_protect_subtrees(range(0, 2 * M)).unwrap();
         }),
         ("execute_protect", |guard| _ = guard.execute_protect(range(0, 8 * K)).unwrap()),
         ("protect", |guard| {

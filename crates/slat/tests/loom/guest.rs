@@ -200,7 +200,6 @@ impl<F: Walked> On<F> {
         }
         assert!(self.inside().harvest(all).is_none());
         self.world.account();
-        self.world.account_rounds();
     }
 
     /// Reclaims `retired` tables, then gives everything back. All threads have been joined.
@@ -356,9 +355,6 @@ impl<F: Walked> In<'_, F> {
             if attributes.accessed {
                 self.made_used(when, &at, attributes.dirty);
             }
-            // As a fault reports a write, after it.
-            let reports = pages(&at).map(|page| (self.on.world.tick(), page));
-            self.on.world.faults.borrow_mut().extend(reports);
         }
         let bytes = done.map_err(|stopped| stopped.reason)?;
         assert!(bytes.is_none_or(|bytes| bytes == at.end - at.start));
@@ -368,17 +364,7 @@ impl<F: Walked> In<'_, F> {
     /// Write-protects. Afterwards no CPU can write to what was protected, unless a thread grants it
     /// meanwhile.
     pub fn protect(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
-        self.protect_by(at, |guard, range| guard.write_protect(range)).2
-    }
-
-    /// A round of dirty logging: takes the log, then stops all writes.
-    pub fn round(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
-        let (begin, end, rest) =
-            self.protect_by(at, |guard, range| guard.write_protect_subtrees(range));
-        if rest.is_none() {
-            self.on.world.rounds.borrow_mut().push((begin, end));
-        }
-        rest
+        self.protect_by(at, |guard, range| guard.write_protect(range))
     }
 
     fn protect_by(
@@ -388,7 +374,7 @@ impl<F: Walked> In<'_, F> {
             &mut Guard<'_, 'static, F, World>,
             GpaRange,
         ) -> Result<u64, Stopped<ChangeError>>,
-    ) -> (usize, usize, Outcome<ChangeError>) {
+    ) -> Outcome<ChangeError> {
         let world = self.on.world;
         let begin = world.tick_logged();
         let result = protect(&mut self.guard, range(&at));
@@ -398,7 +384,7 @@ impl<F: Walked> In<'_, F> {
         let granted =
             |page: &u64| grants.iter().any(|grant| grant.end > begin && grant.range.contains(page));
         world.protected.borrow_mut().extend(pages(&done).filter(|page| !granted(page)));
-        (begin, world.tick(), rest)
+        rest
     }
 
     /// Relaxes as a fault does, and reports a write that it answers.
@@ -412,11 +398,9 @@ impl<F: Walked> In<'_, F> {
         if result.is_ok_and(|bytes| bytes == at.end - at.start) {
             self.made_used(when, &at, write);
         }
-        let (done, rest) = ended(&at, result);
+        let (_, rest) = ended(&at, result);
         if let Some((_, grant)) = grant {
             self.granted(grant);
-            let reports = pages(&done).map(|page| (world.tick(), page));
-            world.faults.borrow_mut().extend(reports);
         }
         rest
     }
@@ -430,7 +414,7 @@ impl<F: Walked> In<'_, F> {
             self.granted(grant.1);
             return ended(&at, result).1;
         }
-        self.protect_by(at, |guard, range| guard.protect(range, rights)).2
+        self.protect_by(at, |guard, range| guard.protect(range, rights))
     }
 
     /// Changes the memory type, where the format has several, and leaves only the right to read.
@@ -447,7 +431,7 @@ impl<F: Walked> In<'_, F> {
                 Stopped { at, reason: ChangeError::Contended }
             })
         };
-        self.protect_by(at, replace).2
+        self.protect_by(at, replace)
     }
 
     /// Sets a software bit, which hardware and other operations leave alone.
@@ -560,7 +544,6 @@ unregistered! {
     fn collapse(at: Range<u64>, to: u64) -> Outcome<SplitError>;
     fn replace_table(at: Range<u64>, a: Attributes) -> Result<bool, MapError>;
     fn protect(at: Range<u64>) -> Outcome<ChangeError>;
-    fn round(at: Range<u64>) -> Outcome<ChangeError>;
     fn relax(at: Range<u64>, access: Access) -> Outcome<ChangeError>;
     fn unmap(at: Range<u64>) -> (Vec<UnmappedRun>, Outcome<UnmapError>);
     fn age(at: Range<u64>, how: AgeOptions) -> (Vec<u64>, Vec<u64>);

@@ -73,13 +73,8 @@ pub struct World {
     pub uses: RefCell<Vec<Event>>,
     /// State that an operation returned to its caller, or that is in the tables at the end.
     pub reports: RefCell<Vec<Event>>,
-    /// Held to report a fault, and to take the log: a thread that takes the log sees what was
-    /// reported.
+    /// Held when a grant ends, and when a protection begins: the later one sees the earlier.
     log: loom::sync::Mutex<()>,
-    /// Pages whose writes faults have reported, for dirty logging by write protection.
-    pub faults: RefCell<Vec<(usize, u64)>>,
-    /// Rounds of that logging: when each took the log, and when it stopped writes.
-    pub rounds: RefCell<Vec<(usize, usize)>>,
     /// The number of frames that may still be allocated.
     pub budget: Cell<usize>,
 }
@@ -101,8 +96,6 @@ impl World {
             uses: RefCell::default(),
             reports: RefCell::default(),
             log: loom::sync::Mutex::new(()),
-            faults: RefCell::default(),
-            rounds: RefCell::default(),
             budget: Cell::new(usize::MAX),
         }))
     }
@@ -153,17 +146,6 @@ impl World {
             };
             assert!(told(false), "lost that {:#x} was accessed", used.page);
             assert!(!used.write || told(true), "lost that {:#x} was written", used.page);
-        }
-    }
-
-    /// Checks that a fault reported every write after a round's end, after the round's begin.
-    pub fn account_rounds(&self) {
-        let faults = self.faults.borrow();
-        for &(begin, end) in self.rounds.borrow().iter() {
-            for write in self.uses.borrow().iter().filter(|used| used.write && used.when > end) {
-                let told = faults.iter().any(|&(when, page)| when > begin && page == write.page);
-                assert!(told, "the round's log lacks a write to {:#x}", write.page);
-            }
         }
     }
 }

@@ -44,8 +44,6 @@ pub enum Op {
     Whole,
     Age,
     Harvest,
-    /// Write-protects by subtrees.
-    Round,
     /// A CPU writes to the first page and reads the second.
     Cpu,
     Translate,
@@ -110,7 +108,6 @@ fn perform<F: Walked>(
             Left::Unmap(removed, rest)
         }
         Protect => again(inside.protect(ALL).is_some()),
-        Round => again(inside.round(ALL).is_some()),
         Execute => again(inside.execute_protect(ALL).is_some()),
         Set => again(inside.set(ALL, Rights::READ).is_some()),
         Give => again(inside.set(ALL, Rights::ALL).is_some()),
@@ -166,10 +163,6 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     if either(Cpu) {
         guest.access(0, false, Use::Always);
     }
-    // Tables without the right to write, for operations that push that down.
-    if given && (either(Round) || both) {
-        assert!(guest.round(ALL).is_none());
-    }
     let registered = either(Retire);
     let cache = |op: Op| matches!(op, Map | Fault | Split).then(|| guest.cache(1));
     let thread =
@@ -217,7 +210,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
                 }
             }
             Left::Again(Cpu) => {
-                let protects = [Protect, Round, Set, Retype].into_iter().any(either);
+                let protects = [Protect, Set, Retype].into_iter().any(either);
                 let may = unmaps || protects || bbm == ALWAYS || either(Whole);
                 assert!(may || tree == Tree::One, "a fault without a reason");
             }
@@ -283,13 +276,13 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[UnmappedR
         }
         let Some(Translation { attributes, size, .. }) = stands else { continue };
         let given = [Relax, Give, Map, Fault, Whole].into_iter().any(either);
-        if [Protect, Round, Set, Retype].into_iter().any(either) && !given {
+        if [Protect, Set, Retype].into_iter().any(either) && !given {
             assert!(!attributes.write, "{page:#x} is writable again");
         }
         if [Execute, Set, Retype].into_iter().any(either) && !given {
             assert_eq!(attributes.execute, slat::Execute::None);
         }
-        let taken = [Protect, Round, Set, Retype, Execute, Map, Fault, Collapse, Split];
+        let taken = [Protect, Set, Retype, Execute, Map, Fault, Collapse, Split];
         if either(Give) && !taken.into_iter().any(either) {
             assert!(attributes.write && attributes.execute == slat::Execute::All);
         }
@@ -299,7 +292,7 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[UnmappedR
         if either(Collapse) != either(Split) && !maps && !unmaps {
             let one = if either(Split) { PAGE } else { BLOCK };
             // Leaves whose rights or software bits differ meanwhile do not collapse.
-            let told = [Relax, Protect, Round, Execute, Set, Give, Mark, Retype];
+            let told = [Relax, Protect, Execute, Set, Give, Mark, Retype];
             let odd = told.into_iter().any(either) || tree == Tree::One;
             assert!(odd || size.bytes() == one, "{size} at {page:#x}");
         }
@@ -349,7 +342,6 @@ pairs! {
     map_and_collapse: Two, Map, Collapse, at most 3;
     map_and_age: One, Map, Age, at most 4;
     map_and_harvest: One, Map, Harvest;
-    map_and_write_protect_subtrees: One, Map, Round;
     map_and_hardware: One, Map, Cpu;
     map_and_translate: One, Map, Translate;
     map_and_reclaim: One, Map, Retire, at most 2;
@@ -362,7 +354,6 @@ pairs! {
     fault_and_collapse: One, Fault, Collapse;
     fault_and_age: One, Fault, Age;
     fault_and_harvest: One, Fault, Harvest;
-    fault_and_write_protect_subtrees: One, Fault, Round;
     fault_and_hardware: One, Fault, Cpu;
     fault_and_translate: One, Fault, Translate;
     fault_and_reclaim: One, Fault, Retire, at most 3;
@@ -374,7 +365,6 @@ pairs! {
     unmap_and_collapse: Two, Unmap, Collapse, at most 4;
     unmap_and_age: Two, Unmap, Age, at most 3;
     unmap_and_harvest: Two, Unmap, Harvest, at most 4;
-    unmap_and_write_protect_subtrees: Two, Unmap, Round, at most 4;
     unmap_and_hardware: Two, Unmap, Cpu, at most 4;
     unmap_and_translate: Two, Unmap, Translate;
     unmap_and_reclaim: Two, Unmap, Retire, at most 2;
@@ -385,7 +375,6 @@ pairs! {
     write_protect_and_collapse: Two, Protect, Collapse, at most 4;
     write_protect_and_age: Two, Protect, Age;
     write_protect_and_harvest: Two, Protect, Harvest;
-    write_protect_and_write_protect_subtrees: Two, Protect, Round;
     write_protect_and_hardware: Two, Protect, Cpu;
     write_protect_and_translate: Two, Protect, Translate;
     write_protect_and_reclaim: Two, Protect, Retire, at most 3;
@@ -395,7 +384,6 @@ pairs! {
     relax_and_collapse: Two, Relax, Collapse, at most 4;
     relax_and_age: Two, Relax, Age;
     relax_and_harvest: Two, Relax, Harvest;
-    relax_and_write_protect_subtrees: Two, Relax, Round;
     relax_and_hardware: Two, Relax, Cpu;
     relax_and_translate: Two, Relax, Translate;
     relax_and_reclaim: Two, Relax, Retire, at most 3;
@@ -404,7 +392,6 @@ pairs! {
     execute_protect_and_collapse: Two, Execute, Collapse, at most 4;
     execute_protect_and_age: Two, Execute, Age;
     execute_protect_and_harvest: Two, Execute, Harvest;
-    execute_protect_and_write_protect_subtrees: Two, Execute, Round;
     execute_protect_and_hardware: Two, Execute, Cpu;
     execute_protect_and_translate: Two, Execute, Translate;
     execute_protect_and_reclaim: Two, Execute, Retire, at most 3;
@@ -420,7 +407,6 @@ pairs! {
     protect_and_collapse: Two, Set, Collapse, at most 4;
     protect_and_age: Two, Set, Age;
     protect_and_harvest: Two, Set, Harvest;
-    protect_and_write_protect_subtrees: Two, Set, Round;
     protect_and_hardware: Two, Set, Cpu;
     protect_and_translate: Two, Set, Translate;
     protect_and_reclaim: Two, Set, Retire, at most 3;
@@ -436,14 +422,12 @@ pairs! {
     mark_and_collapse: Two, Mark, Collapse, at most 4;
     mark_and_age: Two, Mark, Age;
     mark_and_harvest: Two, Mark, Harvest;
-    mark_and_write_protect_subtrees: Two, Mark, Round;
     mark_and_hardware: Two, Mark, Cpu;
     mark_and_translate: Two, Mark, Translate;
     mark_and_reclaim: Two, Mark, Retire, at most 3;
     giving_and_giving: Two, Give, Give, at most 4;
     giving_and_unmap: Two, Give, Unmap, at most 4;
     giving_and_collapse: Two, Give, Collapse, at most 4;
-    giving_and_write_protect_subtrees: Two, Give, Round;
     giving_and_hardware: Two, Give, Cpu;
     replace_and_map: One, Retype, Map;
     replace_and_fault: One, Retype, Fault;
@@ -457,7 +441,6 @@ pairs! {
     replace_and_collapse: Two, Retype, Collapse, at most 3;
     replace_and_age: Two, Retype, Age, at most 3;
     replace_and_harvest: Two, Retype, Harvest, at most 4;
-    replace_and_write_protect_subtrees: Two, Retype, Round, at most 4;
     replace_and_hardware: Two, Retype, Cpu, at most 4;
     replace_and_translate: Two, Retype, Translate;
     replace_and_reclaim: Two, Retype, Retire, at most 2;
@@ -477,7 +460,6 @@ pairs! {
     replace_table_and_collapse: Two, Whole, Collapse, at most 4;
     replace_table_and_age: Two, Whole, Age, at most 4;
     replace_table_and_harvest: Two, Whole, Harvest, at most 4;
-    replace_table_and_write_protect_subtrees: Two, Whole, Round, at most 4;
     replace_table_and_hardware: Two, Whole, Cpu;
     replace_table_and_translate: Two, Whole, Translate;
     replace_table_and_reclaim: Two, Whole, Retire, at most 3;
@@ -491,32 +473,24 @@ pairs! {
     split_and_collapse: Block, Split, Collapse;
     split_and_age: Block, Split, Age;
     split_and_harvest: Block, Split, Harvest;
-    split_and_write_protect_subtrees: Block, Split, Round;
     split_and_hardware: Block, Split, Cpu;
     split_and_translate: Block, Split, Translate;
     split_and_reclaim: Block, Split, Retire;
     collapse_and_collapse: Two, Collapse, Collapse, at most 4;
     collapse_and_age: Two, Collapse, Age, at most 3;
     collapse_and_harvest: Two, Collapse, Harvest, at most 4;
-    collapse_and_write_protect_subtrees: Two, Collapse, Round, at most 4;
     collapse_and_hardware: Two, Collapse, Cpu;
     collapse_and_translate: Two, Collapse, Translate;
     collapse_and_reclaim: Two, Collapse, Retire, at most 3;
     age_and_age: Two, Age, Age;
     age_and_harvest: Two, Age, Harvest;
-    age_and_write_protect_subtrees: Two, Age, Round;
     age_and_hardware: Two, Age, Cpu;
     age_and_translate: Two, Age, Translate;
     age_and_reclaim: Two, Age, Retire, at most 2;
     harvest_and_harvest: Two, Harvest, Harvest;
-    harvest_and_write_protect_subtrees: Two, Harvest, Round;
     harvest_and_hardware: Two, Harvest, Cpu;
     harvest_and_translate: Two, Harvest, Translate;
     harvest_and_reclaim: Two, Harvest, Retire, at most 3;
-    write_protect_subtrees_and_write_protect_subtrees: Two, Round, Round;
-    write_protect_subtrees_and_hardware: Two, Round, Cpu;
-    write_protect_subtrees_and_translate: Two, Round, Translate;
-    write_protect_subtrees_and_reclaim: Two, Round, Retire, at most 3;
     hardware_and_translate: Two, Cpu, Translate;
     hardware_and_reclaim: Two, Cpu, Retire, at most 3;
     translate_and_reclaim: Two, Translate, Retire;

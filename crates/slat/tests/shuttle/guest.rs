@@ -46,10 +46,6 @@ pub enum Op {
         at: GpaRange,
         complete: bool,
     },
-    ProtectSubtrees {
-        at: GpaRange,
-        complete: bool,
-    },
     Relax {
         at: GpaRange,
         access: Access,
@@ -192,8 +188,7 @@ impl<'w, F: Walked> Guest<'w, F> {
             Op::Fault { gpa, largest, fold, frames } => {
                 self.fault(reader, gpa, (largest, fold), frames)
             }
-            Op::Protect { at, complete } => self.protect(reader, at, complete, false),
-            Op::ProtectSubtrees { at, complete } => self.protect(reader, at, complete, true),
+            Op::Protect { at, complete } => self.protect(reader, at, complete),
             Op::Relax { at, access, complete } => self.relax(reader, at, access, complete),
             Op::Split { at, to, frames, complete } => self.split(reader, at, to, frames, complete),
             Op::Collapse { at, to } => {
@@ -322,17 +317,10 @@ impl<'w, F: Walked> Guest<'w, F> {
         End::Done
     }
 
-    fn protect(
-        &self,
-        reader: &mut Reader<'w, World>,
-        at: GpaRange,
-        complete: bool,
-        subtrees: bool,
-    ) -> End {
+    fn protect(&self, reader: &mut Reader<'w, World>, at: GpaRange, complete: bool) -> End {
         let begin = self.ledger().protects();
         let mut guard = self.tables.enter(reader).unwrap();
-        let result =
-            if subtrees { guard.write_protect_subtrees(at) } else { guard.write_protect(at) };
+        let result = guard.write_protect(at);
         let end = match result {
             Ok(_) => at.end(),
             Err(stopped) => stopped.at,
@@ -528,7 +516,7 @@ impl<'w, F: Walked> Guest<'w, F> {
             }
             let at = base + ((index as u64) << F::shift(level));
             let kind = F::kind(raw, level);
-            let marked = raw & (F::MARK | F::RENEWED) != 0;
+            let marked = raw & F::MARK != 0;
             match kind {
                 _ if marked && !matches!(kind, Kind::Reserved | Kind::Owned) => {
                     panic!("a marker is left at {at:#x}: {raw:#x}")

@@ -60,8 +60,7 @@ impl Random {
                 let (gpa, largest) = (self.gpa(), self.of(&[PAGE, BLOCK, BIG]));
                 Op::Fault { gpa, largest, fold: self.coin(), frames }
             }
-            7 => Op::Protect { at, complete },
-            8 => Op::ProtectSubtrees { at, complete },
+            7 | 8 => Op::Protect { at, complete },
             9 | 10 => {
                 let access =
                     self.of(&[Access::Read, Access::Write, Access::Write, Access::Execute]);

@@ -84,7 +84,7 @@ fn before(guest: &Guest<'_, impl Walked>, first: Op) {
     all.extend([(0, true), (BIG, false)].map(|(gpa, write)| Op::Touch { gpa, write, held: true }));
     match first {
         Op::Relax { access: Access::Write, .. } => {
-            all.push(Op::ProtectSubtrees { at: range(0, ALL), complete: true });
+            all.push(Op::Protect { at: range(0, ALL), complete: true });
         }
         // A table to give back.
         Op::Reclaim => all.push(Op::Unmap { at: range(BIG, ALL) }),
@@ -129,7 +129,6 @@ fn operations() -> Vec<(&'static str, Op)> {
         ("map, building a table", map(BIG + PAGE, ALL)),
         ("unmap", Op::Unmap { at: all }),
         ("write_protect", Op::Protect { at: all, complete: true }),
-        ("write_protect_subtrees", Op::ProtectSubtrees { at: all, complete: true }),
         ("relax for a write", Op::Relax { at: lower, access: Access::Write, complete: true }),
         ("relax for a read", Op::Relax { at: all, access: Access::Read, complete: true }),
         ("split", Op::Split { at: lower, to: PAGE, frames: 4, complete: true }),
@@ -154,8 +153,6 @@ fn hampers<F: Walked>(name: &str, bbm: BreakBeforeMake) -> bool {
         // Sealed leaves and, with a break, frozen blocks.
         "collapse" => true,
         "split" => bbm.breaks_size_change(),
-        // A table whose protection is being pushed down.
-        "relax for a write" => F::TABLE_WRITE != 0,
         _ => false,
     }
 }

@@ -282,9 +282,6 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
     let small = (Some(blocks()), PAGE, Attributes::RAM);
     bench.count::<F, _>("collapse pages to blocks", BLOCKS * 512, small, |guard, _| {
         guard.collapse(blocks(), BLOCK).expect("nobody else works here")
-    })?;
-    bench.count::<F, _>("write-protect tables", BLOCKS * 512, small, |guard, _| {
-        guard.write_protect_subtrees(blocks()).expect("no block is cut")
     })
 }
 

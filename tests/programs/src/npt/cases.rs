@@ -23,7 +23,7 @@ pub const READ: u64 = 0x8000;
 const WRITTEN: u64 = 0x9000;
 const PROTECTED: u64 = 0xa000;
 const EXECUTED: u64 = 0xb000;
-const PUSHED: u64 = 0xc000;
+const OTHER: u64 = 0xc000;
 
 pub type GuardOf<'t, 'p> = Guard<'t, 'p, Tree, Machine>;
 
@@ -212,24 +212,24 @@ fn faults(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
     fixture.done("a relaxed leaf executes", Does::Execute(EXECUTED));
 }
 
-fn subtrees(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
-    guest.write_protect_subtrees(range(0, 1 << 30)).expect("mapped");
+fn protection(fixture: &mut Fixture<'_>, guest: &mut GuardOf<'_, '_>) {
+    guest.write_protect(range(0, 1 << 30)).expect("mapped");
     guest.invalidate();
     let why = Why::Walk;
-    let read = Does::Read(PUSHED);
+    let read = Does::Read(OTHER);
     fixture.faults("a guest's walk needs the right to write", read, why, GUEST_TABLES);
     guest.relax(range(GUEST_TABLES, 0x3000), Access::Write).expect("mapped").flush_local();
     fixture.done("with it, a read is allowed", read);
     let why = Why::Right;
-    let write = Does::Write(PUSHED, 6);
-    fixture.faults("other pages below the table are still protected", write, why, PUSHED);
+    let write = Does::Write(OTHER, 6);
+    fixture.faults("other pages are still protected", write, why, OTHER);
     let block = Does::Write(BLOCK, 6);
     fixture.faults("and a block", block, why, BLOCK);
-    guest.relax(page(PUSHED), Access::Write).expect("mapped").flush_local();
+    guest.relax(page(OTHER), Access::Write).expect("mapped").flush_local();
     guest.relax(range(BLOCK, 2 * M), Access::Write).expect("mapped").flush_local();
     fixture.done("a relaxed page is written", write);
     fixture.done("and a relaxed block", block);
-    fixture.says("both arrive", [PUSHED, BLOCK].map(|at| MEMORY.read(at)) == [6, 6]);
+    fixture.says("both arrive", [OTHER, BLOCK].map(|at| MEMORY.read(at)) == [6, 6]);
 }
 
 fn blocks(
@@ -322,7 +322,7 @@ fn check(fault: Option<&'static Fault>) -> bool {
         let mut fixture = Fixture { machine, vcpu, root, levels, address_bits, fault, right: true };
         marks(&mut fixture, &mut guest);
         faults(&mut fixture, &mut guest);
-        subtrees(&mut fixture, &mut guest);
+        protection(&mut fixture, &mut guest);
         blocks(&mut fixture, &mut guest, &mut cache);
         if fault.is_none() {
             cpu::cases(&mut fixture, &mut guest, &mut cache);

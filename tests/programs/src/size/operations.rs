@@ -106,9 +106,6 @@ operations! {
     op_write_protect(guard: &mut On<'_>, at: GpaRange) -> Changed {
         guard.write_protect(at)
     }
-    op_write_protect_subtrees(guard: &mut On<'_>, at: GpaRange) -> Changed {
-        guard.write_protect_subtrees(at)
-    }
     op_protect(guard: &mut On<'_>, at: GpaRange, rights: Rights) -> Changed {
         guard.protect(at, rights)
     }

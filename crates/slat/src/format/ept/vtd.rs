@@ -14,9 +14,7 @@
 //! With [`Ept::vtd`](super::Ept::vtd) set, the format makes leaves with SNP where the units have
 //! it, and the engine never puts its mark into an entry that is present:
 //! [`Guard::collapse`](crate::Guard::collapse) returns
-//! [`SplitError::Shared`](crate::SplitError::Shared), and
-//! [`Guard::write_protect_subtrees`](crate::Guard::write_protect_subtrees) takes the right from the
-//! leaves, as on formats whose tables have no rights.
+//! [`SplitError::Shared`](crate::SplitError::Shared).
 //!
 //! # What the hypervisor does
 //!

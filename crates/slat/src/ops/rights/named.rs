@@ -23,7 +23,7 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         rule: R,
     ) -> Result<u64, Stopped<ChangeError>> {
         const {
-            assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "rules that give no right");
+            assert!(!R::TOUCHES && !R::EXECUTES, "rules that give no right");
             assert!(R::STALE || !R::SEEN, "nothing is published");
         }
         let before = self.sums.counts.bytes_changed;

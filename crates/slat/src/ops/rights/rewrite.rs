@@ -4,12 +4,11 @@ use super::gives_nothing;
 use crate::addr::{GpaRange, Levels, PageSize};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::GuardState;
-use crate::ops::push_down::{Pushed, push_down};
 use crate::ops::rules::Rule;
 use crate::platform::Platform;
 use crate::pte::Change;
 use crate::table::{Pte, folded};
-use crate::tables::{Found, Tables};
+use crate::tables::Tables;
 use crate::walk::{Entry, Flow, Visitor, WalkCounts, change_pages, visit_each};
 use core::marker::PhantomData;
 
@@ -18,36 +17,12 @@ pub(super) struct Rewrite<'t, 'g, F: Format, P: Platform, R, C> {
     pub(super) rule: R,
     pub(super) range: GpaRange,
     pub(super) sums: &'g mut GuardState,
-    pub(super) down: Pushed<'t>,
     /// The size of a block that the range cuts, where the walk stopped.
     pub(super) cut: Option<PageSize>,
     pub(super) change: PhantomData<C>,
 }
 
 impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> {
-    /// Called before the protection of a table is pushed down for a single page: returns how the
-    /// walk goes on if the page's leaf would be refused, or if the rule does not concern it, so
-    /// that nothing is to be changed. Larger ranges were checked before the walk.
-    #[cold]
-    fn refuse(&mut self) -> Option<Flow> {
-        if self.range.size() != 1 << F::PAGE_SHIFT {
-            return None;
-        }
-        let Found { raw, level, .. } = self.tables.lookup_at_once(self.range.start().0);
-        match F::kind(raw, level) {
-            Kind::Empty | Kind::Reserved | Kind::Owned => return Some(Flow::Next),
-            Kind::Leaf | Kind::Sealed if self.rule.concerns(raw & !F::MARK, level) => {}
-            Kind::Leaf | Kind::Sealed => return Some(Flow::Next),
-            // Another thread is changing it: the walk waits when it finds it.
-            Kind::Frozen | Kind::Retired | Kind::Table => return None,
-        }
-        if level > 0 && (R::WHOLE || R::PAGES) {
-            self.cut = Some(F::size(level));
-            return Some(Flow::Stop);
-        }
-        None
-    }
-
     /// Returns the new value of a member of a group, whose state is that of the group. Alone, a
     /// member can only become accessed, as its own fault demands. Otherwise the group stays as it
     /// is, or changes in place if hardware ignores the bits, or is unfolded first: `Aside`.
@@ -165,26 +140,6 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         };
         tally.changed += if done { RUN as u64 } else { 0 };
         done
-    }
-
-    #[inline(always)]
-    fn passes(&self, raw: u64) -> bool {
-        !R::WRITES || raw & F::TABLE_WRITE == F::TABLE_WRITE
-    }
-
-    #[inline(always)]
-    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Pte]) -> Option<Flow> {
-        if R::WRITES && entry.raw & F::TABLE_WRITE != F::TABLE_WRITE {
-            if let Some(flow) = self.refuse() {
-                return Some(flow);
-            }
-            let (counts, down) = (&mut self.sums.counts, &mut self.down);
-            // A page cannot be half done.
-            return Some(match push_down::<F>(level, entry, children, counts, down) {
-                flow => flow,
-            });
-        }
-        None
     }
 
     #[inline(always)]

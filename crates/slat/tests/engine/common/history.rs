@@ -181,7 +181,6 @@ fn software() -> impl Strategy<Value = Software> {
 fn rule() -> impl Strategy<Value = Rule> {
     prop_oneof![
         2 => Just(Rule::WriteProtect),
-        3 => Just(Rule::Subtrees),
         1 => Just(Rule::ExecuteProtect),
         2 => rights().prop_map(Rule::Exactly),
         2 => (software(), software()).prop_map(|(set, clear)| Rule::Mark { set, clear }),

@@ -1,4 +1,4 @@
-//! Operations that rewrite leaves: protect, relax, clean, and write protection by subtree.
+//! Operations that rewrite leaves: protect, relax, clean.
 
 use super::super::Event;
 use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
@@ -22,8 +22,6 @@ pub enum Rule {
     },
     Clean,
     Relax(Access),
-    /// By tables, on formats where tables have rights.
-    Subtrees,
 }
 
 impl Rule {
@@ -41,18 +39,12 @@ impl Rule {
             Self::Relax(access) => {
                 guard.relax(range, access).map(slat::LocalFlush::not_needed_here)
             }
-            Self::Subtrees => guard.write_protect_subtrees(range),
         }
     }
 
     /// Returns whether the range has to cover leaves whole.
     fn whole(self) -> bool {
         self != Self::Relax(Access::Read)
-    }
-
-    /// Returns whether it gives the right to write: a right that tables withhold is pushed down.
-    fn writes(self) -> bool {
-        matches!(self, Self::Relax(Access::Write) | Self::Exactly(Rights { write: true, .. }))
     }
 
     /// Returns whether a block that already is as the rule wants it is refused where the range cuts
@@ -64,7 +56,7 @@ impl Rule {
     fn of<H: Hardware>(self, leaf: &Leaf, marks: bool) -> Attributes {
         let own = leaf.own;
         match self {
-            Self::WriteProtect | Self::Subtrees => Attributes { write: false, ..own },
+            Self::WriteProtect => Attributes { write: false, ..own },
             Self::ExecuteProtect => Attributes { execute: Execute::None, ..own },
             Self::Exactly(Rights { read, write, execute }) => {
                 let dirty = own.dirty || write && !marks;
@@ -120,7 +112,7 @@ impl<H: Hardware> World<'_, H> {
                 let cut = [start, end]
                     .iter()
                     .any(|at| super::floor(*at, size) != *at && run.start <= *at && *at < run.end);
-                let (of, own) = (rule.of::<H>(&run.leaf, marks), own(rule, &run.leaf));
+                let (of, own) = (rule.of::<H>(&run.leaf, marks), run.leaf.own);
                 cut && Attributes { accessed: own.accessed, ..of } != own
             };
             let sizes: Vec<_> = edges.filter(|run| needs(**run)).map(|run| run.size).collect();
@@ -137,46 +129,21 @@ impl<H: Hardware> World<'_, H> {
         // A leaf that the range cuts is made accessed as a whole.
         let first = before.at(start).map_or(start, |run| super::floor(start, run.size));
         let last = before.at(end - 1).map_or(end, |run| super::floor(end - 1, run.size) + run.size);
-        if rule == Rule::Subtrees && H::TABLES_COUNT {
-            let (mut bytes, mut written, mut tables) = (0, 0, Vec::new());
-            let leaves = protected(&before, start, end, |table| {
-                if table.write {
-                    (bytes, written) = (bytes + (table.end - table.start), written + 1);
-                    tables.push((table.start, table.end));
-                }
-            });
-            self.expect(&leaves, rule);
-            self.flat_write_protected(start, end);
-            bytes += leaves.iter().map(Run::bytes).sum::<u64>();
-            assert_eq!(out.result, Ok(bytes), "bytes of leaves and tables");
-            assert_eq!(out.counts.bytes_changed, bytes);
-            let ptes = written + leaves.iter().map(Run::leaves).sum::<u64>();
-            assert_eq!(out.counts.entries_written, ptes, "a store a table");
-            assert_eq!(out.owed, owes(leaves, &tables, self.bbm));
-        } else {
-            // For a single page nothing is pushed down unless the page is mapped.
-            let page = end - start == 1 << H::PAGE;
-            let pushed = if rule.writes() && !(page && before.at(start).is_none()) {
-                pushes::<H>(&before, start, end)
-            } else {
-                0
-            };
-            let changed = self.changed(&before, first, last, rule);
-            self.expect(&changed, rule);
-            let bytes = changed.iter().map(Run::bytes).sum::<u64>();
-            assert_eq!(out.result, Ok(bytes), "bytes changed");
-            assert_eq!(out.counts.bytes_changed, bytes);
-            let maintained = maintained(&out.events, Some(&Maintenance::Instructions));
-            assert_eq!(maintained, fetched::<H>(&changed, rule), "memory made coherent");
-            let seen = bytes == 0 || out.events.last() == Some(&Event::Publish);
-            assert!(seen || !matches!(rule, Rule::Relax(_)), "rights unseen");
-            let ptes = changed.iter().map(Run::leaves).sum::<u64>();
-            assert_eq!(out.counts.entries_written, pushed + ptes, "a store a leaf");
-            let published = out.events.contains(&Event::Publish);
-            assert!(!(published && matches!(rule, Rule::Mark { .. })), "hardware ignores it");
-            let owed = if rule.stale() { owes(changed, &[], self.bbm) } else { None };
-            assert_eq!(out.owed, owed);
-        }
+        let changed = self.changed(&before, first, last, rule);
+        self.expect(&changed, rule);
+        let bytes = changed.iter().map(Run::bytes).sum::<u64>();
+        assert_eq!(out.result, Ok(bytes), "bytes changed");
+        assert_eq!(out.counts.bytes_changed, bytes);
+        let maintained = maintained(&out.events, Some(&Maintenance::Instructions));
+        assert_eq!(maintained, fetched::<H>(&changed, rule), "memory made coherent");
+        let seen = bytes == 0 || out.events.last() == Some(&Event::Publish);
+        assert!(seen || !matches!(rule, Rule::Relax(_)), "rights unseen");
+        let ptes = changed.iter().map(Run::leaves).sum::<u64>();
+        assert_eq!(out.counts.entries_written, ptes, "a store a leaf");
+        let published = out.events.contains(&Event::Publish);
+        assert!(!(published && matches!(rule, Rule::Mark { .. })), "hardware ignores it");
+        let owed = if rule.stale() { owes(changed, &[], self.bbm) } else { None };
+        assert_eq!(out.owed, owed);
         assert_eq!(out.tree.shape(), before.shape(), "tables");
         assert_eq!(out.tree.leaves(), before.leaves(), "sizes");
         self.settle(&out.tree);
@@ -236,7 +203,7 @@ impl<H: Hardware> World<'_, H> {
     /// Returns the leaves of `start..end` that the rule changes.
     fn changed(&self, before: &Tree, start: u64, end: u64, rule: Rule) -> Vec<Run> {
         let marks = self.marks();
-        let differs = |run: &Run| rule.of::<H>(&run.leaf, marks) != own(rule, &run.leaf);
+        let differs = |run: &Run| rule.of::<H>(&run.leaf, marks) != run.leaf.own;
         before.within(start, end).filter(differs).collect()
     }
 
@@ -246,10 +213,7 @@ impl<H: Hardware> World<'_, H> {
         let mut flat = self.flat.borrow_mut();
         for run in changed {
             let new = rule.of::<H>(&run.leaf, marks);
-            let write = new.write && (run.leaf.above || rule.writes());
-            for (_, piece) in flat.within(run.start, run.end) {
-                piece.attributes = Attributes { write, ..new };
-            }
+            flat.within(run.start, run.end).for_each(|(_, piece)| piece.attributes = new);
         }
     }
 
@@ -257,19 +221,6 @@ impl<H: Hardware> World<'_, H> {
     fn marks(&self) -> bool {
         let clean = Attributes { dirty: false, ..Attributes::RAM };
         self.hardware.refuses(clean).is_empty()
-    }
-
-    fn flat_write_protected(&self, start: u64, end: u64) {
-        let mut flat = self.flat.borrow_mut();
-        flat.within(start, end).for_each(|(_, piece)| piece.attributes.write = false);
-    }
-}
-
-/// Returns the leaf before the rule: a right that a table withholds is taken from it first.
-fn own(rule: Rule, leaf: &Leaf) -> Attributes {
-    match rule {
-        rule if rule.writes() => leaf.attributes(),
-        _ => leaf.own,
     }
 }
 
@@ -294,47 +245,6 @@ fn fetched<H: Hardware>(changed: &[Run], rule: Rule) -> Vec<(u64, u64)> {
         }
     }
     memory
-}
-
-/// Visits the highest tables that lie in `start..end` as a whole; returns the leaves outside them
-/// that have the right to write.
-fn protected(tree: &Tree, start: u64, end: u64, mut table: impl FnMut(&Table)) -> Vec<Run> {
-    let inside: Vec<_> =
-        tree.tables.values().filter(|table| table.within(start, end)).copied().collect();
-    let mut highest: Vec<_> = inside
-        .iter()
-        .filter(|t| !inside.iter().any(|u| u.height > t.height && t.within(u.start, u.end)))
-        .copied()
-        .collect();
-    highest.sort_by_key(|table| table.start);
-    highest.iter().for_each(&mut table);
-    let mut leaves = Vec::new();
-    let mut from = start;
-    for (at, next) in highest.iter().map(|t| (t.start, t.end)).chain([(end, end)]) {
-        if from < at {
-            leaves.extend(tree.within(from, at).filter(|run| run.leaf.own.write));
-        }
-        from = next;
-    }
-    leaves
-}
-
-/// Returns the stores that it takes to give the tables above `start..end` the right to write.
-fn pushes<H: Hardware>(tree: &Tree, start: u64, end: u64) -> u64 {
-    let pushed = tree.tables.values().filter(|t| t.overlaps(start, end) && !t.above);
-    pushed
-        .map(|table| {
-            let size = H::size(table.height - 1);
-            let leaves = tree.within(table.start, table.end);
-            let leaves = leaves.filter(|run| run.size == size && run.leaf.own.write);
-            let tables = tree.tables.values().filter(|below| {
-                below.height + 1 == table.height
-                    && below.within(table.start, table.end)
-                    && below.write
-            });
-            2 + leaves.map(|run| run.leaves()).sum::<u64>() + tables.count() as u64
-        })
-        .sum()
 }
 
 /// Returns the maximal runs of set bits.
