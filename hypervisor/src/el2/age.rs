@@ -1,8 +1,8 @@
 //! The job `age`: the manager reads and clears accessed marks without a lock, and so measures how
 //! much memory the guest uses.
 
-use super::guest::{Hypervisor, PAGE};
-use super::manager::{Thread, sleep, wait_for};
+use super::guest::{Hypervisor, Thread};
+use super::memory::PAGE;
 use super::report::{record, say};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -27,7 +27,7 @@ const SCANS: usize = 3;
 /// # Errors
 /// Returns an error if the guest does not start, or if a measured size is wrong by more than 5 %.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
-    wait_for(hypervisor, 1)?;
+    hypervisor.wait_for(1)?;
     let declared = hypervisor.control.declared.load(Ordering::Acquire);
     let system = median(hypervisor, thread, 1)?;
     let mut sizes = Vec::new();
@@ -48,7 +48,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     }
     record(&json!({ "record": "ageing", "sets": sizes }));
     hypervisor.control.stop.store(true, Ordering::Release);
-    wait_for(hypervisor, 2)?;
+    hypervisor.wait_for(2)?;
     missed.map_or(Ok(()), Err)
 }
 
@@ -58,11 +58,11 @@ fn median(
     size: u64,
 ) -> Result<u64, String> {
     hypervisor.control.size.store(size, Ordering::Release);
-    sleep(hypervisor, INTERVAL);
+    hypervisor.sleep(INTERVAL);
     scan(hypervisor, thread)?;
     let mut young = Vec::new();
     for _ in 0..SCANS {
-        sleep(hypervisor, INTERVAL);
+        hypervisor.sleep(INTERVAL);
         young.push(scan(hypervisor, thread)?);
     }
     young.sort_unstable();

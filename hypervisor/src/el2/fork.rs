@@ -10,9 +10,8 @@
 //! faults copy pages as well.
 
 use super::cpu;
-use super::guest::{Hypervisor, MOST_PAGES, PAGE};
-use super::manager::{Thread, sleep, wait_for};
-use super::memory::{Forkable, GUEST, Regions};
+use super::guest::{Hypervisor, MOST_PAGES, Thread};
+use super::memory::{Forkable, GUEST, PAGE, Regions};
 use super::migrate::RUNS;
 use super::report::{record, say};
 use alloc::format;
@@ -40,8 +39,8 @@ type Shared = Cow<'static, Regions>;
 /// # Errors
 /// Returns in words what went wrong.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
-    wait_for(hypervisor, 1)?;
-    sleep(hypervisor, RUNS);
+    hypervisor.wait_for(1)?;
+    hypervisor.sleep(RUNS);
     let machine = hypervisor.memory.backing().inner();
     let here = machine.forkable().ok_or("the guest's memory was not made to be forked")?;
     until_it_writes(hypervisor, here)?;
@@ -54,7 +53,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     let forked = cpu::now() - begin;
     let written = whole(hypervisor, here, &fork)?;
     let at_once = sums(here, &fork, pages)?;
-    sleep(hypervisor, RUNS);
+    hypervisor.sleep(RUNS);
     same(&at_once, &sums(here, &fork, pages)?, "has changed since it was made")?;
     let alone = hypervisor.stalls.end();
     let copied = here.memory.copied();
@@ -105,9 +104,9 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     if free != pages {
         return Err(format!("{free} frames are free where the fork had {pages}"));
     }
-    sleep(hypervisor, RUNS);
+    hypervisor.sleep(RUNS);
     hypervisor.control.stop.store(true, Ordering::Release);
-    wait_for(hypervisor, 2)?;
+    hypervisor.wait_for(2)?;
     record(&json!({
         "record": "fork",
         "pages": pages,
@@ -211,7 +210,7 @@ fn until_it_writes(hypervisor: &Hypervisor, here: &Forkable) -> Result<(), Strin
         if hypervisor.ended() || cpu::now() > hypervisor.deadline {
             return Err("the guest's program writes nothing".into());
         }
-        sleep(hypervisor, 1);
+        hypervisor.sleep(1);
     }
 }
 

@@ -1,52 +1,31 @@
 //! The guest: its memory, and the start of each vCPU.
 
-use super::memory::{GUEST, Machine};
+use super::keeper::Keeper;
+use super::memory::{self, GUEST, Machine, PAGE, PAGE_SIZE, Run, Stage2};
 use super::platform::{El2, id_registers};
-use super::private::{self, Keeper};
 use super::stalls::Notes;
-use super::{devicetree, report::say};
+use super::{cpu, devicetree, report::say};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use slat::format::arm64::Arm64;
 use slat::format::arm64::id::IdRegisters;
-use slat::{Format, Gpa, PageSize, Vmid};
+use slat::{Format, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::{
     CachePolicy, Config, Guest, Hva, HvaRange, MemslotId, MemslotSpec, PostCopy, PrivateAt,
-    TABLE_PAGES, Worker,
+    TABLE_PAGES, Vcpu, Worker,
 };
 use slat_hypervisor::layout::*;
 use slat_hypervisor::options::{Caches, ExecuteHuge, Job, Logging, Options};
 use spin::Mutex;
 
-/// Format of the guest's tables. It is chosen at build time, because nearly all of the program is
-/// generic over it, and two formats would double the program.
-pub type Stage2 = Arm64<GRANULE_SHIFT, { cfg!(feature = "lpa2") }>;
-
-/// Base-2 logarithm of the granule.
-const GRANULE_SHIFT: u32 = match (cfg!(feature = "granule-16k"), cfg!(feature = "granule-64k")) {
-    (false, false) => 12,
-    (true, false) => 14,
-    (false, true) => 16,
-    (true, true) => panic!("one of the features granule-16k and granule-64k"),
-};
-const _: () = assert!(
-    GRANULE_SHIFT < 16 || !cfg!(feature = "lpa2"),
-    "FEAT_LPA2 is of the granules of 4k and 16k"
-);
-
-/// Size of the smallest leaf, in bytes. The guest's memory is copied, logged and aged by these
-/// pages.
-pub const PAGE: u64 = 1 << GRANULE_SHIFT;
-/// [`PAGE`] as a [`PageSize`].
-pub const PAGE_SIZE: PageSize = PageSize::from_bytes(PAGE).expect("a power of two");
-
 /// The guest's memory.
 pub type Memory = Guest<'static, Stage2, El2, Behind>;
 /// Backing of the guest's memory: the machine's memory, whose content may arrive late.
 pub type Behind = PostCopy<Machine>;
+/// A thread in `slat-guest`: a vCPU, or the manager, which never runs but can map pages.
+pub type Thread<'w> = Vcpu<'w, Stage2, El2, Behind>;
 
 /// Memslot of the guest's RAM. Devices have the memslots that follow.
 pub const RAM_SLOT: MemslotId = MemslotId(0);
@@ -100,6 +79,10 @@ impl Start {
         (self.entry.load(Ordering::Acquire), self.context.load(Ordering::Acquire))
     }
 }
+
+/// Content of private memory before the guest writes to it, the same as `NEVER` of the guest's
+/// program.
+const NEVER: u64 = 0x6e65_7665_7220_7365;
 
 /// Limit of the pages that the program may name on the control page: those of 4 GiB. Further pages
 /// are ignored, so a list of this length may be incomplete.
@@ -178,7 +161,11 @@ impl Hypervisor {
             if PAGE != 1 << 12 {
                 return Err("pages of 4k are converted: --granule 4k".into());
             }
-            private::prepare(machine, options.memory);
+            // Removed from the hypervisor's own table before other CPUs are on.
+            let (start, bytes) = (away(options.memory), options.memory);
+            Run { first: 0, pages: bytes / PAGE }.fill(start, NEVER);
+            machine.clean(Hpa(start), bytes, true);
+            memory::hide(start, bytes);
         }
         // Without an option, guest addresses are as wide as the CPU and the format allow.
         let bits = format.output_bits().min(id.address_bits());
@@ -214,7 +201,7 @@ impl Hypervisor {
             id,
             memory,
             vtcr,
-            deadline: super::cpu::now() + options.seconds * super::cpu::frequency(),
+            deadline: cpu::now() + options.seconds * cpu::frequency(),
             vcpus,
             control: Control::default(),
             stalls: Notes::new(options.vcpus),
@@ -233,11 +220,40 @@ impl Hypervisor {
         self.ended.load(Ordering::Acquire)
     }
 
+    /// Lets the guest run for `milliseconds`, or to its end.
+    pub fn sleep(&self, milliseconds: u64) {
+        let until = cpu::now() + milliseconds * cpu::frequency() / 1000;
+        while cpu::now() < until && !self.ended() {
+            cpu::relax();
+        }
+    }
+
+    /// Waits until the guest's program has reported `event`.
+    ///
+    /// # Errors
+    /// Returns an error if the program has failed, if the guest has ended, or if its time is over.
+    pub fn wait_for(&self, event: u64) -> Result<(), String> {
+        loop {
+            match self.control.event.load(Ordering::Acquire) {
+                3 => return Err("the guest's program says that it failed".into()),
+                said if said >= event => return Ok(()),
+                _ if self.ended() => return Err("the guest was over before its program".into()),
+                _ if cpu::now() > self.deadline => {
+                    let seconds = self.options.seconds;
+                    return Err(format!(
+                        "no event {event} of the guest's program within {seconds} s"
+                    ));
+                }
+                _ => cpu::relax(),
+            }
+        }
+    }
+
     /// Yields to other CPUs, because the page that a vCPU faulted on is not there yet. While
     /// `stopped` is set, waits with VMID 0 loaded, and returns true: the caller then loads the
     /// guest's tables again before it runs the guest.
     pub fn pause(&self) -> bool {
-        super::cpu::relax();
+        cpu::relax();
         if !self.stopped.load(Ordering::Acquire) {
             return false;
         }
@@ -245,7 +261,7 @@ impl Hypervisor {
         super::platform::load_vmid(Vmid(0));
         self.waiting.fetch_add(1, Ordering::AcqRel);
         while self.stopped.load(Ordering::Acquire) && !self.ended() {
-            super::cpu::relax();
+            cpu::relax();
         }
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         true
@@ -289,7 +305,7 @@ fn behind(options: &Options<'_>) -> Result<Behind, String> {
     let largest = PageSize::from_bytes(options.largest).unwrap_or(PAGE_SIZE);
     let block = largest.min(Stage2::size(1));
     let machine = match options.job {
-        Job::Fork => Machine::forked(ram)?,
+        Job::Fork => Machine::forked(ram, |ram| _ = the().memory.arrived(ram))?,
         _ => Machine::new(options.memory),
     };
     let late = PostCopy::new(machine, ram, PAGE_SIZE, block);

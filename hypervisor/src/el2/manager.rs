@@ -1,6 +1,6 @@
 //! The manager: a CPU that runs no vCPU, and works on the guest's memory while the guest runs.
 
-use super::guest::{Behind, Hypervisor, Memory, Stage2};
+use super::guest::{Hypervisor, Memory, Thread};
 use super::memory::GUEST;
 use super::report::{record, say};
 use super::{age, cpu, fork, migrate, moves, private, psci, restore, vcpu};
@@ -12,14 +12,9 @@ use core::sync::atomic::Ordering;
 use serde_json::{Map, Value, json};
 use slat_guest::{FaultKind, HvaRange, TABLE_PAGES, Vcpu};
 use slat_hypervisor::options::{Caches, Job};
-use smccc::Smc;
-use smccc::psci::{AffinityState, LowestAffinityLevel};
 
 /// Time within which vCPUs have to print their registers, in milliseconds.
 const LEAVE: u64 = 500;
-
-/// The manager's thread in `slat-guest`: a vCPU that never runs, but can map pages.
-pub type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, Behind>;
 
 /// Runs the job, waits for the guest's end, reports, and switches the machine off.
 pub fn run(hypervisor: &'static Hypervisor) -> ! {
@@ -55,33 +50,6 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
     psci::system_off()
 }
 
-/// Lets the guest run for `milliseconds`, or to its end.
-pub fn sleep(hypervisor: &Hypervisor, milliseconds: u64) {
-    let until = cpu::now() + milliseconds * cpu::frequency() / 1000;
-    while cpu::now() < until && !hypervisor.ended() {
-        cpu::relax();
-    }
-}
-
-/// Waits until the guest's program has reported `event`.
-///
-/// # Errors
-/// Returns an error if the program has failed, if the guest has ended, or if its time is over.
-pub fn wait_for(hypervisor: &Hypervisor, event: u64) -> Result<(), String> {
-    loop {
-        match hypervisor.control.event.load(Ordering::Acquire) {
-            3 => return Err("the guest's program says that it failed".into()),
-            said if said >= event => return Ok(()),
-            _ if hypervisor.ended() => return Err("the guest was over before its program".into()),
-            _ if cpu::now() > hypervisor.deadline => {
-                let seconds = hypervisor.options.seconds;
-                return Err(format!("no event {event} of the guest's program within {seconds} s"));
-            }
-            _ => cpu::relax(),
-        }
-    }
-}
-
 /// Waits until the guest has ended.
 ///
 /// # Errors
@@ -94,12 +62,6 @@ fn wait_for_end(hypervisor: &Hypervisor) -> Result<(), String> {
         cpu::relax();
     }
     Ok(())
-}
-
-/// Returns whether the CPU of a vCPU is on.
-pub fn is_on(cpu: u64) -> bool {
-    let state = smccc::psci::affinity_info::<Smc>(cpu, LowestAffinityLevel::All);
-    state.is_ok_and(|state| state != AffinityState::Off)
 }
 
 /// Ends a guest that has not ended by itself, and lets each vCPU print its registers. The memory is
@@ -116,10 +78,10 @@ fn stop(hypervisor: &Hypervisor, thread: &mut Thread<'_>, reason: String) {
     cpu::wake_others();
     let vcpus = 0..hypervisor.options.vcpus;
     let until = cpu::now() + LEAVE * cpu::frequency() / 1000;
-    while vcpus.clone().any(is_on) && cpu::now() < until {
+    while vcpus.clone().any(psci::is_on) && cpu::now() < until {
         cpu::relax();
     }
-    for vcpu in vcpus.filter(|vcpu| is_on(*vcpu)) {
+    for vcpu in vcpus.filter(|vcpu| psci::is_on(*vcpu)) {
         say!("vCPU {vcpu} has not left within {LEAVE} ms: it has memory still, or needs none");
     }
     drop(invalidation);

@@ -1,17 +1,40 @@
 //! The machine's memory: the hypervisor's own, and the backing of the guest.
 
-use super::guest::{PAGE_SIZE, the};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
 use buddy_system_allocator::LockedHeap;
+use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
+use slat::format::arm64::Arm64;
 use slat::{Access, Hpa, Memory, PageSize};
 use slat_guest::{
     Backing, Cow, Frames, Hva, HvaRange, NoPage, Page, PrivateAt, PrivatePage, SharedFrames,
 };
-use slat_hypervisor::layout::{HOME, RAM, away};
+use slat_hypervisor::layout::{GUEST_RAM, HOME, RAM, away};
 use slat_hypervisor::options::Options;
+
+/// Format of the guest's tables. It is chosen at build time, because nearly all of the program is
+/// generic over it, and two formats would double the program.
+pub type Stage2 = Arm64<GRANULE_SHIFT, { cfg!(feature = "lpa2") }>;
+
+/// Base-2 logarithm of the granule.
+const GRANULE_SHIFT: u32 = match (cfg!(feature = "granule-16k"), cfg!(feature = "granule-64k")) {
+    (false, false) => 12,
+    (true, false) => 14,
+    (false, true) => 16,
+    (true, true) => panic!("one of the features granule-16k and granule-64k"),
+};
+const _: () = assert!(
+    GRANULE_SHIFT < 16 || !cfg!(feature = "lpa2"),
+    "FEAT_LPA2 is of the granules of 4k and 16k"
+);
+
+/// Size of the smallest leaf, in bytes. The guest's memory is copied, logged and aged by these
+/// pages.
+pub const PAGE: u64 = 1 << GRANULE_SHIFT;
+/// [`PAGE`] as a [`PageSize`].
+pub const PAGE_SIZE: PageSize = PageSize::from_bytes(PAGE).expect("a power of two");
 
 /// The heap. A buddy allocator returns blocks that are aligned to their size, as tables need.
 #[global_allocator]
@@ -60,7 +83,7 @@ pub fn hide(start: u64, bytes: u64) {
     // SAFETY: it invalidates translations by entries that were just cleared, and no memory of this
     // program is there.
     unsafe {
-        core::arch::asm!("dsb ishst", "tlbi alle2is", "dsb ish", "isb", options(nostack));
+        asm!("dsb ishst", "tlbi alle2is", "dsb ish", "isb", options(nostack));
     }
 }
 
@@ -74,6 +97,71 @@ pub fn init() {
 
 /// Start of the guest's RAM in the backing's addresses. Lower addresses are those of devices.
 pub const GUEST: Hva = Hva(1 << 40);
+
+/// A run of adjacent pages of the guest's RAM.
+pub struct Run {
+    pub first: u64,
+    pub pages: u64,
+}
+
+impl Run {
+    /// Copies the pages from one region to the other.
+    pub fn copy(&self, from: u64, to: u64) {
+        let (offset, bytes) = (self.first * PAGE, self.pages * PAGE);
+        // SAFETY: both are RAM that EL2 maps, `bytes` long, and do not overlap. Neither is memory
+        // of this program. The guest may write to the first meanwhile; what it writes is copied
+        // again.
+        unsafe {
+            asm!(
+                "2:",
+                "ldp {a}, {b}, [{from}], #16",
+                "ldp {c}, {d}, [{from}], #16",
+                "stp {a}, {b}, [{to}], #16",
+                "stp {c}, {d}, [{to}], #16",
+                "subs {bytes}, {bytes}, #32",
+                "b.ne 2b",
+                from = inout(reg) from + offset => _,
+                to = inout(reg) to + offset => _,
+                bytes = inout(reg) bytes => _,
+                a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// Checks that both regions have the same content.
+    pub fn compare(&self, one: u64, other: u64) -> Result<(), String> {
+        let words = (self.pages * PAGE / 8) as usize;
+        // SAFETY: both are RAM that EL2 maps at its own address, aligned, and initialised by the
+        // machine. No vCPU has it mapped while the caller holds the invalidation, so nothing writes
+        // to it.
+        let [one, other] = [one, other].map(|start| unsafe {
+            core::slice::from_raw_parts((start + self.first * PAGE) as *const u64, words)
+        });
+        // Eight words at a time, because this is slow in an emulator otherwise.
+        let differ = |(one, other): (&[u64], &[u64])| {
+            one.iter().zip(other).fold(0, |bits, (one, other)| bits | (one ^ other)) != 0
+        };
+        let Some(eight) = one.chunks_exact(8).zip(other.chunks_exact(8)).position(differ) else {
+            return Ok(());
+        };
+        let word = (8 * eight..).find(|&word| one[word] != other[word]).unwrap_or_default();
+        Err(format!(
+            "the copy differs at {:#x}: {:#x} there, {:#x} here",
+            GUEST_RAM + word as u64 * 8,
+            one[word],
+            other[word]
+        ))
+    }
+
+    /// Fills the pages with a word.
+    pub fn fill(&self, start: u64, with: u64) {
+        let words = (self.pages * PAGE / 8) as usize;
+        let first = start + self.first * PAGE;
+        // SAFETY: as above, and the guest does not use these pages at this address any more.
+        unsafe { core::slice::from_raw_parts_mut(first as *mut u64, words) }.fill(with);
+    }
+}
 
 /// Backing of the guest's addresses: devices at their own addresses, and RAM, which can move.
 #[derive(Debug)]
@@ -94,12 +182,12 @@ impl Machine {
         Self { home: AtomicU64::new(HOME), bytes, away, forkable: None }
     }
 
-    /// Creates the backing of a guest that is forked.
+    /// Creates the backing of a guest that is forked, and that `arrived` wakes.
     ///
     /// # Errors
     /// Returns an error if there is too little memory for the state of each page.
-    pub fn forked(ram: HvaRange) -> Result<Self, String> {
-        Ok(Self { forkable: Some(Forkable::new(ram)?), ..Self::new(ram.bytes) })
+    pub fn forked(ram: HvaRange, arrived: fn(HvaRange)) -> Result<Self, String> {
+        Ok(Self { forkable: Some(Forkable::new(ram, arrived)?), ..Self::new(ram.bytes) })
     }
 
     /// Returns the guest's memory if it can be forked.
@@ -174,6 +262,7 @@ impl Backing for Machine {
 #[derive(Debug)]
 pub struct Regions {
     bytes: u64,
+    arrived: fn(HvaRange),
 }
 
 impl Frames for Regions {
@@ -203,7 +292,7 @@ impl Frames for Regions {
     /// Wakes the guest's vCPUs. The fork has none: the job that copies its pages tries again by
     /// itself.
     fn freed(&self) {
-        the().memory.arrived(HvaRange { start: GUEST, bytes: self.bytes });
+        (self.arrived)(HvaRange { start: GUEST, bytes: self.bytes });
     }
 }
 
@@ -218,9 +307,9 @@ pub struct Forkable {
 
 impl Forkable {
     /// Creates the guest's memory from the frames into which the machine has loaded it.
-    fn new(ram: HvaRange) -> Result<Self, String> {
+    fn new(ram: HvaRange, arrived: fn(HvaRange)) -> Result<Self, String> {
         let (bytes, page) = (ram.bytes, PAGE_SIZE.bytes());
-        let regions = Regions { bytes };
+        let regions = Regions { bytes, arrived };
         let count = u32::try_from(2 * (bytes / page)).map_err(|_| "too much to be forked")?;
         let frames = Box::leak(Box::new(SharedFrames::new(regions, PAGE_SIZE, count)));
         let memory = Cow::new(frames, ram).map_err(|error| error.to_string())?;

@@ -9,14 +9,12 @@
 //! [`Worker::invalidate`]: slat_guest::Worker::invalidate
 
 use super::cpu;
-use super::guest::{Hypervisor, PAGE, RAM_SLOT, ram};
-use super::manager::{Thread, sleep, wait_for};
-use super::memory::GUEST;
+use super::guest::{Hypervisor, RAM_SLOT, Thread, ram};
+use super::memory::{GUEST, PAGE, Run};
 use super::report::{record, say};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use alloc::{format, vec};
-use core::arch::asm;
 use core::sync::atomic::Ordering;
 use serde_json::json;
 use slat::{Access, Gpa, GpaRange, Hpa};
@@ -40,8 +38,8 @@ pub const RUNS: u64 = 100;
 /// Returns in words what went wrong: the copies differ, the guest found something else than it
 /// wrote, or it did not start.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
-    wait_for(hypervisor, 1)?;
-    sleep(hypervisor, RUNS);
+    hypervisor.wait_for(1)?;
+    hypervisor.sleep(RUNS);
     let options = &hypervisor.options;
     let (home, away) = (hypervisor.memory.backing().inner().home(), away(options.memory));
     let all = GpaRange::new(Gpa(GUEST_RAM), options.memory).map_err(|error| error.to_string())?;
@@ -83,7 +81,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         if dirty <= FEW {
             break;
         }
-        sleep(hypervisor, RUNS);
+        hypervisor.sleep(RUNS);
     }
 
     // After the invalidation no vCPU reaches its memory.
@@ -115,9 +113,9 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     let MemslotChange::LogOff { collapsed } = change else { return Err(format!("{change:?}")) };
     say!("recovered {} KiB of huge pages", collapsed >> 10);
     faults.push(faults_of(hypervisor));
-    sleep(hypervisor, RUNS);
+    hypervisor.sleep(RUNS);
     hypervisor.control.stop.store(true, Ordering::Release);
-    wait_for(hypervisor, 2)?;
+    hypervisor.wait_for(2)?;
     record(&json!({
         "record": "migration",
         "frequency": cpu::frequency(),
@@ -142,71 +140,6 @@ fn faults_of(hypervisor: &Hypervisor) -> Vec<u64> {
         slat_guest::FaultKind::ALL.iter().map(|&kind| vcpu.of(kind).count).sum()
     };
     stats.vcpus[..hypervisor.options.vcpus as usize].iter().map(all).collect()
-}
-
-/// A run of adjacent pages of the guest's RAM.
-pub struct Run {
-    pub first: u64,
-    pub pages: u64,
-}
-
-impl Run {
-    /// Copies the pages from one region to the other.
-    pub fn copy(&self, from: u64, to: u64) {
-        let (offset, bytes) = (self.first * PAGE, self.pages * PAGE);
-        // SAFETY: both are RAM that EL2 maps, `bytes` long, and do not overlap. Neither is memory
-        // of this program. The guest may write to the first meanwhile; what it writes is copied
-        // again.
-        unsafe {
-            asm!(
-                "2:",
-                "ldp {a}, {b}, [{from}], #16",
-                "ldp {c}, {d}, [{from}], #16",
-                "stp {a}, {b}, [{to}], #16",
-                "stp {c}, {d}, [{to}], #16",
-                "subs {bytes}, {bytes}, #32",
-                "b.ne 2b",
-                from = inout(reg) from + offset => _,
-                to = inout(reg) to + offset => _,
-                bytes = inout(reg) bytes => _,
-                a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
-                options(nostack),
-            );
-        }
-    }
-
-    /// Checks that both regions have the same content.
-    fn compare(&self, one: u64, other: u64) -> Result<(), String> {
-        let words = (self.pages * PAGE / 8) as usize;
-        // SAFETY: both are RAM that EL2 maps at its own address, aligned, and initialised by the
-        // machine. No vCPU has it mapped while the caller holds the invalidation, so nothing writes
-        // to it.
-        let [one, other] = [one, other].map(|start| unsafe {
-            core::slice::from_raw_parts((start + self.first * PAGE) as *const u64, words)
-        });
-        // Eight words at a time, because this is slow in an emulator otherwise.
-        let differ = |(one, other): (&[u64], &[u64])| {
-            one.iter().zip(other).fold(0, |bits, (one, other)| bits | (one ^ other)) != 0
-        };
-        let Some(eight) = one.chunks_exact(8).zip(other.chunks_exact(8)).position(differ) else {
-            return Ok(());
-        };
-        let word = (8 * eight..).find(|&word| one[word] != other[word]).unwrap_or_default();
-        Err(format!(
-            "the copy differs at {:#x}: {:#x} there, {:#x} here",
-            GUEST_RAM + word as u64 * 8,
-            one[word],
-            other[word]
-        ))
-    }
-
-    /// Fills the pages with a word.
-    pub fn fill(&self, start: u64, with: u64) {
-        let words = (self.pages * PAGE / 8) as usize;
-        let first = start + self.first * PAGE;
-        // SAFETY: as above, and the guest does not use these pages at this address any more.
-        unsafe { core::slice::from_raw_parts_mut(first as *mut u64, words) }.fill(with);
-    }
 }
 
 /// Calls `each` with the runs of pages in a bitmap.

@@ -8,6 +8,7 @@ mod execute;
 mod fork;
 mod guest;
 mod inject;
+mod keeper;
 mod manager;
 mod memory;
 mod migrate;

@@ -7,10 +7,10 @@
 //! Meanwhile the vCPUs are stopped as in a migration: all memory is invalidated, so each of them
 //! faults and waits.
 
-use super::guest::{Hypervisor, PAGE};
-use super::manager::{Thread, is_on, sleep, wait_for};
-use super::memory::GUEST;
-use super::migrate::{GONE, RUNS, Run};
+use super::guest::{Hypervisor, Thread};
+use super::memory::{GUEST, PAGE, PAGE_SIZE, Run};
+use super::migrate::{GONE, RUNS};
+use super::psci::is_on;
 use super::report::{record, say};
 use super::{cpu, vcpu};
 use alloc::format;
@@ -44,17 +44,17 @@ const LEAVE: u64 = 5000;
 /// # Errors
 /// Returns in words what went wrong.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
-    wait_for(hypervisor, 1)?;
-    sleep(hypervisor, RUNS);
+    hypervisor.wait_for(1)?;
+    hypervisor.sleep(RUNS);
     let (home, away) =
         (hypervisor.memory.backing().inner().home(), away(hypervisor.options.memory));
     own(hypervisor)?;
     let moved = move_leaves(hypervisor, home, away)?;
-    sleep(hypervisor, RUNS);
+    hypervisor.sleep(RUNS);
     let still = set_vmid(hypervisor, thread)?;
-    sleep(hypervisor, RUNS);
+    hypervisor.sleep(RUNS);
     hypervisor.control.stop.store(true, Ordering::Release);
-    wait_for(hypervisor, 2)?;
+    hypervisor.wait_for(2)?;
     record(&json!({
         "record": "moves",
         "bytes": moved.bytes,
@@ -83,7 +83,7 @@ fn own(hypervisor: &'static Hypervisor) -> Result<(), String> {
     let said = |stopped: Stopped<slat::OwnerError>| stopped.to_string();
     guard.set_owner(page, None, Some(HYPERVISOR), &mut cache).map_err(said)?;
     let found = guard.owner(behind).map_err(|error| error.to_string())?;
-    let mapped = guard.map(page, Hpa(0), Attributes::RAM, super::guest::PAGE_SIZE, &mut cache);
+    let mapped = guard.map(page, Hpa(0), Attributes::RAM, PAGE_SIZE, &mut cache);
     let refused =
         mapped == Err(Stopped { at: behind, reason: MapError::Owned { owner: HYPERVISOR } });
     if found != Some(HYPERVISOR) || !refused {

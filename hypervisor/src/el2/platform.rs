@@ -2,8 +2,8 @@
 
 use super::cpu;
 use super::execute::execute;
-use super::guest::Stage2;
-use super::private::Keeper;
+use super::keeper::Keeper;
+use super::memory::Stage2;
 use alloc::alloc::{alloc, dealloc};
 use core::alloc::Layout;
 use core::arch::asm;

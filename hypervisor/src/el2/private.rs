@@ -8,29 +8,21 @@
 //! `NEVER`, which a guest can have read only from private memory.
 
 use super::cpu::{self, read};
-use super::guest::{Behind, Hypervisor, PAGE, Stage2};
-use super::manager::{Thread, sleep, wait_for};
-use super::memory;
-use super::migrate::{RUNS, Run};
+use super::guest::{Behind, Hypervisor, Thread};
+use super::keeper::{Keeper, answer};
+use super::memory::{PAGE, Stage2};
+use super::migrate::RUNS;
 use super::platform::El2;
 use super::report::{record, say};
-use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use serde_json::json;
-use slat::{Gpa, GpaRange, Hpa};
-use slat_guest::{
-    ConvertError, Denial, MemoryKind, PinError, PrivateAt, PrivateHooks, PrivateLeaves,
-    PrivateRange, Worker,
-};
-use slat_hypervisor::granules::Granules;
-use slat_hypervisor::layout::{DEVICE_TREE, GUEST_RAM, away};
+use slat::{Gpa, GpaRange};
+use slat_guest::{ConvertError, Denial, MemoryKind, PinError, PrivateAt, PrivateRange, Worker};
+use slat_hypervisor::layout::away;
 
-/// Content of private memory before the guest writes to it, the same as `NEVER` of the guest's
-/// program.
-const NEVER: u64 = 0x6e65_7665_7220_7365;
 /// Number of rounds in which the manager converts its pages to private and back. There are up to
 /// `MOST_ROUNDS` if vCPUs have asked for fewer than `FEW` conversions by then, which depends on how
 /// fast the emulator is.
@@ -39,109 +31,6 @@ const FEW: u64 = 500;
 const MOST_ROUNDS: u64 = 60;
 /// Time for which the guest uses the pages after a conversion, in milliseconds.
 const USES: u64 = 30;
-/// Of this many conversions, the machine refuses one as busy.
-const BUSY_EVERY: u64 = 16;
-/// Bytes of the guest's memory that cannot be converted, from its device tree on.
-const FIRM: u64 = 2 << 20;
-
-/// Results that the guest reads after a conversion, other than 0. `private.rs` of the program in
-/// `tests/programs/src/jobs` has the same.
-mod answer {
-    pub const BUSY: u64 = 1;
-    pub const FIRM: u64 = 2;
-    pub const NOT_PRIVATE: u64 = 3;
-    pub const PINNED: u64 = 4;
-    pub const OTHER: u64 = 5;
-}
-
-/// The accounts that a machine which protects private memory would keep.
-#[derive(Debug)]
-pub struct Keeper {
-    /// Start of private memory.
-    start: u64,
-    bytes: u64,
-    pages: Granules<Box<[AtomicU64]>>,
-    asked: AtomicU64,
-    /// Conversions that were allowed, to shared and to private.
-    allowed: [AtomicU64; 2],
-    /// Conversions that were refused, as busy and as firm.
-    refused: [AtomicU64; 2],
-    splits: AtomicU64,
-}
-
-impl Keeper {
-    /// Creates the accounts of a guest with `bytes` of memory.
-    pub fn new(bytes: u64) -> Self {
-        let words = (bytes / PAGE).div_ceil(64);
-        let zero = || AtomicU64::new(0);
-        Self {
-            start: away(bytes),
-            bytes,
-            pages: Granules::new((0..words).map(|_| zero()).collect()),
-            asked: zero(),
-            allowed: [zero(), zero()],
-            refused: [zero(), zero()],
-            splits: zero(),
-        }
-    }
-
-    /// Returns whether an address is in private memory.
-    pub fn keeps(&self, memory: Hpa) -> bool {
-        memory.0 >= self.start && memory.0 - self.start < self.bytes
-    }
-
-    /// Returns the first page and the number of pages of leaves, or `None` if their offset in
-    /// private memory is not that in the guest's memory.
-    fn numbers(&self, leaves: &PrivateLeaves) -> Option<(u64, u64)> {
-        let offset = leaves.gpa.0.checked_sub(GUEST_RAM)?;
-        (leaves.hpa.0 == self.start + offset).then_some((offset / PAGE, leaves.bytes / PAGE))
-    }
-}
-
-impl PrivateHooks for Keeper {
-    fn convert(&self, range: GpaRange, to: MemoryKind) -> Result<(), Denial> {
-        let firm = GUEST_RAM + DEVICE_TREE..GUEST_RAM + DEVICE_TREE + FIRM;
-        let code = if range.start().0 < firm.end && firm.start < range.end().0 {
-            answer::FIRM
-        } else if (self.asked.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(BUSY_EVERY) {
-            answer::BUSY
-        } else {
-            self.allowed[usize::from(to == MemoryKind::Private)].fetch_add(1, Ordering::Relaxed);
-            return Ok(());
-        };
-        self.refused[code as usize - 1].fetch_add(1, Ordering::Relaxed);
-        Err(Denial(code))
-    }
-
-    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denial> {
-        match self.numbers(&leaf) {
-            Some((first, pages)) => self.pages.give(first, pages),
-            None => self.pages.is_wrong(),
-        }
-        Ok(())
-    }
-
-    fn split(&self, _block: PrivateLeaves) -> Result<(), Denial> {
-        self.splits.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn removed(&self, leaves: PrivateLeaves) {
-        match self.numbers(&leaves) {
-            Some((first, pages)) => self.pages.take(first, pages),
-            None => self.pages.is_wrong(),
-        }
-    }
-}
-
-/// Fills private memory with [`NEVER`], and removes it from the hypervisor's own table. It runs
-/// before other CPUs are on.
-pub fn prepare(machine: &El2, bytes: u64) {
-    let start = away(bytes);
-    Run { first: 0, pages: bytes / PAGE }.fill(start, NEVER);
-    machine.clean(Hpa(start), bytes, true);
-    memory::hide(start, bytes);
-}
 
 /// Converts a page as the guest's program asks: `word` is twice the number of its frame, plus 1 for
 /// private. Returns the result for the program.
@@ -181,8 +70,8 @@ fn by_vcpus(keeper: &Keeper, done: &Done) -> u64 {
 /// # Errors
 /// Returns in words what went wrong.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
-    wait_for(hypervisor, 1)?;
-    sleep(hypervisor, RUNS);
+    hypervisor.wait_for(1)?;
+    hypervisor.sleep(RUNS);
     let Some(keeper) = hypervisor.machine.keeper() else {
         return Err("the machine keeps no account of private memory".into());
     };
@@ -194,14 +83,14 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         for &run in &runs {
             convert(thread, run, MemoryKind::Private, &mut done)?;
         }
-        sleep(hypervisor, USES);
+        hypervisor.sleep(USES);
         // Private pages are unmapped, and faults map them again: the guest finds its content there.
         let all = PrivateRange { start: PrivateAt(0), bytes };
         let taken = thread
             .worker()
             .invalidate_private(all, |leaves| done.taken_back += leaves.bytes / PAGE);
         drop(taken.map_err(|stopped| stopped.to_string())?);
-        sleep(hypervisor, USES);
+        hypervisor.sleep(USES);
         if thread.worker().pin(runs[0]).map(|_| ()) != Err(PinError::Private) {
             return Err(format!("private memory at {} was pinned", runs[0].start()));
         }
@@ -218,10 +107,10 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
             return Err(format!("{} was pinned, and {refused:?}", runs[0].start()));
         }
         done.rounds += 1;
-        sleep(hypervisor, USES);
+        hypervisor.sleep(USES);
     }
     hypervisor.control.stop.store(true, Ordering::Release);
-    wait_for(hypervisor, 2)?;
+    hypervisor.wait_for(2)?;
     unreachable(bytes)?;
 
     // The program has converted all of its pages to shared.

@@ -23,6 +23,12 @@ pub fn cpu_off() -> ! {
     unreachable!("a CPU that is off: {failed:?}");
 }
 
+/// Returns whether the CPU of a vCPU is on.
+pub fn is_on(cpu: u64) -> bool {
+    let state = psci::affinity_info::<Smc>(cpu, psci::LowestAffinityLevel::All);
+    state.is_ok_and(|state| state != psci::AffinityState::Off)
+}
+
 /// Result of a call, for the vCPU that made it.
 pub enum Answer {
     /// The value that the guest gets in x0.

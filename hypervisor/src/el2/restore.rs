@@ -6,10 +6,9 @@
 //! detects a page that is mapped before its content is there.
 
 use super::cpu;
-use super::guest::{Hypervisor, PAGE};
-use super::manager::{Thread, sleep, wait_for};
-use super::memory::GUEST;
-use super::migrate::{GONE, RUNS, Run};
+use super::guest::{Hypervisor, Thread};
+use super::memory::{GUEST, PAGE, Run};
+use super::migrate::{GONE, RUNS};
 use super::report::{record, say};
 use alloc::format;
 use alloc::string::String;
@@ -29,8 +28,8 @@ const BETWEEN: u64 = 1;
 /// # Errors
 /// Returns in words what went wrong.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
-    wait_for(hypervisor, 1)?;
-    sleep(hypervisor, RUNS);
+    hypervisor.wait_for(1)?;
+    hypervisor.sleep(RUNS);
     let late = hypervisor.memory.backing();
     let bytes = hypervisor.options.memory;
     let (home, away) = (late.inner().home(), away(bytes));
@@ -74,9 +73,9 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     let restored = cpu::now() - begin;
     let (counts, stalls) = (late.counts(), hypervisor.memory.stats().late);
     say!("restored {pages} pages in {restored} ticks beside the guest: {counts:?}, {stalls:?}");
-    sleep(hypervisor, RUNS);
+    hypervisor.sleep(RUNS);
     hypervisor.control.stop.store(true, Ordering::Release);
-    wait_for(hypervisor, 2)?;
+    hypervisor.wait_for(2)?;
     record(&json!({
         "record": "restore",
         "pages": pages,

@@ -1,8 +1,9 @@
 //! A vCPU: runs the guest, and handles its exits.
 
 use super::cpu::{self, Left, Registers, read, write};
-use super::guest::{Behind, Hypervisor, Stage2};
+use super::guest::{Hypervisor, Thread};
 use super::inject::{self, Told};
+use super::memory::Stage2;
 use super::psci::{self, Answer};
 use super::report::say;
 use super::{control, sysreg};
@@ -17,9 +18,6 @@ use slat_hypervisor::layout::CONTROL;
 use slat_hypervisor::options::Trap;
 use slat_hypervisor::progress::{Place, Progress};
 use slat_hypervisor::syndrome::{self, Exit};
-
-/// The vCPU of `slat-guest` that a CPU runs.
-type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, Behind>;
 
 /// Processor state with which PSCI starts a CPU: EL1 on its own stack, all interrupts masked.
 const START_STATE: u64 = 0b1111 << 6 | 0b0101;
