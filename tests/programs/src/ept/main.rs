@@ -23,5 +23,11 @@ mod maps;
 #[path = "../npt/platform.rs"]
 mod platform;
 
+#[cfg(all(target_os = "none", target_arch = "x86_64"))]
+#[unsafe(no_mangle)]
+extern "C" fn main() -> ! {
+    machine::finish(cases::run(maps::cases))
+}
+
 #[cfg(not(all(target_os = "none", target_arch = "x86_64")))]
 fn main() {}

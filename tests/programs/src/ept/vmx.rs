@@ -1,8 +1,7 @@
 //! One vCPU: VMXON, a VMCS, and the guest's code. SDM 3C, appendix B, has the fields.
 
-use super::cases::{Fault, LOWEST_ADDRESS, Why};
 use super::machine::{Memory, Serial};
-pub use super::maps::cases;
+use super::platform::{Fault, LOWEST_ADDRESS, Why};
 use core::arch::x86_64::__cpuid;
 use core::arch::{asm, global_asm};
 use core::fmt::Write;

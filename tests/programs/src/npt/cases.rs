@@ -5,7 +5,7 @@ use super::cpu::{
     self, ACCESSED, CALL, DIRTY, Does, EXIT_CALL, Exit, FAULTS, GUEST_TABLES, Tree, Vcpu,
 };
 use super::machine::{Memory, Serial};
-use super::platform::{Machine, TABLES};
+use super::platform::{Fault, LOWEST_ADDRESS, Machine, TABLES, Why};
 use core::fmt::Write;
 use slat::{
     Access, AgeBitmaps, AgeOptions, Attributes, Gpa, GpaRange, Guard, Hpa, PageSize, Reader,
@@ -26,27 +26,6 @@ const EXECUTED: u64 = 0xb000;
 const OTHER: u64 = 0xc000;
 
 pub type GuardOf<'t, 'p> = Guard<'t, 'p, Tree, Machine>;
-
-/// What a fault's cause has to say.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Why {
-    /// Nothing is mapped.
-    Nothing,
-    /// A leaf lacks the right.
-    Right,
-    /// The walk of the guest's own tables, which counts as a write, lacks it.
-    Walk,
-}
-
-/// A fault made on purpose, as a format might have it: in each entry of a walk, leaf or table, bits
-/// are set and others clear while the guest runs.
-#[derive(Clone, Copy)]
-pub struct Fault {
-    pub what: &'static str,
-    pub in_leaf: bool,
-    pub set: u64,
-    pub clear: u64,
-}
 
 /// A guest, the root of its tables, and whether all cases were right so far.
 pub struct Fixture<'p> {
@@ -136,9 +115,6 @@ impl Fixture<'_> {
         tables.filter(|(_, entry)| entry & ACCESSED == 0).count()
     }
 }
-
-/// In a [`Fault`]: the lowest bit of the leaf's address.
-pub const LOWEST_ADDRESS: u64 = 1 << 12;
 
 pub fn range(start: u64, size: u64) -> GpaRange {
     GpaRange::new(Gpa(start), size).expect("a range")
@@ -271,11 +247,15 @@ fn blocks(
     all(fixture, "and all of it is read");
 }
 
+/// Cases of one vendor's CPUs.
+pub type Own =
+    for<'p> fn(&mut Fixture<'p>, &mut GuardOf<'_, 'p>, &mut TableCache<'p, Tree, Machine>);
+
 /// Checks all, and that each fault made on purpose is noticed; returns whether all was right.
-pub fn run() -> bool {
-    let mut right = check(None);
+pub fn run(own: Own) -> bool {
+    let mut right = check(None, own);
     for fault in &FAULTS {
-        let is_noticed = right && !check(Some(fault));
+        let is_noticed = right && !check(Some(fault), own);
         let word = if is_noticed { "right" } else { "wrong" };
         let _ = writeln!(Serial, "{word}: a fault made on purpose is noticed: {}", fault.what);
         right &= is_noticed;
@@ -306,7 +286,7 @@ pub fn with_tables<R>(
 }
 
 /// Makes a guest, and checks its tables; returns whether all was right.
-fn check(fault: Option<&'static Fault>) -> bool {
+fn check(fault: Option<&'static Fault>, own: Own) -> bool {
     let Some(format) = cpu::format(fault.is_none()) else { return false };
     with_tables(format, |machine, tables, mut guest, mut cache| {
         let unused = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
@@ -325,7 +305,7 @@ fn check(fault: Option<&'static Fault>) -> bool {
         protection(&mut fixture, &mut guest);
         blocks(&mut fixture, &mut guest, &mut cache);
         if fault.is_none() {
-            cpu::cases(&mut fixture, &mut guest, &mut cache);
+            own(&mut fixture, &mut guest, &mut cache);
         }
         cpu::off();
         fixture.right

@@ -46,9 +46,8 @@ impl Write for Serial {
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn main() -> ! {
-    let right = super::cases::run();
+/// Prints whether all was right, and ends the machine.
+pub fn finish(right: bool) -> ! {
     let _ = writeln!(Serial, "{}", if right { "all right" } else { "something is wrong" });
     end(right)
 }

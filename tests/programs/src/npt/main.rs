@@ -25,6 +25,14 @@ mod cpu;
 mod machine;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 mod platform;
+#[cfg(all(target_os = "none", target_arch = "x86_64"))]
+mod wide;
+
+#[cfg(all(target_os = "none", target_arch = "x86_64"))]
+#[unsafe(no_mangle)]
+extern "C" fn main() -> ! {
+    machine::finish(cases::run(wide::cases))
+}
 
 #[cfg(not(all(target_os = "none", target_arch = "x86_64")))]
 fn main() {}

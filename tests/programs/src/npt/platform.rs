@@ -1,4 +1,4 @@
-//! The platform that the engine asks for.
+//! The platform that the engine asks for, and what faults are.
 
 use super::machine::Memory;
 use core::ptr::NonNull;
@@ -8,6 +8,30 @@ use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Pte, ReaderSlot,
 const PAGE: usize = 4096;
 const FRAMES: usize = 160;
 pub static TABLES: Memory<{ FRAMES * PAGE }> = Memory::new();
+
+/// What a fault's cause has to say.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// Nothing is mapped.
+    Nothing,
+    /// A leaf lacks the right.
+    Right,
+    /// The walk of the guest's own tables, which counts as a write, lacks it.
+    Walk,
+}
+
+/// A fault made on purpose, as a format might have it: in each entry of a walk, leaf or table, bits
+/// are set and others clear while the guest runs.
+#[derive(Clone, Copy)]
+pub struct Fault {
+    pub what: &'static str,
+    pub in_leaf: bool,
+    pub set: u64,
+    pub clear: u64,
+}
+
+/// In a [`Fault`]: the lowest bit of the leaf's address.
+pub const LOWEST_ADDRESS: u64 = 1 << 12;
 
 /// The platform: takes table pages from a piece of memory that is large enough, and uses none
 /// twice. An invalidation is a flush at the next entry of the guest: INVEPT, or TLB control in

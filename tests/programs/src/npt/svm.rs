@@ -1,14 +1,13 @@
 //! One vCPU: a VMCB (15.5.1, appendix B "VMCB Layout"), and the guest's code.
 
-use super::cases::{Fault, Fixture, GuardOf, LOWEST_ADDRESS, MEMORY, Why, range};
 use super::machine::{Memory, Serial};
-use super::platform::Machine;
+use super::platform::{Fault, LOWEST_ADDRESS, Why};
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
 use core::fmt::Write;
 use slat::format::npt::fault::NestedPageFault;
 use slat::format::npt::{Npt, Npt1G};
-use slat::{Access, Attributes, Gpa, GuestRoot, Hpa, PageSize, TableCache};
+use slat::{Access, Gpa, GuestRoot};
 
 pub type Tree = Npt1G;
 /// 5.4: accessed and dirty in a leaf, accessed in a table.
@@ -25,7 +24,7 @@ const GUEST_WALK: u64 = 1 << 33;
 
 /// Address of the guest's own tables and code in its memory.
 pub const GUEST_TABLES: u64 = 0x1000;
-const CODE: u64 = 0x4000;
+pub const CODE: u64 = 0x4000;
 /// `mov rax, [rdi]`, `mov [rdi], rsi` and `jmp rdi`, each with `vmmcall` behind it.
 const PROGRAMS: [(u64, u64); 3] =
     [(CODE, 0xd901_0f07_8b48), (CODE + 8, 0xd901_0f37_8948), (CODE + 16, 0xd9_010f_e7ff)];
@@ -75,8 +74,8 @@ pub struct Vcpu {
 pub static VCPUS: [Vcpu; 2] = [const { Vcpu { vmcb: Memory::new(), host: Memory::new() } }; 2];
 
 /// The guest's linear address [`WIDE`] is its physical address 2^50, in tables of five levels.
-const WIDE: u64 = 5 << 30;
-const WIDE_AT: u64 = 1 << 50;
+pub const WIDE: u64 = 5 << 30;
+pub const WIDE_AT: u64 = 1 << 50;
 
 /// Writes the guest's code and its tables, an identity map of 1 GiB by pages of 2 MiB, to its
 /// memory.
@@ -136,27 +135,6 @@ pub fn refused(exit: &Exit, does: Does, why: Why, gpa: u64) -> bool {
     let fault = NestedPageFault::decode(exit.code, exit.info[0], exit.info[1]);
     let fault = fault.and_then(|fault| fault.fault());
     exit.info == [error, gpa] && fault == Some((Gpa(gpa), access))
-}
-
-/// An address beyond four levels.
-pub fn cases<'p>(
-    fixture: &mut Fixture<'p>,
-    guest: &mut GuardOf<'_, 'p>,
-    cache: &mut TableCache<'p, Tree, Machine>,
-) {
-    if fixture.levels < 5 || fixture.address_bits <= 50 {
-        return;
-    }
-    cache.fill(8).expect("frames");
-    let page = range(WIDE_AT, 4096);
-    let at = Hpa(MEMORY.hpa() + CODE);
-    guest.map(page, at, Attributes::RAM, PageSize::SIZE_4K, cache).expect("frames");
-    let exit = fixture.run(Does::Read(WIDE));
-    let right = exit.code == EXIT_CALL && exit.rax == MEMORY.read(CODE);
-    fixture.says("an address of 51 bits is read", right);
-    let exit = fixture.run(Does::Read(WIDE + 4096));
-    let right = exit.code != EXIT_CALL && exit.info[1] == WIDE_AT + 4096;
-    fixture.says("the page behind it faults", right);
 }
 
 /// Turns SVM off.

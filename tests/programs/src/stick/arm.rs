@@ -7,8 +7,7 @@ mod execute;
 mod second;
 
 use crate::claims::{Bits, Claims, Cpu, Does, Fault, M2, Outcome, judge};
-use crate::machine::{Memory, Serial};
-use crate::run::Parts;
+use crate::machine::{Memory, Parts, RIGHT, Serial};
 use core::fmt::Write;
 use core::sync::atomic::Ordering::SeqCst;
 use el2::{CALL, Machine, id_registers, load_root, read, run, write_code};
@@ -84,7 +83,7 @@ fn claims() {
         }
         Err(missing) => _ = writeln!(Serial, "64K, 52 bits: {missing}"),
     }
-    crate::run::RIGHT.store(wrong == 0, SeqCst);
+    RIGHT.store(wrong == 0, SeqCst);
 }
 
 /// Checks tables of this granule, near the end of so many bits of addresses.

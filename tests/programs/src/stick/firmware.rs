@@ -5,7 +5,6 @@ use super::psci;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::fmt::Write;
-use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 #[cfg(target_arch = "x86_64")]
@@ -33,7 +32,7 @@ static REPORT: Report = Report(UnsafeCell::new([0; MOST]));
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 static SHOWN: AtomicUsize = AtomicUsize::new(0);
 /// Another CPU works, for which the firmware has no services.
-static ELSEWHERE: AtomicBool = AtomicBool::new(false);
+pub static ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
 /// Adds text to the report, and shows it if this CPU may.
 pub fn print(text: &str) {
@@ -159,16 +158,4 @@ pub fn wait(event: Event) {
         }
         boot::stall(Duration::from_millis(1));
     }
-}
-
-#[panic_handler]
-fn panic(info: &PanicInfo<'_>) -> ! {
-    let _ = writeln!(super::machine::Serial, "wrong: {info}");
-    if ELSEWHERE.load(Ordering::SeqCst) {
-        // The first CPU sees that this one does not end.
-        loop {
-            core::hint::spin_loop();
-        }
-    }
-    end()
 }

@@ -1,12 +1,12 @@
-//! The machine as the firmware leaves it: memory, which is mapped at its own address, and what is
-//! printed, kept for the file.
+//! The machine as the firmware leaves it: what a CPU can do, memory, which is mapped at its own
+//! address, and what is printed, kept for the file.
 
 #[path = "../memory.rs"]
 mod memory;
 
 use super::firmware;
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub use memory::Memory;
 use uefi::boot::{self, AllocateType, MemoryType};
 
@@ -38,6 +38,19 @@ impl<const BYTES: usize> Place<BYTES> {
         at
     }
 }
+
+/// What a CPU can do.
+pub struct Parts {
+    /// Checks the claims on the CPU that calls it, and sets [`RIGHT`].
+    pub claims: fn(),
+    /// Checks the cases of two CPUs; returns whether all were right.
+    pub second: fn() -> bool,
+    /// Prints times of the engine's operations.
+    pub times: fn(),
+}
+
+/// Whether the claims of the last CPU were right.
+pub static RIGHT: AtomicBool = AtomicBool::new(false);
 
 /// What the file gets, and on the first CPU the screen.
 pub struct Serial;

@@ -1,24 +1,12 @@
 //! What the application does, in order.
 
 use super::cpu;
-use super::firmware;
-use super::machine::Serial;
+use super::firmware::{self, ELSEWHERE};
+use super::machine::{RIGHT, Serial};
 use core::fmt::Write;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::panic::PanicInfo;
+use core::sync::atomic::Ordering;
 use uefi::{Status, entry};
-
-/// What a CPU can do.
-pub struct Parts {
-    /// Checks the claims on the CPU that calls it, and sets [`RIGHT`].
-    pub claims: fn(),
-    /// Checks the cases of two CPUs; returns whether all were right.
-    pub second: fn() -> bool,
-    /// Prints times of the engine's operations.
-    pub times: fn(),
-}
-
-/// Whether the claims of the last CPU were right.
-pub static RIGHT: AtomicBool = AtomicBool::new(false);
 
 fn all() -> bool {
     let _ = write!(Serial, "slat {}: ", env!("CARGO_PKG_VERSION"));
@@ -55,5 +43,17 @@ fn start() -> Status {
     let _ = uefi::boot::set_watchdog_timer(0, 0x1_0000, None);
     let right = all();
     let _ = writeln!(Serial, "{}", if right { "all right" } else { "something is wrong" });
+    firmware::end()
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    let _ = writeln!(Serial, "wrong: {info}");
+    if ELSEWHERE.load(Ordering::SeqCst) {
+        // The first CPU sees that this one does not end.
+        loop {
+            core::hint::spin_loop();
+        }
+    }
     firmware::end()
 }

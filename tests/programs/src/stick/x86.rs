@@ -3,19 +3,18 @@
 mod amd;
 mod intel;
 
-use super::machine::Serial;
-use super::run::{Parts, RIGHT};
+use super::machine::{Parts, RIGHT, Serial};
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
 use core::fmt::Write;
 use core::sync::atomic::Ordering;
 
 fn npt() {
-    RIGHT.store(amd::cases::run(), Ordering::SeqCst);
+    RIGHT.store(amd::cases::run(amd::wide::cases), Ordering::SeqCst);
 }
 
 fn ept() {
-    RIGHT.store(intel::cases::run(), Ordering::SeqCst);
+    RIGHT.store(intel::cases::run(intel::maps::cases), Ordering::SeqCst);
 }
 
 /// Returns what this CPU can do, or why the program must not touch its virtualisation.

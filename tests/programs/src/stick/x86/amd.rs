@@ -10,3 +10,5 @@ mod cpu;
 pub mod second;
 #[path = "times.rs"]
 pub mod times;
+#[path = "../../npt/wide.rs"]
+pub mod wide;

@@ -7,7 +7,7 @@ pub mod cases;
 #[path = "../../ept/vmx.rs"]
 mod cpu;
 #[path = "../../ept/maps.rs"]
-mod maps;
+pub mod maps;
 #[path = "second.rs"]
 pub mod second;
 #[path = "times.rs"]
