@@ -42,8 +42,8 @@ use climb::{Climb, left};
 pub(crate) use marks::{links, touch_each};
 use marks::{touch, touch_path};
 use runs::pass_run;
-pub(crate) use runs::{change_pages, change_run, exchange_each, pages_alone, visit_each};
-pub(crate) use visitor::{Entry, Flow, Visitor, WalkCounts};
+pub(crate) use runs::{change_pages, change_run, exchange_each, pages_alone};
+pub(crate) use visitor::{Entry, Flow, Visitor, WalkCounts, visit_each};
 
 /// How many turns the walks of one call wait for markers, all together, before the call gives up;
 /// and how often a walk loses one entry to other threads.

@@ -10,7 +10,7 @@
 //! Each log is checked against the model of the vCPUs' writes, step by step ([`Verification`]).
 
 use super::harvest::{Harvester, LOGS, check_chunk};
-use super::pace::{loss, worst, written};
+use super::pace::{Sample, loss, worst, written};
 use crate::figure::Figure::{self, LongestCall, Time};
 use crate::figure::{Results, Said, Value};
 use crate::guest::{Guest, Shape};
@@ -97,19 +97,6 @@ impl Config {
         }
         self.shape.check(host)
     }
-}
-
-/// Progress of the vCPUs within a tenth of a second.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sample {
-    /// End of the sample, in seconds since the phase began.
-    pub at: f64,
-    /// Length of the sample in seconds.
-    pub seconds: f64,
-    /// Number of steps of all vCPUs.
-    pub steps: u64,
-    /// Seconds that each vCPU was stalled. A stall counts in the sample in which it ends.
-    pub stalled: Vec<f64>,
 }
 
 /// Times of calls of one kind.

@@ -15,8 +15,8 @@
 //! | run | the vCPUs run while the memslot is added, moved and deleted repeatedly |
 //! | read | every vCPU reads each of its pages |
 
-use super::live::{CallTimes, Sample, baseline, check_reads, sampled, wait};
-use super::pace::{loss, worst};
+use super::live::{CallTimes, baseline, check_reads, sampled, wait};
+use super::pace::{Sample, loss, worst};
 use super::writes::{check_last, positions};
 use crate::error::size_name;
 use crate::figure::Figure::{self, LongestCall, Time};

@@ -6,10 +6,8 @@
 //! second. The pages are really copied, and at the end the two memories are compared word by word.
 
 use super::harvest::{Harvester, check_chunk};
-use super::live::{
-    CallTimes, Sample, Verification, baseline, check_reads, keep_emptying, sampled, wait,
-};
-use super::pace::{loss, worst, written};
+use super::live::{CallTimes, Verification, baseline, check_reads, keep_emptying, sampled, wait};
+use super::pace::{Sample, loss, worst, written};
 use crate::bitmap::DirtyBitmap;
 use crate::figure::Figure::{self, LongestCall, Time};
 use crate::figure::{Column, Results, Said, Value};

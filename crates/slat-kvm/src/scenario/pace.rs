@@ -1,9 +1,21 @@
 //! The pace of vCPUs while the host works on their memory, beside their pace undisturbed.
 
-use super::live::Sample;
 use crate::Backing;
 use crate::figure::Figure;
 use crate::work::Work;
+
+/// Progress of the vCPUs within a tenth of a second.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// End of the sample, in seconds since the phase began.
+    pub at: f64,
+    /// Length of the sample in seconds.
+    pub seconds: f64,
+    /// Number of steps of all vCPUs.
+    pub steps: u64,
+    /// Seconds that each vCPU was stalled. A stall counts in the sample in which it ends.
+    pub stalled: Vec<f64>,
+}
 
 /// Returns the rate at which the vCPUs wrote, in MiB/s, where each write counts as a page.
 pub fn written(samples: &[Sample], work: &Work) -> f64 {

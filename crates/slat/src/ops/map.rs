@@ -2,7 +2,7 @@
 
 mod error;
 
-use super::owner::owner;
+use super::owner;
 use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::build::{Builder, Outside, Plan};

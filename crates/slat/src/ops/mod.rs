@@ -31,7 +31,7 @@ pub use self::{
 pub use age::{AgeBitmaps, AgeCounts, AgeOptions, TableBits};
 pub use map::MapError;
 pub(crate) use map::{agrees, maintenance};
-pub use owner::{Owner, OwnerError};
+pub use owner::OwnerError;
 pub use pages::Pages;
 pub use query::{Dump, Leaf, Leaves};
 pub use replace::ReplaceError;
@@ -44,7 +44,7 @@ pub use unmap::UnmapError;
 pub use unmap_batch::{UnmapBatch, UnmapEntry, UnmappedRun};
 
 use crate::addr::{GpaRange, PageSize, RangeError};
-use crate::format::{AttributeError, Format, Kind};
+use crate::format::{AttributeError, Format, Kind, TOKEN_BITS};
 use crate::platform::Platform;
 use crate::tables::{Found, Tables};
 use core::fmt;
@@ -97,6 +97,37 @@ impl fmt::Display for ChangeError {
 }
 
 impl core::error::Error for ChangeError {}
+
+/// The owner of an address where nothing is mapped: a word of [`Owner::BITS`] bits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// Number of bits of a word.
+    pub const BITS: u32 = TOKEN_BITS;
+
+    /// Returns the owner with this word; `None` if the word has more than [`Owner::BITS`] bits.
+    pub const fn new(word: u64) -> Option<Self> {
+        if word >> Self::BITS == 0 { Some(Self(word)) } else { None }
+    }
+
+    /// Returns the word.
+    pub const fn word(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the owner in an entry of [`Kind::Owned`].
+    #[inline(always)]
+    pub(crate) fn of<F: Format>(raw: u64) -> Self {
+        Self(F::owner(raw))
+    }
+}
+
+/// Returns the owner in an entry that translates nothing.
+#[inline(always)]
+fn owner<F: Format>(kind: Kind, raw: u64) -> Option<Owner> {
+    (kind == Kind::Owned).then(|| Owner::of::<F>(raw))
+}
 
 /// Reason to refuse any change of the leaves of a range.
 pub(crate) enum Refusal {

@@ -13,39 +13,15 @@
 //! (`Tables::break_before_fill`).
 
 use super::map::MapError;
+use super::{ChangeError, Owner, owner};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::cache::TableCache;
-use crate::format::{Format, Kind, TOKEN_BITS};
+use crate::format::{Format, Kind};
 use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::tables::{Contended, Stopped, Tables};
 use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
 use core::fmt;
-
-/// The owner of an address where nothing is mapped: a word of [`Owner::BITS`] bits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Owner(u64);
-
-impl Owner {
-    /// Number of bits of a word.
-    pub const BITS: u32 = TOKEN_BITS;
-
-    /// Returns the owner with this word; `None` if the word has more than [`Owner::BITS`] bits.
-    pub const fn new(word: u64) -> Option<Self> {
-        if word >> Self::BITS == 0 { Some(Self(word)) } else { None }
-    }
-
-    /// Returns the word.
-    pub const fn word(self) -> u64 {
-        self.0
-    }
-
-    /// Returns the owner in an entry of [`Kind::Owned`].
-    #[inline(always)]
-    pub(crate) fn of<F: Format>(raw: u64) -> Self {
-        Self(F::owner(raw))
-    }
-}
 
 /// Reason why a range got no owner, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,12 +68,6 @@ impl fmt::Display for OwnerError {
 }
 
 impl core::error::Error for OwnerError {}
-
-/// Returns the owner in an entry that translates nothing.
-#[inline(always)]
-pub(super) fn owner<F: Format>(kind: Kind, raw: u64) -> Option<Owner> {
-    (kind == Kind::Owned).then(|| Owner::of::<F>(raw))
-}
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Gives the addresses of `range`, where nothing is mapped, and whose owner is `from`, to the

@@ -18,8 +18,8 @@
 //! share no counter; others are counted by the guest. Neither come back within 2^47 faults and
 //! unmaps.
 
+use super::Owner;
 use super::map::{MapError, maintenance};
-use super::owner::Owner;
 use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;

@@ -1,6 +1,6 @@
 //! Runs of neighbouring pages, which are loaded before they are visited.
 
-use super::{Entry, Flow, Visitor, WalkCounts};
+use super::{Entry, Visitor, WalkCounts};
 use crate::format::{Format, Kind, RUN};
 use crate::pte::Change;
 use crate::pte::Run;
@@ -103,26 +103,6 @@ pub(crate) fn exchange_each<C: Change>(
         named |= 1 << index;
     }
     Exchanged { done: RUN, named, places }
-}
-
-/// Visits each page of a run; returns how many entries, from its start, are done.
-#[inline(always)]
-pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
-    visitor: &mut V,
-    run: &'t [Pte; RUN],
-    raws: &[u64; RUN],
-    mut at: u64,
-    tally: &mut WalkCounts,
-) -> usize {
-    for index in 0..RUN {
-        let (pte, raw) = (&run[index], raws[index]);
-        let entry = Entry { pte, raw, start: at, end: at + (1 << F::PAGE_SHIFT) };
-        at = entry.end;
-        if !matches!(visitor.visit(0, F::kind(raw, 0), entry, tally), Flow::Next) {
-            return index;
-        }
-    }
-    RUN
 }
 
 /// Passes as many entries of a run, from its start, as need no second look; returns how many.

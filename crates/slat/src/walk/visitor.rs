@@ -1,6 +1,5 @@
 //! What one operation does at each entry that a walk shows it.
 
-use super::visit_each;
 use crate::addr::Levels;
 use crate::format::{Format, Kind, RUN};
 use crate::table::Pte;
@@ -198,4 +197,24 @@ pub(crate) trait Visitor<'t, F: Format> {
 
     /// Adds what the walk did to entries of one table at `level`.
     fn settle(&mut self, level: u8, tally: WalkCounts);
+}
+
+/// Visits each page of a run; returns how many entries, from its start, are done.
+#[inline(always)]
+pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
+    visitor: &mut V,
+    run: &'t [Pte; RUN],
+    raws: &[u64; RUN],
+    mut at: u64,
+    tally: &mut WalkCounts,
+) -> usize {
+    for index in 0..RUN {
+        let (pte, raw) = (&run[index], raws[index]);
+        let entry = Entry { pte, raw, start: at, end: at + (1 << F::PAGE_SHIFT) };
+        at = entry.end;
+        if !matches!(visitor.visit(0, F::kind(raw, 0), entry, tally), Flow::Next) {
+            return index;
+        }
+    }
+    RUN
 }

@@ -4,7 +4,6 @@
 //! Descriptions", under the name of each register. A value that a field does not define yet means
 //! at least what the highest defined one does (the manual's "Principles of the ID scheme").
 
-use super::tlbi::Tlbi;
 use super::{Arm64, Shareability};
 use crate::addr::Hpa;
 use crate::format::{Format, Geometry, GuestRoot};
@@ -275,22 +274,6 @@ impl IdRegisters {
             output_bits: self.address_bits().min(widest.output_bits),
             ..widest
         })
-    }
-
-    /// Returns how this CPU invalidates translations of tables of a format, on all PEs.
-    pub fn tlbi<const PAGE_SHIFT: u32, const WIDE: bool>(
-        &self,
-        _: &Arm64<PAGE_SHIFT, WIDE>,
-    ) -> Tlbi {
-        let granule = const { Granule::of_shift(PAGE_SHIFT) };
-        Tlbi {
-            range_instructions: self.range_instructions(),
-            ttl: self.ttl(),
-            lpa2: Arm64::<PAGE_SHIFT, WIDE>::DS,
-            address_bits: self.address_bits(),
-            repeat: repeats_tlbi(self.midr),
-            ..Tlbi::new(granule)
-        }
     }
 
     /// Returns the value of VTCR_EL2 for tables of `format` and `geometry`.

@@ -63,7 +63,8 @@
 //!
 //! [`BreakBeforeMake`]: crate::BreakBeforeMake
 
-use super::id::Granule;
+use super::Arm64;
+use super::id::{Granule, IdRegisters, repeats_tlbi};
 use crate::addr::{GpaRange, PageSize};
 use crate::invalidation::Invalidation;
 use core::fmt;
@@ -175,6 +176,24 @@ pub struct Tlbi {
     /// page that was write-protected changes after it was copied. See
     /// [`repeats_tlbi`](super::id::repeats_tlbi). [`Scope::Local`] does not need it.
     pub repeat: bool,
+}
+
+impl IdRegisters {
+    /// Returns how this CPU invalidates translations of tables of a format, on all PEs.
+    pub fn tlbi<const PAGE_SHIFT: u32, const WIDE: bool>(
+        &self,
+        _: &Arm64<PAGE_SHIFT, WIDE>,
+    ) -> Tlbi {
+        let granule = const { Granule::of_shift(PAGE_SHIFT) };
+        Tlbi {
+            range_instructions: self.range_instructions(),
+            ttl: self.ttl(),
+            lpa2: Arm64::<PAGE_SHIFT, WIDE>::DS,
+            address_bits: self.address_bits(),
+            repeat: repeats_tlbi(self.midr),
+            ..Tlbi::new(granule)
+        }
+    }
 }
 
 impl Tlbi {
