@@ -441,6 +441,3 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

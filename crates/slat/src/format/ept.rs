@@ -322,6 +322,3 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         if self.accessed_dirty || raw & W == 0 { raw & !D } else { raw }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -2,8 +2,6 @@
 
 #[cfg(feature = "arm64")]
 pub mod arm64;
-#[cfg(test)]
-mod entries;
 #[cfg(feature = "ept")]
 pub mod ept;
 mod geometry;
@@ -291,14 +289,6 @@ pub(crate) const fn entry_shift<F: Format>(level: u8) -> u32 {
     let even = F::PAGE_SHIFT + F::INDEX_BITS * level as u32;
     // Below an entry at a higher level there is a table of pages, which may have fewer entries.
     if level == 0 { even } else { even - (F::INDEX_BITS - F::LAST_INDEX_BITS) }
-}
-
-/// [`Format::all_tables`] of the entries of a run.
-#[cfg(test)]
-fn links_tables<F: Format>(run: &[u64; RUN], level: u8) -> bool {
-    let common = run.iter().fold(!0, |common, raw| common & raw);
-    let any = run.iter().fold(0, |any, raw| any | raw);
-    F::all_tables(common, any, level)
 }
 
 /// Number of entries that a walk reads together.

@@ -252,6 +252,3 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         raw & !D
     }
 }
-
-#[cfg(test)]
-mod tests;

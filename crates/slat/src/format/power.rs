@@ -408,6 +408,3 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
         4 - level as i8
     }
 }
-
-#[cfg(test)]
-mod tests;

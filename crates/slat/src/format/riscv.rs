@@ -432,6 +432,3 @@ unsafe impl Format for RiscV {
         level as i8
     }
 }
-
-#[cfg(test)]
-mod tests;

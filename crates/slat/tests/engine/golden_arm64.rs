@@ -1,32 +1,30 @@
 //! Descriptors against values from outside the engine: the Arm ARM (DDI 0487: D8.3.1 descriptor
 //! formats, D8.3.2 stage-2 attributes, D8.6.5 memory types, D8.6.6 with FEAT_S2FWB), Linux's
 //! `arch/arm64/include/asm/kvm_pgtable.h` and `memory.h`, and what QEMU's walker was seen to do.
+//!
+//! With VTCR_EL2.DS=1 (FEAT_LPA2), bits 49:12 of tables, blocks and pages of the 4K and 16K
+//! granules are those of the address, and bits 9:8 its bits 51:50 (D8.3.1); a leaf has no
+//! shareability, VTCR_EL2.SH0 is that of all (D8.6.2). With FEAT_LPA, bits 15:12 of the 64K
+//! granule are the address bits 51:48 (Linux's `PTE_ADDR_HIGH` and `PTE_ADDR_HIGH_SHIFT`, 36).
 
 use crate::common::hardware::arm::{Arm, Descriptor, Leaf};
-use crate::common::hardware::leaves::all_attributes;
+use crate::common::hardware::leaves::{Marks, check_entries, check_leaves, check_roots};
 use crate::common::hardware::{Access, Hardware};
-use crate::common::{TestPlatform, destroy, unmap};
-use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64, Shareability};
+use crate::common::stage::{BBM, CLEAN, RAM, range};
+use crate::common::world::size;
+use crate::common::{TestPlatform, destroy};
+use slat::format::arm64::{
+    Arm64, Arm64K4, Arm64K16, Arm64K64, Arm64Lpa2K4, Arm64Lpa2K16, Arm64LpaK64, Shareability,
+};
+use slat::format::{AttributeError, Kind};
 use slat::{
-    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Format, Gpa, GpaRange, Hpa,
-    Memory, PageSize, Software, SplitWalk, TableCache, Tables, Vmid,
+    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Format, Gpa, Hpa, Memory,
+    PageSize, Software, SplitWalk, TableCache, Tables, UnloadedTables, UnmapEntry, Vmid,
 };
 use std::sync::atomic::Ordering;
 
-pub const CLEAN: Attributes = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
-pub const BBM: [BreakBeforeMake; 3] =
-    [BreakBeforeMake::Always, BreakBeforeMake::ConflictHandled, BreakBeforeMake::Never];
-
-pub fn size(bytes: u64) -> PageSize {
-    PageSize::from_bytes(bytes).unwrap()
-}
-
-pub fn range(start: u64, size: u64) -> GpaRange {
-    GpaRange::new(Gpa(start), size).unwrap()
-}
-
 /// Maps one leaf of `bytes` at `gpa`, and returns its raw descriptor as memory holds it.
-pub fn one_leaf<const G: u32, const WIDE: bool>(
+fn one_leaf<const G: u32, const WIDE: bool>(
     format: Arm64<G, WIDE>,
     hpa: u64,
     bytes: u64,
@@ -179,67 +177,54 @@ fn manual(a: Attributes, fwb: bool, hd: bool, sh: u64) -> Leaf {
 }
 
 /// Every leaf size of a granule, with the highest address that fits: no bit is in the wrong place.
-pub fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
-    let (bits, sh) = (Arm::<G, WIDE>::OUTPUT, if WIDE && G < 16 { 0 } else { 0b11 });
+fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
+    let sh = if WIDE && G < 16 { 0 } else { 0b11 };
     for (fwb, hd) in [(false, false), (false, true), (true, false), (true, true)] {
         let (forced_write_back, hardware_dirty) = (fwb, hd);
         let format = Arm64::<G, WIDE> { forced_write_back, hardware_dirty, ..Default::default() };
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let tables = Tables::new(format, Vmid(1), bits, &platform).unwrap();
-        let mut reader = platform.register();
-        let mut guard = tables.enter(&mut reader).unwrap();
-        let regime = Arm::<G, WIDE>::of(&tables);
-        let mut storage = [const { None }; 8];
-        let mut cache = TableCache::new(&platform, &mut storage);
-        cache.fill(8).unwrap();
-        for bytes in Arm::<G, WIDE>::sizes() {
-            let (at, hpa) = (range((1 << bits) - bytes, bytes), (1 << bits) - bytes);
-            for attributes in all_attributes() {
-                cache.fill(8).unwrap();
-                let result = guard.map(at, Hpa(hpa), attributes, size(bytes), &mut cache);
-                if attributes.write && !attributes.dirty && !hd {
-                    assert!(result.is_err());
-                    continue;
-                }
-                assert_eq!(result, Ok(bytes));
-                let (pte, height) = regime.pte(&platform, at.start().0);
-                let expected = Leaf { oa: hpa, ..manual(attributes, fwb, hd, sh) };
-                let raw = pte.load(Ordering::SeqCst);
-                let found = Arm::<G, WIDE>::fields(raw, 3 - height);
-                assert_eq!(found, Descriptor::Leaf(expected), "{raw:#x}");
-                assert_eq!(Arm::<G, WIDE>::size(height), bytes);
-                assert_eq!(guard.translate(at.start()).unwrap().unwrap().attributes, attributes);
-                pte.store(0, Ordering::SeqCst);
+        // Without the engine's own bit.
+        let page = |raw, level| match Arm::<G, WIDE>::fields(raw, 3 - u32::from(level)) {
+            Descriptor::Leaf(leaf) => Leaf { software: leaf.software & !8, ..leaf },
+            other => panic!("{raw:#x} at {level}: {other:?}"),
+        };
+        let marks = Marks { split: true, dirty: hd };
+        let manual = |a, hpa, bytes| {
+            assert!(Arm::<G, WIDE>::sizes().contains(&bytes));
+            Leaf { oa: hpa, ..manual(a, fwb, hd, sh) }
+        };
+        let leaves = check_leaves(format, marks, page, manual, |a, reason| {
+            let unmarked = a.write && !a.dirty && !hd;
+            assert_eq!(reason, unmarked.then_some(AttributeError::CleanNeedsHardwareDirty));
+        });
+        let states = if hd { 1024 } else { 768 };
+        assert_eq!(leaves, Arm::<G, WIDE>::sizes().len() * states);
+        check_entries(&[format], Arm64::<G, WIDE>::LARGEST_LEAF, |raw, level| {
+            match Arm::<G, WIDE>::fields(raw, 3 - u32::from(level)) {
+                Descriptor::Table(address) => Some((address, true)),
+                Descriptor::Invalid => None,
+                other => panic!("{raw:#x} at {level}: {other:?}"),
             }
-            // The table above a block must go, too, before a larger block can be mapped.
-            assert_eq!(unmap(&mut guard, at), []);
-            guard.refresh();
-            tables.reclaim();
-        }
-        drop((cache, guard));
-        destroy(tables);
-        assert_eq!(platform.live(), 0);
+        });
     }
 }
 
 #[test]
-fn leaves_of_the_4k_granule_are_the_manuals_in_every_combination() {
+fn entries_are_the_manuals_in_every_combination() {
     leaves_are_the_manuals::<12, false>();
-}
-
-#[test]
-fn leaves_of_the_16k_granule_are_the_manuals_in_every_combination() {
     leaves_are_the_manuals::<14, false>();
+    leaves_are_the_manuals::<16, false>();
 }
 
 #[test]
-fn leaves_of_the_64k_granule_are_the_manuals_in_every_combination() {
-    leaves_are_the_manuals::<16, false>();
+fn entries_with_52_bit_addresses_are_the_manuals_in_every_combination() {
+    leaves_are_the_manuals::<12, true>();
+    leaves_are_the_manuals::<14, true>();
+    leaves_are_the_manuals::<16, true>();
 }
 
 /// Hardware accepts every width that the engine accepts, with the same start level, and looks for
 /// both ends of the space where the engine has them.
-pub fn widths_are_the_manuals<const G: u32, const WIDE: bool>(narrowest: u32) {
+fn widths_are_the_manuals<const G: u32, const WIDE: bool>(narrowest: u32) {
     let widest = Arm::<G, WIDE>::OUTPUT;
     for bits in 0..=64 {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
@@ -272,19 +257,29 @@ fn roots_of_every_width_are_walked_by_hardware_as_by_the_engine() {
     widths_are_the_manuals::<12, false>(25);
     widths_are_the_manuals::<14, false>(26);
     widths_are_the_manuals::<16, false>(30);
+    widths_are_the_manuals::<12, true>(25);
+    widths_are_the_manuals::<14, true>(26);
+    widths_are_the_manuals::<16, true>(30);
 }
 
+/// DDI 0487, AArch64.S2InconsistentSL: level -1, which takes no concatenation, is never the lowest.
 #[test]
 fn start_levels_are_those_of_vtcr_sl0_with_concatenated_roots() {
-    let of = |geometry: slat::format::Geometry| (3 - geometry.root_level, geometry.root_entries);
-    let k4 = |bits| of(Arm64K4::default().geometry(bits).unwrap());
-    assert_eq!((k4(34), k4(35), k4(39), k4(40)), ((2, 8192), (1, 32), (1, 512), (1, 1024)));
-    assert_eq!((k4(43), k4(44), k4(48)), ((1, 8192), (0, 32), (0, 512)));
-    let k16 = |bits| of(Arm64K16::default().geometry(bits).unwrap());
-    assert_eq!((k16(26), k16(40), k16(41)), ((2, 2), (2, 16 * 2048), (1, 32)));
-    assert_eq!(k16(48), (1, 2 * 2048));
-    let k64 = |bits| of(Arm64K64::default().geometry(bits).unwrap());
-    assert_eq!((k64(30), k64(46), k64(47)), ((2, 2), (2, 16 * 8192), (1, 32)));
+    let plain = Arm64K4::default();
+    let k4 = [(34, 2, 8192), (35, 1, 32), (39, 1, 512), (40, 1, 1024), (43, 1, 8192), (44, 0, 32)];
+    check_roots(plain, 25..=48, &[&k4[..], &[(48, 0, 512)]].concat());
+    // A CPU with fewer physical address bits takes no wider guest.
+    check_roots(Arm64K4 { output_bits: 40, ..plain }, 25..=40, &k4[..4]);
+    let k16 = [(26, 2, 2), (40, 2, 16 * 2048), (41, 1, 32), (48, 1, 2 * 2048)];
+    check_roots(Arm64K16::default(), 26..=48, &k16);
+    let k64 = [(30, 2, 2), (46, 2, 16 * 8192), (47, 1, 32), (48, 1, 64)];
+    check_roots(Arm64K64::default(), 30..=48, &k64);
+    let wide = [(48, 0, 512), (49, 0, 1024), (52, 0, 8192)];
+    check_roots(Arm64Lpa2K4::default(), 25..=52, &[&k4[..], &wide].concat());
+    let wide = [(51, 1, 16 * 2048), (52, 0, 32)];
+    check_roots(Arm64Lpa2K16::default(), 26..=52, &[&k16[..], &wide].concat());
+    check_roots(Arm64Lpa2K16 { output_bits: 48, ..Default::default() }, 26..=48, &k16);
+    check_roots(Arm64LpaK64::default(), 30..=52, &[&k64[..], &[(52, 1, 1024)]].concat());
 }
 
 fn fields<const G: u32, const WIDE: bool>(
@@ -300,7 +295,7 @@ fn fields<const G: u32, const WIDE: bool>(
 }
 
 /// A block with unusual attributes that hardware has used, split in three ways, keeps every bit.
-pub fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
+fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
     bbm: BreakBeforeMake,
     large: u64,
 ) {
@@ -311,7 +306,7 @@ pub fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
         [(odd, None), (odd, Some(false)), (odd, Some(true)), (read_only, None)]
     {
         let platform = TestPlatform::new(bbm);
-        let mut tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+        let mut tables = Tables::new(format, Vmid(1), 48, &platform).unwrap();
         let regime = Arm::<G, WIDE>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
@@ -349,18 +344,20 @@ pub fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
 
 #[test]
 fn children_of_a_split_block_keep_translation_rights_type_state_and_software_bits() {
-    fn each<const G: u32>(bbm: BreakBeforeMake) {
-        for large in Arm::<G>::sizes().into_iter().filter(|&bytes| bytes > 1 << G) {
-            children_keep_everything::<G, false, EveryEntry>(bbm, large);
-            children_keep_everything::<G, false, Bounded>(bbm, large);
-            children_keep_everything::<G, false, Batched>(bbm, large);
+    fn each<const G: u32, const WIDE: bool>() {
+        let blocks = Arm::<G, WIDE>::sizes().into_iter().filter(|&bytes| bytes > 1 << G);
+        for (bbm, large) in blocks.flat_map(|large| BBM.map(|bbm| (bbm, large))) {
+            children_keep_everything::<G, WIDE, EveryEntry>(bbm, large);
+            children_keep_everything::<G, WIDE, Bounded>(bbm, large);
+            children_keep_everything::<G, WIDE, Batched>(bbm, large);
         }
     }
-    for bbm in BBM {
-        each::<12>(bbm);
-        each::<14>(bbm);
-        each::<16>(bbm);
-    }
+    each::<12, false>();
+    each::<14, false>();
+    each::<16, false>();
+    each::<12, true>();
+    each::<14, true>();
+    each::<16, true>();
 }
 
 #[test]
@@ -370,4 +367,204 @@ fn a_child_inherits_neither_the_contiguous_hint_nor_nt() {
     let child =
         Arm64K4::leaf(Arm64K4::attribute_bits(marked, 1), 0, Arm64K4::leaf_address(marked, 1));
     assert_eq!(child, 0x4020_07ff);
+}
+
+#[test]
+fn address_bits_51_and_50_are_where_shareability_was() {
+    let format = Arm64Lpa2K4::default();
+    // V, page, MemAttr 1111, S2AP 11, AF: 0x4ff; bits 51:50 are 10, 01 and 11.
+    let page = one_leaf(format, 0xa_edcb_a987_6000, 0x1000, RAM);
+    assert_eq!(page, 0x0002_edcb_a987_66ff);
+    let block = one_leaf(format, 0x5_0000_4020_0000, 0x20_0000, RAM);
+    assert_eq!(block, 0x0001_0000_4020_05fd);
+    let block = one_leaf(format, 0xf_ffff_c000_0000, 0x4000_0000, RAM);
+    assert_eq!(block, 0x0003_ffff_c000_07fd);
+    // Below 2^50 the field is 0 for each shareability.
+    for shareability in [Shareability::Non, Shareability::Outer, Shareability::Inner] {
+        let format = Arm64Lpa2K4 { shareability, ..format };
+        assert_eq!(one_leaf(format, 0x8000_0000, 0x1000, RAM), 0x8000_04ff);
+    }
+    // 16K: pages, 32m, 64g.
+    let format = Arm64Lpa2K16::default();
+    let page = one_leaf(format, 0xa_edcb_a987_4000, 0x4000, RAM);
+    assert_eq!(page, 0x0002_edcb_a987_46ff);
+    let block = one_leaf(format, 0x5_0000_4200_0000, 0x200_0000, RAM);
+    assert_eq!(block, 0x0001_0000_4200_05fd);
+    let block = one_leaf(format, 0xf_fff0_0000_0000, 0x10_0000_0000, RAM);
+    assert_eq!(block, 0x0003_fff0_0000_07fd);
+}
+
+#[test]
+fn a_table_descriptor_has_its_address_in_the_same_places() {
+    for (hpa, raw) in [
+        (0xb_0000_8000_3000, 0x0003_0000_8000_3203),
+        (0x4_0000_0000_0000, 0x103),
+        (0xf_ffff_ffff_f000, 0x0003_ffff_ffff_f303),
+    ] {
+        assert_eq!(Arm64Lpa2K4::table(Hpa(hpa), 1), raw);
+        assert_eq!(Arm::<12, true>::fields(raw, 0), Descriptor::Table(hpa));
+        let markers = [Arm64Lpa2K4::frozen(Hpa(hpa)), Arm64Lpa2K4::retired(Hpa(hpa))];
+        assert_eq!(markers.map(|raw| Arm64Lpa2K4::kind(raw, 1)), [Kind::Frozen, Kind::Retired]);
+        assert_eq!(markers.map(Arm64Lpa2K4::table_address), [Hpa(hpa); 2]);
+    }
+    let hpa = 0xf_ffff_ffff_c000;
+    assert_eq!(Arm64Lpa2K16::table(Hpa(hpa), 1), 0x0003_ffff_ffff_c303);
+    assert_eq!(Arm::<14, true>::fields(0x0003_ffff_ffff_c303, 1), Descriptor::Table(hpa));
+}
+
+#[test]
+fn address_bits_51_to_48_stand_in_bits_15_to_12_of_leaves_and_tables() {
+    let ram = Arm64LpaK64::default().encode(Attributes::RAM).unwrap();
+    // Write-back 0b1111 << 2, S2AP 0b11 << 6, inner shareable 0b11 << 8, AF 1 << 10: 0x7fc.
+    assert_eq!(ram, 0x7fc);
+    for (hpa, raw) in [
+        (0xa_1234_5678_0000, 0x0000_1234_5678_a7ff),
+        (0xf_ffff_ffff_0000, 0x0000_ffff_ffff_f7ff),
+        (0x1_0000_0000_0000, 0x17ff),
+    ] {
+        assert_eq!(Arm64LpaK64::leaf(ram, 0, Hpa(hpa)), raw);
+        assert_eq!(Arm64LpaK64::leaf_address(raw, 0), Hpa(hpa));
+    }
+    // A block of 512m.
+    assert_eq!(Arm64LpaK64::leaf(ram, 1, Hpa(0x9_8000_2000_0000)), 0x0000_8000_2000_97fd);
+    assert_eq!(Arm64LpaK64::leaf_address(0x0000_8000_2000_97fd, 1), Hpa(0x9_8000_2000_0000));
+    for (hpa, raw) in
+        [(0x7_0000_0001_0000, 0x0000_0000_0001_7003), (0xf_ffff_ffff_0000, 0x0000_ffff_ffff_f003)]
+    {
+        assert_eq!(Arm64LpaK64::table(Hpa(hpa), 1), raw);
+        assert_eq!(Arm64LpaK64::table_address(raw), Hpa(hpa));
+        assert_eq!(Arm::<16, true>::fields(raw, 2), Descriptor::Table(hpa));
+        let markers = [Arm64LpaK64::frozen(Hpa(hpa)), Arm64LpaK64::retired(Hpa(hpa))];
+        assert_eq!(markers.map(Arm64LpaK64::table_address), [Hpa(hpa); 2]);
+    }
+    // Below 2^48 the descriptors are those of a CPU without FEAT_LPA.
+    for level in [0, 1] {
+        let hpa = Hpa(0xffff_e000_0000);
+        assert_eq!(Arm64LpaK64::leaf(ram, level, hpa), Arm64K64::leaf(ram, level, hpa));
+    }
+}
+
+/// Hardware marks a leaf of the highest addresses, which has `words` clean, read, written, and
+/// protected.
+fn is_marked<const G: u32>((gpa, hpa): (u64, u64), words: [u64; 4]) {
+    let format = Arm64::<G, true> { hardware_dirty: true, ..Default::default() };
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut tables = Tables::new(format, Vmid(1), 52, &platform).unwrap();
+    let mut storage = [const { None }; 4];
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(4).unwrap();
+    let regime = Arm::<G, true>::of(&tables);
+    let page = range(gpa, 1 << G);
+    let mut guard = tables.enter_mut();
+    assert_eq!(guard.map(page, Hpa(hpa), CLEAN, size(1 << G), &mut cache), Ok(1 << G));
+    let now = || regime.pte(&platform, gpa).0.load(Ordering::SeqCst);
+    assert_eq!(now(), words[0]);
+    for (write, marked) in [(false, words[1]), (true, words[2])] {
+        let access = regime.access(&platform, regime.root(), gpa, write);
+        assert!(matches!(access, Access::Done { .. }));
+        assert_eq!(now(), marked);
+    }
+    assert_eq!(guard.write_protect(page), Ok(1 << G));
+    assert_eq!(now(), words[3]);
+    assert_eq!(guard.translate(Gpa(gpa + 5)).unwrap().unwrap().hpa, Hpa(hpa + 5));
+    drop(guard);
+    drop(cache);
+    destroy(tables);
+}
+
+#[test]
+fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
+    // AF=0, S2AP=01, DBM=1, normal write-back; bits 51:50 of the address are 11.
+    let words = [0x637f, 0x677f, 0x67ff].map(|low| 0x0008_0000_7c20_0000 | low);
+    let words = [words[0], words[1], words[2], 0x0200_0000_7c20_677f];
+    is_marked::<12>((0x8_1234_5678_9000, 0xc_0000_7c20_6000), words);
+    // The same, inner shareable; bits 51:48 are 0xc.
+    let words = [0xc37f, 0xc77f, 0xc7ff].map(|low| 0x0008_0000_7c20_0000 | low);
+    let words = [words[0], words[1], words[2], 0x0200_0000_7c20_c77f];
+    is_marked::<16>((0x8_1234_5678_0000, 0xc_0000_7c20_0000), words);
+}
+
+/// Maps `count` leaves across a host address at which a part of the address changes that a
+/// descriptor holds in another field: with DS a multiple of 2^50.
+fn across<const G: u32>(bytes: u64, count: u64, before: u64, unloaded: bool) {
+    let format = Arm64::<G, true>::default();
+    for high in 1..4u64 {
+        let hpa = (high << Arm::<G, true>::PARTED) - before * bytes;
+        // Not congruent modulo a larger leaf, all in one table.
+        let at = range(bytes * (1 << (G - 3)) + bytes, count * bytes);
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let mut storage = [const { None }; 8];
+        let mut cache = TableCache::new(&platform, &mut storage);
+        cache.fill(8).unwrap();
+        let mut tables = if unloaded {
+            let mut new = UnloadedTables::new(format, Vmid(1), 48, &platform).unwrap();
+            let done = new.map(at, Hpa(hpa), RAM, size(bytes), &mut cache);
+            assert_eq!(done, Ok(count * bytes));
+            new.activate()
+        } else {
+            let mut new = Tables::new(format, Vmid(1), 48, &platform).unwrap();
+            let mut guard = new.enter_mut();
+            let done = guard.map(at, Hpa(hpa), RAM, size(bytes), &mut cache);
+            assert_eq!(done, Ok(count * bytes));
+            drop(guard);
+            new
+        };
+        let regime = Arm::<G, true>::of(&tables);
+        let tree = regime.tree(&platform);
+        assert_eq!(tree.runs.len(), 1, "one run of memory: {:x?}", tree.runs);
+        let run = tree.runs[0];
+        assert_eq!((run.start, run.end, run.size), (at.start().0, at.end().0, bytes));
+        assert_eq!(run.leaf.oa, hpa);
+        let mut guard = tables.enter_mut();
+        for number in 0..count {
+            let gpa = Gpa(at.start().0 + number * bytes);
+            let found = guard.translate(gpa).unwrap().unwrap();
+            assert_eq!((found.hpa, found.attributes), (Hpa(hpa + number * bytes), RAM));
+        }
+        let mut places = [const { UnmapEntry::EMPTY }; 4];
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(at, &mut batch), Ok(count * bytes));
+        let gone: Vec<_> = batch.complete().map(|run| (run.hpa, run.bytes)).collect();
+        assert_eq!(gone, [(Hpa(hpa), count * bytes)]);
+        drop(batch);
+        drop(guard);
+        drop(cache);
+        destroy(tables);
+    }
+}
+
+#[test]
+fn a_run_of_leaves_goes_on_where_address_bit_50_or_48_changes() {
+    for unloaded in [false, true] {
+        // The end of the field as the second leaf, in the middle, as the last, and behind all.
+        for before in [1, 5, 15, 16] {
+            across::<12>(0x1000, 16, before, unloaded);
+            across::<14>(0x4000, 16, before, unloaded);
+            across::<12>(0x20_0000, 16, before, unloaded);
+            across::<16>(0x1_0000, 16, before, unloaded);
+            across::<16>(0x2000_0000, 16, before, unloaded);
+        }
+    }
+}
+
+#[test]
+fn tables_without_a_cpu_hand_out_such_a_run_in_two() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let format = Arm64Lpa2K4::default();
+    let mut tables = UnloadedTables::new(format, Vmid(1), 48, &platform).unwrap();
+    let mut storage = [const { None }; 8];
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(8).unwrap();
+    let table = range(0x20_0000, 0x20_0000);
+    let hpa = (2 << 50) - 0x5000;
+    let done = tables.map(table, Hpa(hpa), RAM, PageSize::SIZE_4K, &mut cache);
+    assert_eq!(done, Ok(0x20_0000));
+    let mut gone = Vec::new();
+    let done = tables.unmap(table, |run| gone.push((run.gpa.0, run.hpa.0, run.bytes)));
+    assert_eq!(done, Ok(0x20_0000));
+    let expected = [(0x20_0000, hpa, 0x5000), (0x20_5000, 2 << 50, 0x1f_b000)];
+    assert_eq!(gone, expected);
+    drop(cache);
+    destroy(tables.activate());
+    assert_eq!(platform.live(), 0);
 }

@@ -3,11 +3,14 @@
 //! names that Linux gives to bits in `arch/x86/include/asm/vmx.h`.
 
 use crate::common::hardware::ept::{Cpu, Entry, Page, Rights, XEON};
-use crate::common::hardware::leaves::{Marks, check_leaves};
+use crate::common::hardware::leaves::{
+    Marks, all_attributes, check_entries, check_leaves, check_roots,
+};
+use crate::common::stage::says;
+use slat::format::ept::vtd::{MissingVtd, Vtd};
 use slat::format::ept::{Ept, Ept1G, Ept2M};
 use slat::format::{Access, AttributeError, Format, Kind};
-use slat::{Attributes, Execute, Hpa, Memory, Software};
-use std::collections::BTreeSet;
+use slat::{Attributes, Execute, Hpa, Memory, PageSize, Software};
 
 #[test]
 fn the_decoder_rejects_what_the_manual_calls_misconfigured() {
@@ -160,9 +163,30 @@ fn capabilities_are_read_from_the_bits_that_linux_names() {
         Ept1G::from_capabilities(cap | 1 << 7, 46).unwrap().geometry(47).unwrap_err().max,
         46
     );
-    let no_1g = cap & !(1 << 17);
-    assert_eq!(Ept1G::from_capabilities(no_1g, 39).unwrap_err().missing, 1 << 17);
-    assert!(Ept2M::from_capabilities(no_1g, 39).is_ok());
+    assert!(Ept2M::from_capabilities(cap & !(1 << 17), 39).is_ok());
+    assert!(Ept1G::from_capabilities(cap & !(1 << 25), 46).is_ok(), "all contexts will do");
+    assert!(format.accessed_dirty);
+    assert!(!Ept1G::from_capabilities(cap & !(1 << 21), 36).unwrap().accessed_dirty);
+    for number in [6, 14, 16, 17, 20] {
+        let error = Ept1G::from_capabilities(cap & !(1 << number), 39).unwrap_err();
+        assert_eq!(error.missing, 1 << number);
+        says(&error.to_string(), &[&format!("(bit {number} of")]);
+    }
+    let error = Ept1G::from_capabilities(1 << 6, 46).unwrap_err();
+    says(&error.to_string(), &["write-back", ", INVEPT (bit 20"]);
+}
+
+#[test]
+fn the_root_is_the_pml4_or_where_it_does_not_suffice_the_pml5() {
+    let four = Ept1G::default();
+    let roots = [(12, 4, 1), (32, 4, 1), (39, 4, 1), (40, 4, 2), (46, 4, 128), (48, 4, 512)];
+    check_roots(four, 12..=48, &roots);
+    // A CPU with fewer physical address bits takes no wider guest.
+    check_roots(Ept1G { output_bits: 39, ..four }, 12..=39, &[]);
+    assert_eq!(Ept1G { output_bits: 64, ..four }.output_bits(), 52);
+    let five = Ept1G { five_levels: true, ..four };
+    check_roots(five, 12..=52, &[(12, 4, 1), (48, 4, 512), (49, 5, 2), (52, 5, 16)]);
+    check_roots(Ept1G { output_bits: 48, ..five }, 12..=48, &[]);
 }
 
 /// Every format that a user can configure, with the CPU that it suits.
@@ -242,38 +266,108 @@ fn leaves_up_to_2m_are_the_manuals_in_every_combination() {
     let raw = Ept1G::leaf(format.encode(Attributes::RAM).unwrap(), 2, Hpa(1 << 30));
     let cpu = Cpu { huge_1g: false, ..XEON };
     assert!(matches!(cpu.decode(raw, 3), Entry::Misconfiguration(_)));
-    assert_ne!(Ept2M::kind(raw, 2), Kind::Leaf);
+    assert_eq!((Ept1G::kind(raw, 2), Ept2M::kind(raw, 2)), (Kind::Leaf, Kind::Frozen));
+    let level = |size| Ept2M::level_of(size).ok();
+    assert_eq!([PageSize::SIZE_1G, PageSize::SIZE_2M].map(level), [None, Some(1)]);
 }
 
 #[test]
-fn tables_match_the_manual_regardless_of_what_the_engine_records_in_them() {
-    for (_, cpu) in machines::<true>() {
-        let address = (1 << cpu.maxphyaddr) - 0x1000;
-        let table = Ept1G::table(Hpa(address), 1);
-        let rights = Rights { read: true, write: true, execute_kernel: true, execute_user: true };
-        for (level, bits) in (1u8..=4).flat_map(|level| (0..4u64).map(move |n| (level, n))) {
-            let bit = |n: u32, bit: u64| if bits >> n & 1 == 1 { bit } else { 0 };
-            let raw = table & !bit(0, Ept1G::TABLE_ACCESSED) | bit(1, Ept1G::AGEING);
-            assert_eq!(cpu.decode(raw, level + 1), Entry::Table { address, rights }, "{raw:#x}");
-            assert_eq!(Ept1G::kind(raw, level), Kind::Table);
-            assert_eq!(Ept1G::table_address(raw), Hpa(address));
+fn foreign_memory_types_decode_to_one_that_encodes() {
+    for format in configurations() {
+        for raw in (0..16u64).map(|n| 1 | n << 3) {
+            let once = format.decode(raw, 0);
+            assert_eq!(format.decode(format.encode(once).unwrap(), 0), once);
         }
     }
 }
 
+fn configurations() -> [Ept1G; 24] {
+    std::array::from_fn(|n| Ept1G {
+        accessed_dirty: n & 1 != 0,
+        split_execute: n & 2 != 0,
+        forced_write_back: n & 4 != 0,
+        five_levels: false,
+        output_bits: 52,
+        vtd: [None, Some(Vtd { snoop: false }), Some(Vtd { snoop: true })][n % 3],
+    })
+}
+
+/// An entry with neither R nor W is not present to VT-d, which ignores the rest, either.
 #[test]
-fn what_only_software_may_see_is_not_present_to_any_cpu() {
-    let tokens = [0, 1, 1 << 47, (1 << 48) - 1, 0xaaaa_aaaa_aaaa, 0x5555_5555_5555];
-    for (execute_only, mode_based_execute) in
-        [(false, false), (false, true), (true, false), (true, true)]
-    {
-        let cpu = Cpu { execute_only, mode_based_execute, ..XEON };
-        let frames = [0, 0x1000, (1 << 46) - 0x1000, (1 << 52) - 0x1000].map(Hpa);
-        let markers = frames.iter().flat_map(|&f| [Ept1G::frozen(f), Ept1G::retired(f)]);
-        let raws: BTreeSet<u64> = markers.chain(tokens.map(Ept1G::reserved)).chain([0]).collect();
-        assert_eq!(raws.len(), 2 * frames.len() + tokens.len() + 1, "all are different");
-        for (raw, level) in raws.iter().flat_map(|&raw| (1..=4).map(move |level| (raw, level))) {
-            assert_eq!(cpu.decode(raw, level), Entry::NotPresent, "{raw:#x}");
+fn entries_are_the_manuals_regardless_of_what_the_engine_records_in_them() {
+    let cpus = [(false, false), (false, true), (true, false), (true, true)];
+    let cpus = cpus.map(|(execute_only, mode_based_execute)| Cpu {
+        maxphyaddr: 52,
+        huge_1g: true,
+        execute_only,
+        mode_based_execute,
+    });
+    check_entries(&configurations(), 3, |raw, level| {
+        let seen = cpus.map(|cpu| match cpu.decode(raw, level + 1) {
+            Entry::Table { address, rights } => {
+                assert!(rights.read && rights.execute_kernel && rights.execute_user);
+                Some((address, rights.write))
+            }
+            Entry::NotPresent => None,
+            other => panic!("{raw:#x} at {level}: {other:?}"),
+        });
+        assert_eq!(seen, [seen[0]; 4]);
+        seen[0]
+    });
+}
+
+/// The specification's figures of second-stage entries: SNP is bit 11 of a leaf and reserved in a
+/// table; TM, bit 62 of a leaf, is reserved in a table.
+#[test]
+fn vt_d_finds_snp_in_leaves_and_no_bit_that_it_reserves() {
+    let alone = Ept1G::default();
+    let shared = |snoop| Ept1G { vtd: Some(Vtd { snoop }), ..alone };
+    let page = |format: Ept1G, level, hpa| {
+        Ept1G::leaf(format.encode(Attributes::RAM).unwrap(), level, Hpa(hpa))
+    };
+    assert_eq!(page(alone, 0, 0x1234_5000), 0x1234_5377);
+    assert_eq!(page(shared(false), 0, 0x1234_5000), 0x1234_5377);
+    assert_eq!(page(shared(true), 0, 0x1234_5000), 0x1234_5b77);
+    assert_eq!(page(shared(true), 1, 0x1240_0000), 0x1240_0bf7);
+    assert_eq!(page(shared(true), 2, 0x4000_0000), 0x4000_0bf7);
+    let device = Attributes { memory: Memory::Device, ..Attributes::RAM };
+    assert_eq!(shared(true).encode(device).unwrap() | 0xfee0_0000, 0xfee0_0b07);
+    let reserved = |table| if table { 1 << 7 | 1 << 11 | 1 << 62 } else { 1u64 << 62 };
+    for format in [shared(false), shared(true)] {
+        assert!(!format.marks_valid() && alone.marks_valid());
+        let words: Vec<_> = all_attributes().filter_map(|a| format.encode(a).ok()).collect();
+        let leaves = |level| words.iter().map(move |&bits| Ept1G::leaf(bits, level, Hpa(1 << 51)));
+        for leaf in (0..3).flat_map(leaves) {
+            assert_eq!(leaf & reserved(false), 0);
+            assert_eq!(leaf >> 11 & 1 == 1, format.vtd.unwrap().snoop);
+            // The children of a split keep SNP, and so does a leaf whose rights change.
+            let bits = Ept1G::attribute_bits(leaf, 1);
+            assert_eq!(format.encode(format.decode(leaf, 1)), Ok(bits));
+            assert_eq!((bits ^ leaf) >> 11 & 1, 0);
+            let relaxed = format.relaxed(Ept1G::write_protected(leaf), Access::Write);
+            assert_eq!((relaxed ^ leaf) & (1 << 11 | 1 << 62), 0);
         }
     }
+    for level in 1..4 {
+        assert_eq!(Ept1G::table(Hpa((1 << 52) - 0x1000), level) & reserved(true), 0);
+    }
+}
+
+#[test]
+fn a_unit_is_taken_if_it_walks_these_tables_coherently() {
+    let (capability, extended) = (1 << 10 | 1 << 34 | 1 << 35, 1 << 0 | 1 << 7);
+    assert_eq!(Vtd::from_registers(capability, extended, true), Ok(Vtd { snoop: true }));
+    assert_eq!(Vtd::from_registers(capability, 1, true), Ok(Vtd { snoop: false }));
+    assert!(Vtd::from_registers(capability & !(1 << 35), extended, false).is_ok());
+    let lacks = |missing, extended| Err(MissingVtd { capability: missing, extended });
+    for missing in [1 << 10, 1 << 34, 1 << 35] {
+        let found = Vtd::from_registers(capability & !missing, extended, true);
+        assert_eq!(found, lacks(missing, 0));
+    }
+    assert_eq!(Vtd::from_registers(capability, 1 << 7, true), lacks(0, 1));
+    assert_eq!(
+        Vtd::from_registers(0, 0, false).unwrap_err().to_string(),
+        "this IOMMU lacks tables of four levels (bit 10 of CAP_REG), 2m blocks (bit 34 of \
+         CAP_REG), coherent walks (bit 0 of ECAP_REG)"
+    );
 }

@@ -2,14 +2,14 @@
 //! Programmer's Manual, volume 2, 5.3, 5.4 and 15.25, and the names that Linux gives to bits in
 //! `arch/x86/include/asm/pgtable_types.h`.
 
-use crate::common::hardware::leaves::{Marks, check_leaves};
+use crate::common::hardware::leaves::{Marks, check_entries, check_leaves, check_roots};
 use crate::common::hardware::npt::{
     Cpu, EPYC, Entry, Page, RESET_PAT, Rights, UC, UC_MINUS, WB, memory_type,
 };
-use slat::format::npt::{Npt, Npt1G, Npt2M};
+use crate::common::stage::says;
+use slat::format::npt::{MissingFeatures, Npt, Npt1G, Npt2M};
 use slat::format::{Access, AttributeError, Format, Kind};
-use slat::{Attributes, Execute, Hpa, Memory, Software};
-use std::collections::BTreeSet;
+use slat::{Attributes, Execute, Hpa, Memory, PageSize, Software};
 
 #[test]
 fn the_decoder_rejects_what_the_manual_calls_reserved() {
@@ -149,9 +149,38 @@ fn features_are_read_from_the_bits_that_the_manual_names() {
     let format = Npt1G::from_cpuid(0x0410_0000, 0x302b, 0x1).unwrap();
     assert_eq!(format, Npt1G { output_bits: 43, ..Default::default() });
     assert_eq!(format.geometry(48).unwrap_err().max, 43);
-    assert_eq!(Npt1G::from_cpuid(0x0010_0000, 0x302b, 0x1).unwrap_err().extended, 1 << 26);
+    let error = Npt1G::from_cpuid(0x0010_0000, 0x302b, 0x1).unwrap_err();
+    assert_eq!(error, MissingFeatures { extended: 1 << 26, svm: 0 });
     assert!(Npt2M::from_cpuid(0x0010_0000, 0x302b, 0x1).is_ok());
     assert_eq!(Npt2M::from_cpuid(!0, 0x302b, !1).unwrap_err().svm, 1);
+    let text = Npt1G::from_cpuid(0, 0x302b, 0).unwrap_err().to_string();
+    says(&text, &["nested paging (bit 0 ", ", no-execute (bit 20 ", ", 1g blocks (bit 26 "]);
+}
+
+#[test]
+fn the_root_is_the_pml4_or_with_five_levels_the_pml5_of_which_the_width_selects_entries() {
+    let four = Npt1G { output_bits: 52, ..Default::default() };
+    let roots = [(12, 4, 1), (32, 4, 1), (39, 4, 1), (40, 4, 2), (46, 4, 128), (48, 4, 512)];
+    check_roots(four, 12..=48, &roots);
+    // A CPU with fewer physical address bits takes no wider guest.
+    check_roots(Npt1G { output_bits: 40, ..four }, 12..=40, &[]);
+    assert_eq!(Npt1G { output_bits: 64, ..four }.output_bits(), 52);
+    let five = Npt1G { five_levels: true, ..four };
+    check_roots(five, 12..=52, &[(12, 5, 1), (40, 5, 1), (48, 5, 1), (49, 5, 2), (52, 5, 16)]);
+    check_roots(Npt1G { output_bits: 48, ..five }, 12..=48, &[]);
+}
+
+#[test]
+fn foreign_memory_types_decode_to_one_that_encodes() {
+    let format = Npt1G::default();
+    // P and U/S, PWT and PCD, and the bit that tells normal memory from other.
+    for raw in (0..8).map(|n| 5 | (n & 3) << 3 | (n & 4) << (54 - 2)) {
+        let once = format.decode(raw, 0);
+        assert_eq!(format.decode(format.encode(once).unwrap(), 0), once);
+    }
+    // Above level 0, bit 12 belongs to the PAT and not to the address.
+    let raw = Npt1G::leaf(5, 1, Hpa(1 << 21)) | 1 << 12;
+    assert_eq!(Npt1G::leaf_address(raw, 1), Hpa(1 << 21));
 }
 
 /// The fields that the manual gives for attributes, as numbers.
@@ -203,34 +232,23 @@ fn leaves_up_to_2m_are_the_manuals_in_every_combination() {
     let raw = Npt1G::leaf(format.encode(Attributes::RAM).unwrap(), 2, Hpa(1 << 30));
     let cpu = Cpu { huge_1g: false, ..EPYC };
     assert!(matches!(cpu.decode(raw, 3), Entry::Reserved(_)));
-    assert_ne!(Npt2M::kind(raw, 2), Kind::Leaf);
+    assert_eq!((Npt1G::kind(raw, 2), Npt2M::kind(raw, 2)), (Kind::Leaf, Kind::Frozen));
+    let level = |size| Npt2M::level_of(size).ok();
+    assert_eq!([PageSize::SIZE_1G, PageSize::SIZE_2M].map(level), [None, Some(1)]);
 }
 
 #[test]
-fn tables_match_the_manual_regardless_of_what_the_engine_records_in_them() {
+fn entries_are_the_manuals_regardless_of_what_the_engine_records_in_them() {
     for physical_bits in [40, 48, 52] {
         let cpu = Cpu { physical_bits, huge_1g: true };
-        let address = (1 << physical_bits) - 0x1000;
-        let table = Npt1G::table(Hpa(address), 1);
-        for (level, bits) in (1u8..=4).flat_map(|level| (0..4u64).map(move |n| (level, n))) {
-            let bit = |n: u32, bit: u64| if bits >> n & 1 == 1 { bit } else { 0 };
-            let raw = table & !bit(0, Npt1G::TABLE_ACCESSED) | bit(1, Npt1G::AGEING);
-            let rights = Rights { write: true, user: true, execute: true };
-            assert_eq!(cpu.decode(raw, level + 1), Entry::Table { address, rights }, "{raw:#x}");
-            assert_eq!(Npt1G::kind(raw, level), Kind::Table);
-            assert_eq!(Npt1G::table_address(raw), Hpa(address));
-        }
-    }
-}
-
-#[test]
-fn what_only_software_may_see_is_not_present_to_any_cpu() {
-    let tokens = [0, 1, 1 << 47, (1 << 48) - 1, 0xaaaa_aaaa_aaaa, 0x5555_5555_5555];
-    let frames = [0, 0x1000, (1 << 46) - 0x1000, (1 << 52) - 0x1000].map(Hpa);
-    let markers = frames.iter().flat_map(|&f| [Npt1G::frozen(f), Npt1G::retired(f)]);
-    let raws: BTreeSet<u64> = markers.chain(tokens.map(Npt1G::reserved)).chain([0]).collect();
-    assert_eq!(raws.len(), 2 * frames.len() + tokens.len() + 1, "all are different");
-    for (raw, level) in raws.iter().flat_map(|&raw| (1..=4).map(move |level| (raw, level))) {
-        assert_eq!(EPYC.decode(raw, level), Entry::NotPresent, "{raw:#x}");
+        let format = Npt1G { output_bits: physical_bits, ..Default::default() };
+        check_entries(&[format], 3, |raw, level| match cpu.decode(raw, level + 1) {
+            Entry::Table { address, rights } => {
+                assert!(rights.user && rights.execute);
+                Some((address, rights.write))
+            }
+            Entry::NotPresent => None,
+            other => panic!("{raw:#x} at {level}: {other:?}"),
+        });
     }
 }

@@ -3,19 +3,18 @@
 //! bits in `arch/powerpc/include/asm/book3s/64/pgtable.h`, `mmu.h` and `radix.h`. Entries are
 //! compared as bytes, the first of which is the most significant.
 
-use crate::common::hardware::leaves::{Marks, check_leaves};
+use crate::common::hardware::leaves::{Marks, check_entries, check_leaves, check_roots};
 use crate::common::hardware::power::{Core, Cpu, Entry, Page, Word};
 use crate::common::hardware::{Access as Used, Hardware};
-use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
+use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range, says};
 use crate::common::world::size;
 use crate::common::{TestPlatform, destroy};
-use slat::format::power::{Power, PowerK4, PowerK64};
-use slat::format::{Access, AttributeError, Format};
+use slat::format::power::{Power, PowerK4, PowerK64, RootError};
+use slat::format::{Access, AttributeError, Format, Kind};
 use slat::{
     Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Memory, PageSize, Pte, Software, TableCache,
     Tables, UnloadedTables, Vmid,
 };
-use std::collections::BTreeSet;
 
 const CPU: Cpu = Cpu { real_bits: 57 };
 const FORMAT: Power<16> = Power { output_bits: 48 };
@@ -116,6 +115,67 @@ fn each_attribute_is_the_bit_that_linux_names() {
     let user = |software| base ^ raw(Attributes { software, ..RAM });
     assert_eq!([0, 1, 2].map(|bit| user(Software::bit(bit))), [0x800, 0x400, 0x200]);
     assert_eq!(word(PowerK4::MARK), 0x2000_0000_0000_0000);
+    // V is in the first byte, EAA in the last, on any host.
+    let leaf = bytes(PowerK4::leaf(FORMAT.encode(RAM).unwrap(), 0, Hpa(0)));
+    assert_eq!((leaf[0], leaf[7] & 7), (0xc0, 7));
+    // A leaf and a base have all bits of an address: RPN, bits 7:51, and NLB, bits 4:55.
+    let all = (1 << 57) - 0x1000;
+    assert_eq!(word(PowerK4::leaf(0, 0, Hpa(all)) ^ PowerK4::leaf(0, 0, Hpa(0))), all);
+    let all = 0x0fff_ffff_ffff_ff00;
+    assert_eq!(word(PowerK4::table(Hpa(all), 1) ^ PowerK4::table(Hpa(0), 1)), all);
+}
+
+#[test]
+fn tables_are_as_large_as_the_processors_walk_them() {
+    let roots = [12, 16, 40, 52].map(|bits| (bits, 1, 8192));
+    check_roots(PowerK4::default(), 12..=52, &roots);
+    check_roots(PowerK64::default(), 16..=52, &roots[1..]);
+    assert_eq!([0, 1, 2].map(PowerK4::entries), [512, 512, 512]);
+    assert_eq!([0, 1, 2].map(PowerK64::entries), [32, 512, 512]);
+    assert_eq!([0, 1, 2, 3, 4].map(PowerK4::shift), [12, 21, 30, 39, 48]);
+    assert_eq!([0, 1, 2, 3, 4].map(PowerK64::shift), [16, 21, 30, 39, 48]);
+    assert_eq!((PowerK4::TABLE_BYTES, PowerK64::TABLE_BYTES), (4096, 4096));
+    // Real addresses end where the page number does, or the CPU's own.
+    let output = |output_bits| Power::<12> { output_bits }.output_bits();
+    assert_eq!((PowerK4::default().output_bits(), output(51), output(64)), (57, 51, 57));
+}
+
+#[test]
+fn a_page_size_that_the_format_has_not_is_refused_with_those_that_it_has() {
+    let level = |bytes| PowerK64::level_of(size(bytes));
+    assert_eq!([1 << 16, 2 << 20, 1 << 30].map(level), [Ok(0), Ok(1), Ok(2)]);
+    for bytes in [4 << 10, 1 << 20, 16 << 20, 1 << 39] {
+        let error = level(bytes).unwrap_err();
+        assert_eq!((error.smallest.bytes(), error.largest.bytes()), (64 << 10, 1 << 30));
+    }
+    assert!(PowerK4::level_of(size(64 << 10)).is_err());
+}
+
+#[test]
+fn a_leaf_that_points_further_is_that_of_the_next_address_across_every_byte() {
+    let leaf = |hpa| PowerK4::leaf(PowerK4::ACCESSED, 0, Hpa(hpa));
+    for shift in 12..52 {
+        let (here, next) = ((1 << shift) - 0x1000, 1 << shift);
+        assert_eq!(PowerK4::further(leaf(here), 0x1000), leaf(next));
+    }
+}
+
+#[test]
+fn descriptors_go_up_by_one_step_up_to_each_end_of_a_field() {
+    fn check<const P: u32>() {
+        let leaf = |page: u64| Power::<P>::leaf(Power::<P>::ACCESSED, 0, Hpa(page << P));
+        let step = Power::<P>::leaf(0, 0, Hpa(1 << P)) - Power::<P>::leaf(0, 0, Hpa(0));
+        let mut ends = 0;
+        for page in 1..1 << 12 {
+            let even = leaf(page - 1).wrapping_add(step) == leaf(page);
+            let end = Power::<P>::CARRY != 0 && (page << P).is_multiple_of(Power::<P>::CARRY);
+            assert_eq!(even, !end, "{page:#x}");
+            ends += u64::from(end);
+        }
+        assert_eq!(ends != 0, cfg!(target_endian = "little"));
+    }
+    check::<12>();
+    check::<16>();
 }
 
 #[test]
@@ -126,6 +186,11 @@ fn a_partition_table_entry_is_the_doubleword_that_linux_stores() {
     assert_eq!(entry(0x8021_0000), 0xc000_0000_8021_00ad);
     assert_eq!(entry((1 << 60) - 0x1_0000), 0xcfff_ffff_ffff_00ad);
     assert_eq!(PowerK64::partition_entry(Hpa(0x8021_0000)), Ok(entry(0x8021_0000)));
+    for root in [0x1000, 0x8000, 1 << 60, u64::MAX] {
+        let error = RootError { root: Hpa(root) };
+        assert_eq!(PowerK4::partition_entry(Hpa(root)), Err(error));
+    }
+    says(&RootError { root: Hpa(0x8000) }.to_string(), &["0x8000", "0x10000"]);
 }
 
 /// The fields that the manual gives for attributes, as numbers.
@@ -175,15 +240,28 @@ fn leaves_are_the_manuals_in_every_combination() {
 }
 
 #[test]
-fn what_only_software_may_see_is_invalid_at_every_level() {
-    let tokens = [0, 1, 1 << 47, (1 << 48) - 1, 0xaaaa_aaaa_aaaa, 0x5555_5555_5555];
-    let frames = [0, 0x1000, (1 << 57) - 0x1000].map(Hpa);
-    let markers = frames.iter().flat_map(|&f| [PowerK64::frozen(f), PowerK64::retired(f)]);
-    let raws: BTreeSet<u64> = markers.chain(tokens.map(PowerK64::reserved)).chain([0]).collect();
-    assert_eq!(raws.len(), 2 * frames.len() + tokens.len() + 1, "all are different");
-    for (raw, level) in raws.iter().flat_map(|&raw| (0..4).map(move |level| (raw, level))) {
-        assert_eq!(CPU.decode(bytes(raw), PowerK64::shift(level)), Entry::Invalid, "{raw:#x}");
+fn entries_are_the_manuals_whatever_the_engine_records_in_them() {
+    fn check<const P: u32>() {
+        check_entries(&[Power::<P>::default()], 3, |raw, level| {
+            match CPU.decode(bytes(raw), Power::<P>::shift(level)) {
+                Entry::Directory(base, size) => {
+                    assert_eq!(size, u64::from(Power::<P>::entries(level - 1).ilog2()));
+                    assert!(!Power::<P>::all_pages(raw));
+                    Some((base, true))
+                }
+                Entry::Invalid => {
+                    // EAA, R and C: walks pass it quickly.
+                    assert_eq!(word(raw) & 0x183, 0, "{raw:#x}");
+                    None
+                }
+                other => panic!("{raw:#x} at {level}: {other:?}"),
+            }
+        });
+        assert_eq!(Power::<P>::kind(Power::<P>::table(Hpa(0x1000), 1), 0), Kind::Frozen);
+        assert!(Power::<P>::all_pages(Power::<P>::leaf(0, 0, Hpa(0))));
     }
+    check::<12>();
+    check::<16>();
 }
 
 /// The pages of a table are filled by runs of stores. A run ends where a byte of the address

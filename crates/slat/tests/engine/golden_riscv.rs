@@ -2,18 +2,19 @@
 //! Physical Address Translation", "Sv39", "Svpbmt"), and the names that Linux gives to bits in
 //! `arch/riscv/include/asm/pgtable-bits.h`, `pgtable-64.h` and `csr.h`.
 
-use crate::common::hardware::leaves::{Marks, all_attributes, check_leaves};
+use crate::common::hardware::leaves::{
+    Marks, all_attributes, check_entries, check_leaves, check_roots,
+};
 use crate::common::hardware::riscv::{Cpu, Hart, Page, Pte};
 use crate::common::hardware::{Access as Used, Hardware};
-use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
+use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range, says};
 use crate::common::{TestPlatform, destroy};
-use slat::format::riscv::{Mode, RiscV};
-use slat::format::{Access, AttributeError, Format};
+use slat::format::riscv::{HgatpError, Mode, RiscV};
+use slat::format::{Access, AttributeError, Format, Geometry};
 use slat::{
     Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Memory, PageSize, Software, TableCache, Tables,
     Vmid,
 };
-use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 const CPU: Cpu = Cpu { svpbmt: true, physical_bits: 56 };
@@ -105,12 +106,41 @@ fn hgatp_is_the_word_that_linux_loads() {
     assert_eq!(hgatp(41, 0x8020_4000, 0), 0x8000_0000_0008_0204);
     assert_eq!(hgatp(50, 0x8020_4000, 1), 0x9000_1000_0008_0204);
     assert_eq!(hgatp(59, 0x8020_4000, 0x3fff), 0xa3ff_f000_0008_0204);
+    // One that cannot be is refused with the field that does not fit.
+    let geometry = format.geometry(41).unwrap();
+    let hgatp = |root_level, root, vmid| {
+        RiscV::hgatp(&Geometry { root_level, ..geometry }, Hpa(root), Vmid(vmid))
+    };
+    for (level, root, vmid, error) in [
+        (1, 0x4000, 1, HgatpError::Level { level: 1 }),
+        (5, 0x4000, 1, HgatpError::Level { level: 5 }),
+        (2, 0x4000, 1 << 14, HgatpError::Vmid { vmid: Vmid(1 << 14) }),
+        (2, 0x1000, 1, HgatpError::Root { root: Hpa(0x1000) }),
+        (2, 0x2000, 1, HgatpError::Root { root: Hpa(0x2000) }),
+        (2, 1 << 56, 1, HgatpError::Root { root: Hpa(1 << 56) }),
+    ] {
+        assert_eq!(hgatp(level, root, vmid), Err(error));
+    }
+    says(&hgatp(2, 0x1000, 1).unwrap_err().to_string(), &["0x1000", "0x4000"]);
+    assert!(hgatp(4, (1 << 56) - 0x4000, 0x3fff).is_ok());
+}
+
+#[test]
+fn tables_take_the_narrowest_mode_and_a_root_of_2048_entries() {
+    let all = [(12, 2), (32, 2), (41, 2), (42, 3), (50, 3), (51, 4), (59, 4)];
+    let all = all.map(|(bits, level)| (bits, level, 2048));
+    for (widest, most, modes) in
+        [(Mode::Sv39x4, 41, 3), (Mode::Sv48x4, 50, 5), (Mode::Sv57x4, 59, 7)]
+    {
+        assert_eq!(widest.address_bits(), most);
+        check_roots(RiscV { widest, ..Default::default() }, 12..=most, &all[..modes]);
+    }
+    assert_eq!(RiscV { output_bits: 64, ..Default::default() }.output_bits(), 56);
 }
 
 #[test]
 fn sv57x4_reaches_its_last_page_and_its_last_block() {
     let format = RiscV { widest: Mode::Sv57x4, ..Default::default() };
-    assert_eq!(format.geometry(60).unwrap_err().max, 59);
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let mut tables = Tables::new(format, Vmid(1), 59, &platform).unwrap();
     let mut storage = [const { None }; 8];
@@ -208,14 +238,36 @@ fn leaves_are_the_manuals_in_every_combination() {
 }
 
 #[test]
-fn what_only_software_may_see_is_invalid_at_every_level() {
-    let tokens = [0, 1, 1 << 47, (1 << 48) - 1, 0xaaaa_aaaa_aaaa, 0x5555_5555_5555];
-    let frames = [0, 0x1000, (1 << 56) - 0x1000].map(Hpa);
-    let markers = frames.iter().flat_map(|&f| [RiscV::frozen(f), RiscV::retired(f)]);
-    let raws: BTreeSet<u64> = markers.chain(tokens.map(RiscV::reserved)).chain([0]).collect();
-    assert_eq!(raws.len(), 2 * frames.len() + tokens.len() + 1, "all are different");
-    for (raw, i) in raws.iter().flat_map(|&raw| (0..5).map(move |i| (raw, i))) {
-        assert_eq!(CPU.decode(raw, i), Pte::Invalid, "{raw:#x}");
+fn entries_are_the_manuals_whatever_the_engine_records_in_them() {
+    let formats = [false, true].map(|memory_types| RiscV { memory_types, ..Default::default() });
+    check_entries(&formats, 4, |raw, level| match CPU.decode(raw, u32::from(level)) {
+        Pte::Table(address) => Some((address, true)),
+        Pte::Invalid => None,
+        other => panic!("{raw:#x} at {level}: {other:?}"),
+    });
+}
+
+/// A change of rights makes neither a table nor a reserved encoding, with and without memory types.
+#[test]
+fn every_sequence_of_changes_of_rights_leaves_a_leaf() {
+    for memory_types in [false, true] {
+        let format = RiscV { memory_types, ..Default::default() };
+        for bits in all_attributes().filter_map(|a| format.encode(a).ok()) {
+            let raw = RiscV::leaf(bits, 0, Hpa((1 << 56) - 0x1000));
+            let unread = RiscV::readable(raw, false);
+            let accesses = [Access::Read, Access::Write, Access::Execute];
+            let changed = accesses.map(|access| format.relaxed(raw, access));
+            let protected = [raw, unread].into_iter().flat_map(|raw| {
+                let read_only = RiscV::write_protected(raw);
+                let both = RiscV::execute_protected(read_only);
+                [raw, read_only, RiscV::execute_protected(raw), both]
+            });
+            for leaf in protected.chain(changed) {
+                let Pte::Page(page) = CPU.decode(leaf, 0) else { panic!("{leaf:#x}") };
+                // U, without which hardware faults, stands where there is a right.
+                assert_eq!(leaf >> 4 & 1 == 1, page.read || page.execute, "{leaf:#x}");
+            }
+        }
     }
 }
 

@@ -26,8 +26,6 @@ mod given;
 mod given_back;
 mod golden_arm64;
 mod golden_ept;
-mod golden_lpa;
-mod golden_lpa2;
 mod golden_npt;
 mod golden_power;
 mod golden_riscv;
