@@ -200,14 +200,14 @@ pub fn check_entries<F: Format>(
         for frame in frames.into_iter().filter(|_| level > 0) {
             let table = F::table(frame, level);
             assert_eq!(hardware(table, level), Some((frame.0, true)), "{table:#x}");
-            let bits = [F::TABLE_ACCESSED, F::TABLE_WRITE, F::MARK, F::AGEING];
+            let bits = [F::TABLE_ACCESSED, F::MARK, F::AGEING];
             for set in 0..1u32 << bits.len() {
                 let chosen = (0..).zip(bits).filter(|(n, _)| set >> n & 1 == 1);
                 let raw = chosen.fold(table, |raw, (_, bit)| raw ^ bit);
                 assert_eq!(F::kind(raw ^ other, level), Kind::Table);
                 assert_eq!(F::table_address(raw ^ other), frame);
-                if F::TABLE_WRITE != 0 {
-                    assert_eq!(hardware(raw, level), Some((frame.0, set & 2 == 0)), "{raw:#x}");
+                if F::TABLE_ACCESSED != 0 {
+                    assert_eq!(hardware(raw, level), Some((frame.0, true)), "{raw:#x}");
                 }
             }
         }
@@ -220,7 +220,7 @@ pub fn check_entries<F: Format>(
     let tables = [F::table(frames[1], 1); RUN];
     assert!(!all_tables(&tables, 0), "level 0 has none");
     invalid.extend(leaves(1).into_iter().map(|raw| (raw, Kind::Leaf)));
-    let bare = F::table(Hpa(0), 1) & !(F::TABLE_ACCESSED | F::TABLE_WRITE);
+    let bare = F::table(Hpa(0), 1) & !F::TABLE_ACCESSED;
     invalid.extend([(bare, Kind::Table), (bare | F::MARK, Kind::Table)]);
     for (place, (raw, kind)) in (0..RUN).flat_map(|at| invalid.iter().map(move |it| (at, it))) {
         let mut run = tables;
