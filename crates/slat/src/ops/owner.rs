@@ -13,7 +13,7 @@
 //! (`Tables::break_before_fill`).
 
 use super::map::MapError;
-use super::{ChangeError, Owner, owner};
+use super::{Owner, owner};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::cache::TableCache;
 use crate::format::{Format, Kind};
