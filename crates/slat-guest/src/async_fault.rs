@@ -52,19 +52,6 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         self.waits.all()
     }
 
-    /// Calls `sleep` until the page has arrived, then ends the wait. `sleep` returns when the vCPU
-    /// is woken ([`Host::wake`]), now and then, or at once.
-    pub fn sleep_until(&mut self, arrival: AsyncFault, mut sleep: impl FnMut()) {
-        while !self.is_ready(&arrival) {
-            sleep();
-        }
-        let guest = self.worker.guest;
-        let this = |wait: &AsyncFault, _| *wait == arrival;
-        if let Some((_, since)) = self.waits.end(&guest.waits, self.id, this) {
-            guest.stalls.record(guest.tables.platform().now() - since);
-        }
-    }
-
     /// Begins to wait for the page, for which the backing has answered *not yet*. Returns `Err` if
     /// the fault has to ask the backing once more.
     pub(crate) fn wait_for(

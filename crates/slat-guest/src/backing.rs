@@ -93,13 +93,6 @@ pub trait Backing {
         Err(NoPage::Never)
     }
 
-    /// Returns the page at `host` for reading, if it is present: the same answer as
-    /// [`Backing::page`] gives, but it fetches nothing. Faults call it for the pages around their
-    /// own ([`Config::fault_around`](crate::Config::fault_around)).
-    fn try_page(&self, _host: Hva) -> Option<Page> {
-        None
-    }
-
     /// Lets other threads run while a backing of this crate, around this one, waits for a thread
     /// that copies pages: the VMM's [`Host::wait`](crate::Host::wait).
     fn wait(&self) {

@@ -53,7 +53,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for piece in parts.into_iter().flat_map(|part| pieces(part, F::size(F::LARGEST_LEAF))) {
             bytes += self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
                 // If executable huge pages are not allowed, a collapse must not make one.
-                let huge = view.execute_huge == ExecuteHuge::Allowed;
+                let huge = guest.config.execute_huge == ExecuteHuge::Allowed;
                 let fits = |leaf: &Attributes| leaf.execute == Execute::None || huge;
                 for (memslot, part) in view.parts(&piece) {
                     if memslot.deleting || memslot.log.is_some() || !wanted(memslot) {
@@ -85,7 +85,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if bytes != 0 {
             guest.event(|| Event::Collapse { range, bytes });
         }
-        guest.reclaim_in(&guest.tables);
+        guest.tables.reclaim();
         bytes
     }
 
@@ -133,14 +133,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         match result {
             Ok(()) => Ok(()),
             Err(SplitStop::Contended { at }) => Err(Contended { at }),
-            Err(SplitStop::OutOfFrames { .. } | SplitStop::TableLimit { .. }) => {
+            Err(SplitStop::OutOfFrames { .. }) => {
                 let _moving = guest.marks_in_flight.begin();
                 self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {
                     guest.unmap(view, &guest.tables, guard, [leaf], |removed| {
                         guest.spill_marks(view, &removed);
                     });
                 });
-                guest.reclaim_in(&guest.tables);
+                guest.tables.reclaim();
                 Ok(())
             }
             Err(SplitStop::Asked | SplitStop::Refused(_)) => {

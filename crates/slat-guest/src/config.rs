@@ -1,6 +1,5 @@
 //! The configuration with which a guest's memory is made.
 
-use crate::sync::{AtomicU64, Ordering};
 use slat::PageSize;
 
 /// The configuration of a guest's memory.
@@ -23,8 +22,7 @@ pub struct Config {
     /// The leaf size to which blocks are split before their first write: when a memslot begins to
     /// log or, with `initially_set`, when its log is cleared. With `None` faults split blocks. If
     /// the size is larger than a page, leaves of that size are write-protected, and the first write
-    /// in each splits it further. [`Guest::set_eager_split`](crate::Guest::set_eager_split) changes
-    /// it.
+    /// in each splits it further.
     pub eager_split: Option<PageSize>,
     /// The number of entries of each vCPU's dirty ring, a power of two; `None` for no rings.
     pub ring: Option<u32>,
@@ -33,8 +31,7 @@ pub struct Config {
     /// memslots that do not log, and while huge pages may be executed. A memslot that begins to log
     /// unfolds its groups; faults do not fold them again by themselves.
     pub contiguous: bool,
-    /// Whether huge pages may be executed at first;
-    /// [`Worker::set_execute_huge`](crate::Worker::set_execute_huge) changes it.
+    /// Whether huge pages may be executed.
     pub execute_huge: ExecuteHuge,
     /// How memory is maintained when vCPUs switch their caches on or off, on a format that does not
     /// force the guest to use them (Arm without FEAT_S2FWB). On other formats it has no effect.
@@ -52,20 +49,6 @@ pub struct Config {
     /// unmapped, and two bits for each page record its use by devices
     /// ([`Worker::device_used`](crate::Worker::device_used)).
     pub devices: bool,
-    /// The number of table pages that the guest may have, in the tables that vCPUs share, in vCPUs'
-    /// own tables and in its workers' caches, without the roots; `None` for no bound.
-    ///
-    /// Each view of [`CachePolicy::Exact`](crate::CachePolicy::Exact) can come to map all of the
-    /// guest's memory in small pages: without a bound a guest can make its host spend 1/512 of the
-    /// guest's memory (4K pages) on tables for each vCPU. A guest that has reached its bound is
-    /// refused more ([`Refusal::TableLimit`](crate::Refusal::TableLimit)); other guests are not.
-    pub table_pages: Option<u32>,
-    /// The number of pages in the aligned run around a fault that the fault maps with its own page,
-    /// if the backing has them at hand ([`Backing::try_page`](crate::Backing::try_page)). It is
-    /// rounded down to a power of two, and the run stays within one table and one memslot. With 0
-    /// or 1 a fault maps its own page only. Pages mapped in this way do not count as used; on
-    /// hardware that does not mark use each of them still takes a fault.
-    pub fault_around: u32,
 }
 
 impl Config {
@@ -85,8 +68,6 @@ impl Config {
             caches: CachePolicy::DEFAULT,
             caches_on: false,
             devices: false,
-            table_pages: None,
-            fault_around: 0,
         }
     }
 
@@ -98,31 +79,6 @@ impl Config {
     /// Whether vCPUs may need tables of their own.
     pub(crate) fn needs_views(&self, forced: bool) -> bool {
         !forced && self.caches == CachePolicy::Exact
-    }
-}
-
-/// The size of eager splits: its base-2 logarithm, 0 for none. Accesses order no other memory.
-#[derive(Debug)]
-pub(crate) struct EagerSize(AtomicU64);
-
-impl EagerSize {
-    pub fn new(size: Option<PageSize>) -> Self {
-        Self(AtomicU64::new(Self::raw(size)))
-    }
-
-    fn raw(size: Option<PageSize>) -> u64 {
-        size.map_or(0, |size| size.shift().into())
-    }
-
-    pub fn get(&self) -> Option<PageSize> {
-        match self.0.load(Ordering::Relaxed) {
-            0 => None,
-            shift => PageSize::from_bytes(1 << shift),
-        }
-    }
-
-    pub fn set(&self, size: Option<PageSize>) {
-        self.0.store(Self::raw(size), Ordering::Relaxed);
     }
 }
 

@@ -4,14 +4,11 @@
 //! of the wrong kind.
 
 use crate::backing::{Backing, Hva, HvaRange};
-use crate::budget::NoPages;
-use crate::config::ExecuteHuge;
 use crate::host::Host;
 use crate::invalidate::Taken;
 use crate::invalidations::InvalidationInProgress;
 use crate::memslots::Memslot;
 use crate::memslots::kinds::Kinds;
-use crate::outcome::{Refusal, TableLimit};
 use crate::private::{Denial, MemoryKind, PrivateLeaves, PrivateRange};
 use crate::ranges::{cut_by, pieces};
 use crate::sync::agreed;
@@ -38,8 +35,6 @@ pub enum ConvertError {
     Denied(Denial),
     /// A private block has to be split, and the platform has no table pages.
     OutOfFrames(OutOfFrames),
-    /// A private block has to be split, and the guest may have no more table pages.
-    TableLimit(TableLimit),
     /// The tables refuse to split a private block.
     Split(SplitError),
 }
@@ -55,7 +50,6 @@ impl fmt::Display for ConvertError {
             Self::Pinned => f.write_str("a device has some of the range pinned; let it go first"),
             Self::Denied(reason) => reason.fmt(f),
             Self::OutOfFrames(reason) => reason.fmt(f),
-            Self::TableLimit(reason) => reason.fmt(f),
             Self::Split(reason) => reason.fmt(f),
         }
     }
@@ -185,7 +179,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             });
             guest.counters.invalidated_bytes.add(bytes);
         }
-        guest.reclaim_in(&guest.tables);
+        guest.tables.reclaim();
         Ok(())
     }
 
@@ -235,38 +229,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(())
     }
 
-    /// Splits the private block that has the page at `gpa`, if there is one, because a fetch may
-    /// not execute from it. This takes turns with conversions and changes of memslots.
-    pub(crate) fn split_private_page(&mut self, gpa: Gpa) -> Result<(), Refusal> {
-        let _turn = self.guest.no_change();
-        let page = F::size(0).bytes();
-        let start = gpa.0 & !(page - 1);
-        let at = GpaRange::new(Gpa(start), page).expect("a page is not empty");
-        // The page, or the switch, may have changed before it was this thread's turn.
-        let split = self.look(|view| {
-            view.execute_huge != ExecuteHuge::Allowed
-                && view.at(gpa).and_then(|memslot| memslot.kind_of::<F>(&at))
-                    == Some(MemoryKind::Private)
-        });
-        if !split {
-            return Ok(());
-        }
-        // One of the two is inside the block, whose split is along the path to both pages.
-        for at in [start, start + page] {
-            self.split_private(Gpa(at)).map_err(|reason| match reason {
-                ConvertError::Denied(denied) => Refusal::Private(denied),
-                ConvertError::TableLimit(limit) => Refusal::TableLimit(limit),
-                ConvertError::Split(reason) => Refusal::Split(reason),
-                _ => Refusal::OutOfFrames,
-            })?;
-        }
-        Ok(())
-    }
-
     /// Splits the private block that has `at` inside it, if there is one. Only the thread that
     /// holds the lock for changes of memslots splits private blocks, and no thread makes one
-    /// meanwhile: the pages on one side of `at` are being converted, or invalidated, or huge pages
-    /// may not be executed, so that faults map private memory in pages.
+    /// meanwhile: the pages on one side of `at` are being converted, or invalidated.
     fn split_private(&mut self, at: Gpa) -> Result<(), ConvertError> {
         let guest = self.guest;
         let host = guest.tables.platform();
@@ -284,10 +249,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             };
             let Some((block, byte)) = leaf else { return Ok(()) };
             // All table pages for the split, before the machine is asked.
-            self.top_up(usize::from(F::LARGEST_LEAF) + 1).map_err(|short| match short {
-                NoPages::Frames(error) => ConvertError::OutOfFrames(error),
-                NoPages::Limit(limit) => ConvertError::TableLimit(limit),
-            })?;
+            self.top_up(usize::from(F::LARGEST_LEAF) + 1).map_err(ConvertError::OutOfFrames)?;
             if told.replace(block.start()).is_none() {
                 let hpa = slat::Hpa(byte.hpa.0 - (at.0 - block.start().0));
                 let leaf = PrivateLeaves { gpa: block.start(), hpa, bytes: block.size() };
@@ -357,7 +319,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 };
             }
         }
-        guest.reclaim_in(&guest.tables);
+        guest.tables.reclaim();
         Ok(())
     }
 }

@@ -1,7 +1,6 @@
 //! Eager splits: huge pages of a range become small before the guest writes to them.
 
 use crate::backing::Backing;
-use crate::budget::NoPages;
 use crate::host::Host;
 use crate::outcome::{SplitReport, SplitStop};
 use crate::sync::{AtomicU64, Ordering};
@@ -127,11 +126,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             // A split that runs out of table pages has used those that it had, so each round gets
             // further.
             let at = Gpa(start);
-            match self.top_up(1) {
-                Ok(()) => {}
-                Err(NoPages::Frames(error)) => return Err(SplitStop::OutOfFrames { at, error }),
-                Err(NoPages::Limit(limit)) => return Err(SplitStop::TableLimit { at, limit }),
-            }
+            self.top_up(1).map_err(|error| SplitStop::OutOfFrames { at, error })?;
             let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
             let result = self.with_memslots(&guest.tables, |view, Inside { guard, cache, .. }| {
                 // Private memory does not log, and its blocks may be split only with the machine's

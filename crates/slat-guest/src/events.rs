@@ -39,8 +39,7 @@ impl<E: Events + ?Sized> Events for &E {
     }
 }
 
-/// An event. One thread reports a `Begin` event and the matching `End` event, except for a change
-/// of a memslot that is done in pieces ([`Worker::begin_memslot`](crate::Worker::begin_memslot)).
+/// An event. One thread reports a `Begin` event and the matching `End` event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event {

@@ -39,9 +39,6 @@ pub(crate) enum Step {
     /// The write may replace the page, so it has to be unmapped everywhere else first
     /// ([`Guest::cow_in_flight`]).
     Replaces(HvaRange),
-    /// The fetch is from a private block that may not be executed: it has to be split first, with
-    /// the machine's consent.
-    SplitsPrivate,
 }
 
 impl From<Outcome> for Step {
@@ -58,29 +55,13 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// leaf ([`slat::Platform::invalidate_local`], which this calls); other CPUs may fault once
     /// more. On RISC-V without Svvptc the caller executes HFENCE.GVMA without an address after
     /// every outcome. The guest may be run again after every outcome except [`Outcome::Mmio`],
-    /// [`Outcome::RingFull`], [`Outcome::Convert`] and [`Outcome::Refused`], which say what has to
-    /// be done first.
-    ///
-    /// If pages may be private, the access counts as one of the page's kind. A machine that reports
-    /// the kind of an access uses [`Vcpu::fault_as`].
+    /// [`Outcome::RingFull`] and [`Outcome::Refused`], which say what has to be done first.
     pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
-        self.timed(gpa, access, None)
-    }
-
-    /// Handles a fault as [`Vcpu::fault`] does, for an access that wants a page of `kind`, as the
-    /// guest's tables, an address bit or the fault's syndrome said. `gpa` is without such a bit. If
-    /// the page is of the other kind, the outcome is [`Outcome::Convert`].
-    pub fn fault_as(&mut self, gpa: Gpa, access: Access, kind: MemoryKind) -> Outcome {
-        self.timed(gpa, access, Some(kind))
-    }
-
-    #[inline]
-    fn timed(&mut self, gpa: Gpa, access: Access, kind: Option<MemoryKind>) -> Outcome {
         let host = self.worker.guest.tables.platform();
         let (guest, vcpu) = (self.worker.guest, self.id);
         guest.event(|| Event::FaultBegin { vcpu, gpa, access });
         let begin = host.now();
-        let outcome = self.answer(gpa, access, kind);
+        let outcome = self.answer(gpa, access);
         let ticks = host.now() - begin;
         guest.vcpus[vcpu as usize].fault(&outcome, ticks);
         guest.event(|| Event::FaultEnd { vcpu, gpa, outcome, ticks });
@@ -88,18 +69,15 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     }
 
     #[inline]
-    fn answer(&mut self, gpa: Gpa, access: Access, wanted: Option<MemoryKind>) -> Outcome {
+    fn answer(&mut self, gpa: Gpa, access: Access) -> Outcome {
         if access == Access::Write && self.ring_is_full() {
             return Outcome::RingFull;
         }
         self.announce();
-        let outcome = match self.attempt(gpa, access, wanted, true, None) {
+        let outcome = match self.attempt(gpa, access, true, None) {
             Step::Done(outcome) => outcome,
-            step => self.answer_at_length(gpa, access, wanted, step),
+            step => self.answer_at_length(gpa, access, step),
         };
-        if self.maps_around(&outcome) {
-            self.fault_around(gpa);
-        }
         self.waited(gpa, &outcome);
         outcome
     }
@@ -111,7 +89,6 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         &mut self,
         gpa: Gpa,
         access: Access,
-        wanted: Option<MemoryKind>,
         first: bool,
         replaced: Option<HvaRange>,
     ) -> Step {
@@ -122,11 +99,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let (id, uncached, tables) = (self.id, self.view.is_some(), guest.space(self.view));
         self.worker.with_memslots(tables, |view, inside| {
             let Some(memslot) = view.at(gpa) else {
-                // No VMM may emulate a private access.
-                return match wanted {
-                    Some(to @ MemoryKind::Private) => Outcome::Convert { to }.into(),
-                    _ => Outcome::Mmio.into(),
-                };
+                return Outcome::Mmio.into();
             };
             if memslot.deleting {
                 return Outcome::Retry(Retry::MemslotDeleting).into();
@@ -136,13 +109,10 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
             let Some(kind) = memslot.kind_of::<F>(&page) else {
                 return Outcome::Retry(Retry::Converting).into();
             };
-            if let Some(to) = wanted.filter(|&wanted| wanted != kind) {
-                return Outcome::Convert { to }.into();
-            }
             if access == Access::Write && memslot.spec.read_only {
                 return Outcome::Mmio.into();
             }
-            let mode = Mode::of(guest, view, memslot, (first, page.start()), replaced);
+            let mode = Mode::of(guest, memslot, (first, page.start()), replaced);
             inside.fault(&Fault { memslots: view, memslot, kind, gpa, access, id, uncached, mode })
         })
     }
@@ -171,8 +141,6 @@ pub(crate) enum Mode {
     Folds,
     /// The page that a write replaces is mapped nowhere else, and no other fault maps it.
     Alone,
-    /// No access asked for the page: it is mapped if it is at hand, and does not count as used.
-    Ahead,
 }
 
 impl Mode {
@@ -181,7 +149,6 @@ impl Mode {
     #[inline]
     pub fn of<F: Format, H: Host, B: Backing>(
         guest: &Guest<'_, F, H, B>,
-        view: &MemslotSnapshot,
         memslot: &Memslot,
         (first, page): (bool, Gpa),
         replaced: Option<HvaRange>,
@@ -189,7 +156,7 @@ impl Mode {
         let host = HvaRange { start: memslot.spec.host_of(page.0), bytes: F::size(0).bytes() };
         // Two faults that fold one group may void each other's reservations, so only first attempts
         // fold. All pages of a group are of one kind.
-        let allowed = view.execute_huge == ExecuteHuge::Allowed && memslot.kinds.is_none();
+        let allowed = guest.config.execute_huge == ExecuteHuge::Allowed && memslot.kinds.is_none();
         match replaced {
             Some(replaced) if replaced == host => Self::Alone,
             _ if first && guest.config.contiguous && allowed => Self::Folds,

@@ -2,9 +2,8 @@
 
 use crate::backing::Backing;
 use crate::bits::Moves;
-use crate::budget::Budget;
 use crate::caches::CacheState;
-use crate::config::{Config, EagerSize, Logging};
+use crate::config::{Config, Logging};
 use crate::events::{Event, report};
 use crate::host::Host;
 use crate::identity::Identity;
@@ -12,7 +11,7 @@ use crate::invalidations::Invalidations;
 use crate::memslots::Memslots;
 use crate::memslots::work::Unfinished;
 use crate::pins::Pins;
-use crate::ring::{DirtyGfn, Ring};
+use crate::ring::Ring;
 use crate::stalls::StallCells;
 use crate::stats::{Counters, Stats, VcpuCounters, WorkerCounters, vcpu_counters};
 use crate::sync::{AtomicU64, Ordering};
@@ -66,8 +65,8 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     /// Handles that leave the guest, and come back to an operation of it, have it too.
     pub(crate) identity: Identity,
     pub(crate) memslots: Memslots,
-    /// The unfinished changes of memslots. A thread holds the lock while it changes memslots.
-    pub(crate) changing: Turn<Vec<Unfinished>>,
+    /// A thread holds the lock while it changes memslots. A change that a panic has left unfinished.
+    pub(crate) changing: Turn<Option<Unfinished>>,
     pub(crate) invalidations: Invalidations,
     /// Invalidations of private memory, by addresses of private memory.
     pub(crate) private_invalidations: Invalidations,
@@ -77,15 +76,10 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     /// A thread holds it while it passes a change on to devices' tables
     /// ([`DeviceTables`](crate::DeviceTables)).
     pub(crate) device_notifier_lock: Turn<()>,
-    pub(crate) rings: Box<[Ring<'p>]>,
+    pub(crate) rings: Box<[Ring]>,
     pub(crate) resetting: Turn<()>,
     /// A thread holds it while it recovers huge pages.
     pub(crate) recovering: Turn<()>,
-    /// Not 0: huge pages lose the right to be executed, and not all were searched for yet. The lock
-    /// for changes of memslots guards it.
-    pub(crate) unsearched: AtomicU64,
-    pub(crate) budget: Budget,
-    pub(crate) eager_split: EagerSize,
     /// Hardware marks the first write through a leaf, so a leaf may be writable before it is
     /// written.
     pub(crate) marks_writes: bool,
@@ -162,13 +156,6 @@ pub enum GuestError {
     /// Hardware fills the log buffers when it sets a dirty mark, so they need
     /// [`Logging::Hardware`].
     BuffersNeedHardware,
-    /// The memory for a shared ring does not have as many entries as the guest's rings.
-    SharedRing {
-        /// The vCPU.
-        vcpu: u16,
-        /// The number of entries in that memory.
-        entries: usize,
-    },
     /// The number of a ring's entries is not a power of two from 128 to 65536.
     RingSize {
         /// The number of entries that was asked for.
@@ -190,11 +177,6 @@ impl fmt::Display for GuestError {
             ),
             Self::BuffersNeedHardware => f.write_str(
                 "hardware writes the addresses of pages that it marks; log by hardware's marks",
-            ),
-            Self::SharedRing { vcpu, entries } => write!(
-                f,
-                "the memory for the ring of vCPU {vcpu} has {entries} entries; as many as \
-                 `Config::ring` says are shared, for each vCPU"
             ),
             Self::RingSize { entries } => write!(
                 f,
@@ -256,8 +238,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             backing,
             config,
             identity: Identity::new(),
-            memslots: Memslots::new(config.execute_huge),
-            changing: Turn::new(Vec::new()),
+            memslots: Memslots::default(),
+            changing: Turn::new(None),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),
             cow_in_flight: Invalidations::new(),
@@ -266,9 +248,6 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Turn::new(()),
             recovering: Turn::new(()),
-            unsearched: AtomicU64::new(0),
-            budget: Budget::new(config.table_pages),
-            eager_split: EagerSize::new(config.eager_split),
             marks_writes,
             marks_in_flight: Moves::new(),
             host_unmaps: Moves::new(),
@@ -280,23 +259,6 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         })
     }
 
-    /// Shares the dirty rings with another process, which harvests them. `memory` has one ring for
-    /// each vCPU, of [`Config::ring`] entries, in KVM's layout ([`DirtyGfn`]). The caller shares
-    /// the rings before it makes a [`Vcpu`](crate::Vcpu).
-    ///
-    /// # Errors
-    /// [`GuestError::SharedRing`].
-    pub fn share_rings(mut self, memory: &[&'p [DirtyGfn]]) -> Result<Self, GuestError> {
-        for (vcpu, ring) in self.rings.iter_mut().enumerate() {
-            let entries = memory.get(vcpu).copied().unwrap_or_default();
-            if !ring.share(entries) {
-                let entries = entries.len();
-                return Err(GuestError::SharedRing { vcpu: vcpu as u16, entries });
-            }
-        }
-        Ok(self)
-    }
-
     /// Returns the tables that vCPUs share. **A CPU loads [`Vcpu::root`](crate::Vcpu::root), not
     /// the root of these tables**: on Arm without FEAT_S2FWB a vCPU is in tables of its own while
     /// its caches are off ([`Vcpu::has_view`](crate::Vcpu::has_view)), as it is at first unless
@@ -305,9 +267,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// A caller may look up, copy and compare, and move pages by [`slat::Guard::replace`]
     /// ([`Worker::is_pinned`](crate::Worker::is_pinned)). Other operations of a guard change what
     /// this crate does not learn of: what it maps, unmaps, splits or collapses is missing in
-    /// [`Stats::mapped`](crate::Stats::mapped) and in the bound on table pages
-    /// ([`Guest::table_pages`]), rights that it gives and dirty marks that it clears are missing in
-    /// the log, and devices' tables do not follow. Only the operations of
+    /// [`Stats::mapped`](crate::Stats::mapped), rights that it gives and dirty marks that it clears
+    /// are missing in the log, and devices' tables do not follow. Only the operations of
     /// [`Worker`](crate::Worker) and [`Vcpu`](crate::Vcpu) keep these right. A guard does not cover
     /// vCPUs' own tables.
     ///
@@ -400,14 +361,14 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Takes the lock for changes of memslots, for work that waits for faults. A thread may hold it
     /// for as long as [`Host::between_pieces`] takes.
     #[track_caller]
-    pub(crate) fn change_turn(&self) -> impl DerefMut<Target = Vec<Unfinished>> + '_ {
+    pub(crate) fn change_turn(&self) -> impl DerefMut<Target = Option<Unfinished>> + '_ {
         self.assert_outside();
         self.no_change()
     }
 
     /// Takes the same lock, for work that waits for no fault: no thread changes memslots meanwhile.
     #[track_caller]
-    pub(crate) fn no_change(&self) -> impl DerefMut<Target = Vec<Unfinished>> + '_ {
+    pub(crate) fn no_change(&self) -> impl DerefMut<Target = Option<Unfinished>> + '_ {
         self.changing.take(self.tables.platform())
     }
 
@@ -465,25 +426,11 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         core::mem::forget(left);
     }
 
-    /// Returns the number of the guest's table pages: those in its tables and in vCPUs' views,
-    /// those that were unlinked but not freed yet, and those in its workers' caches. Roots are not
-    /// counted.
-    pub fn table_pages(&self) -> u64 {
-        self.budget.charged()
-    }
-
     /// Frees unlinked tables that no thread can be inside any more; returns how many. Operations
     /// that unlink tables do this themselves; the call is for callers that want the pages at once.
-    /// Tables that [`Tables::reclaim`] frees instead stay charged to the guest.
     pub fn reclaim(&self) -> usize {
         // Includes views that have no leaves now: they may have unlinked tables.
         let views = self.views.iter().map(|view| &*view.tables);
-        core::iter::once(&*self.tables).chain(views).map(|tables| self.reclaim_in(tables)).sum()
-    }
-
-    pub(crate) fn reclaim_in(&self, tables: &Tables<'p, F, H>) -> usize {
-        let freed = tables.reclaim();
-        self.budget.give_back(freed as u64);
-        freed
+        core::iter::once(&*self.tables).chain(views).map(Tables::reclaim).sum()
     }
 }

@@ -76,9 +76,8 @@ pub trait Host: Platform {
     fn events(&self) -> impl Events {}
 
     /// Runs between pieces of work on a whole memslot (1 GiB, or the largest leaf): when a memslot
-    /// is deleted or moves, a log begins or ends, huge pages lose the right to be executed or are
-    /// built again, or writes are held. The thread that does the work calls this, and goes on with
-    /// it when this returns.
+    /// is deleted or moves, a log begins or ends, huge pages are built again, or writes are held.
+    /// The thread that does the work calls this, and goes on with it when this returns.
     ///
     /// The thread is outside the tables, so only threads that want to change memslots wait for it:
     /// faults, reads and clears of logs, ageing and invalidations go on, and unlinked tables are

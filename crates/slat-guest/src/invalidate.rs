@@ -108,7 +108,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 bytes
             });
             self.counters.invalidated_bytes.add(bytes);
-            guest.reclaim_in(tables);
+            tables.reclaim();
             all += bytes;
         }
         if !hosts.is_empty() {

@@ -42,8 +42,7 @@ pub enum LogError {
         /// The memslot.
         id: MemslotId,
     },
-    /// The memslot's log is being begun in pieces ([`Worker::begin_memslot`]), and is not complete
-    /// yet.
+    /// [`Worker::set_memslot`] is beginning the memslot's log.
     Beginning {
         /// The memslot.
         id: MemslotId,
@@ -120,7 +119,7 @@ impl fmt::Display for LogError {
         match self {
             Self::Missing { id } => write!(f, "memslot {} is not there, or does not log", id.0),
             Self::Beginning { id } => {
-                write!(f, "memslot {} begins to log: run that to its end first", id.0)
+                write!(f, "memslot {} begins to log: read it after that", id.0)
             }
             Self::Bitmap { needed, given } => {
                 write!(f, "the bitmap has {given} words; the memslot takes {needed}")

@@ -9,7 +9,6 @@
 
 pub(crate) mod change;
 pub(crate) mod kinds;
-pub(crate) mod progress;
 mod runs;
 pub(crate) mod spec;
 mod tree;
@@ -17,9 +16,7 @@ pub(crate) mod work;
 
 use crate::backing::{Hva, HvaRange};
 use crate::bits::{Bits, SpilledBits, Splits};
-use crate::config::ExecuteHuge;
 use crate::memslots::kinds::Kinds;
-use crate::memslots::progress::Progress;
 use crate::memslots::spec::{MemslotError, MemslotId, MemslotSpec};
 use crate::private::{PrivateAt, PrivateRange};
 use crate::sync::{AtomicU64, Ordering};
@@ -35,8 +32,8 @@ pub(crate) struct Memslot {
     /// It is being deleted or moved: faults are retried, invalidations still find it.
     pub deleting: bool,
     pub log: Option<Arc<Bits>>,
-    /// How far the beginning of the log has come, if the log began after the memslot was made.
-    pub begins: Option<Arc<Progress>>,
+    /// 0 until the log can be read, if the log began after the memslot was made.
+    pub begins: Option<Arc<AtomicU64>>,
     /// Accessed and dirty marks of its pages that their leaves no longer have.
     pub spilled_bits: Arc<SpilledBits>,
     /// Where instruction fetches have split huge pages.
@@ -57,7 +54,7 @@ pub(crate) enum Plan {
 
 /// The memslots at one time: by guest address, by host address, by name. A copy shares the parts
 /// that do not change.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct MemslotSnapshot {
     by_gpa: Tree<Gpa, Arc<Memslot>>,
     /// The key has the name because several memslots may have the same host memory.
@@ -65,20 +62,11 @@ pub(crate) struct MemslotSnapshot {
     by_id: Tree<MemslotId, Arc<Memslot>>,
     /// The memslots that have private memory.
     by_private: Tree<PrivateAt, Arc<Memslot>>,
-    /// Whether huge pages may be executed. It is in the snapshot so that a fault sees it and the
-    /// memslots as of the same moment.
-    pub execute_huge: ExecuteHuge,
     /// Two memslots may share host memory, or may have shared it.
     pub aliases: bool,
 }
 
 impl MemslotSnapshot {
-    /// Makes a snapshot without memslots.
-    fn new(execute_huge: ExecuteHuge) -> Self {
-        let (by_gpa, by_host, by_id, by_private) = Default::default();
-        Self { by_gpa, by_host, by_id, by_private, execute_huge, aliases: false }
-    }
-
     #[inline]
     pub fn at(&self, gpa: Gpa) -> Option<&Memslot> {
         let memslot = self.by_gpa.at_most(&gpa)?;
@@ -195,7 +183,7 @@ impl MemslotSnapshot {
 }
 
 /// The two lists of memslots.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub(crate) struct Memslots {
     lists: [UnsafeCell<MemslotSnapshot>; 2],
     current: AtomicU64,
@@ -206,11 +194,6 @@ pub(crate) struct Memslots {
 unsafe impl Sync for Memslots {}
 
 impl Memslots {
-    pub fn new(execute_huge: ExecuteHuge) -> Self {
-        let lists = [(); 2].map(|()| UnsafeCell::new(MemslotSnapshot::new(execute_huge)));
-        Self { lists, current: AtomicU64::new(0) }
-    }
-
     /// Returns the current memslots.
     ///
     /// # Safety

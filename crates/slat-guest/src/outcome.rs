@@ -1,8 +1,7 @@
 //! The outcomes of faults, and of eager splits.
 
-use crate::private::{Denial, MemoryKind};
+use crate::private::Denial;
 use crate::waits::AsyncFault;
-use core::fmt;
 use slat::{ChangeError, Gpa, MapError, OutOfFrames, PageSize, SplitError};
 
 /// The outcome of a fault.
@@ -37,14 +36,6 @@ pub enum Outcome {
     Mmio,
     /// The vCPU's dirty ring is full. Have the ring harvested and reset, then run the guest.
     RingFull,
-    /// The guest wants the page to be of another kind. Convert it
-    /// ([`Worker::convert`](crate::Worker::convert)) and run the guest, or inject a fault into the
-    /// guest (Linux: `KVM_EXIT_MEMORY_FAULT`). A private access where no memslot is has this
-    /// outcome as well, and cannot be converted.
-    Convert {
-        /// The kind that the guest wants.
-        to: MemoryKind,
-    },
     /// The fault cannot be resolved. Inject a fault into the guest, or end the guest.
     Refused(Refusal),
 }
@@ -56,8 +47,7 @@ pub enum Retry {
     Contended,
     /// The host is invalidating the memory.
     Invalidated,
-    /// The backing is fetching the page. The vCPU sleeps until the page arrives
-    /// ([`Vcpu::sleep_until`](crate::Vcpu::sleep_until)), runs something else until
+    /// The backing is fetching the page. The vCPU sleeps, or runs something else, until
     /// [`Vcpu::ready`](crate::Vcpu::ready) returns the arrival, or just tries again. `None`: the
     /// vCPU already has 16 waits, the maximum, including those whose page has arrived and that it
     /// has not ended.
@@ -79,9 +69,6 @@ pub enum Refusal {
     NotExecutable,
     /// The platform has no table pages.
     OutOfFrames,
-    /// The guest may have no more table pages
-    /// ([`Config::table_pages`](crate::Config::table_pages)).
-    TableLimit(TableLimit),
     /// The backing returned memory that the tables cannot map.
     Page(MapError),
     /// The tables refuse to change the leaf.
@@ -108,27 +95,6 @@ impl From<SplitError> for Outcome {
     }
 }
 
-/// The error of a guest that has as many table pages as it may have
-/// ([`Config::table_pages`](crate::Config::table_pages)).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TableLimit {
-    /// The number of table pages that the guest may have.
-    pub pages: u64,
-}
-
-impl fmt::Display for TableLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the guest has the {} table pages that its configuration allows; allow more, or have \
-             it use less memory in small pages",
-            self.pages
-        )
-    }
-}
-
-impl core::error::Error for TableLimit {}
-
 /// The result of one run of an [`EagerSplit`](crate::EagerSplit).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SplitReport {
@@ -153,13 +119,6 @@ pub enum SplitStop {
         /// The platform's error.
         error: OutOfFrames,
     },
-    /// The guest may have no more table pages. Another run continues from this address.
-    TableLimit {
-        /// The first address that is not split.
-        at: Gpa,
-        /// The number of table pages that the guest may have.
-        limit: TableLimit,
-    },
     /// Another thread held an entry for too long. Another run continues from this address.
     Contended {
         /// The first address that is not split.
@@ -173,9 +132,7 @@ impl SplitStop {
     /// Returns the address from which another run continues.
     pub(crate) const fn at(&self) -> Option<Gpa> {
         match self {
-            Self::OutOfFrames { at, .. } | Self::TableLimit { at, .. } | Self::Contended { at } => {
-                Some(*at)
-            }
+            Self::OutOfFrames { at, .. } | Self::Contended { at } => Some(*at),
             Self::Asked | Self::Refused(_) => None,
         }
     }

@@ -488,14 +488,6 @@ impl<B: Backing> Backing for PostCopy<B> {
         self.inner.private_page(at)
     }
 
-    fn try_page(&self, host: Hva) -> Option<Page> {
-        match self.number(host) {
-            Some(page) if !get(&self.here, page) => None,
-            Some(_) => self.inner.try_page(host).map(|page| self.lowered(host, page)),
-            None => self.inner.try_page(host),
-        }
-    }
-
     fn make_writable<R>(&self, host: Hva, grant: impl FnOnce(Page) -> R) -> Option<R> {
         match self.number(host) {
             Some(page) if !get(&self.here, page) => None,

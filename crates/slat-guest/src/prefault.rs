@@ -1,14 +1,10 @@
-//! Pages that are mapped before the guest accesses them: a range, by any worker, or pages at hand
-//! around a fault.
+//! Pages that are mapped before the guest accesses them.
 
 use crate::backing::{Backing, HvaRange};
-use crate::budget::NoPages;
 use crate::fault::{ATTEMPTS, Fault, Mode, PATH, Step};
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
-use crate::outcome::{Outcome, Refusal, Retry, TableLimit};
-use crate::private::MemoryKind;
-use crate::vcpu::Vcpu;
+use crate::outcome::{Outcome, Retry};
 use crate::worker::Worker;
 use slat::{Access, Format, Gpa, GpaRange};
 
@@ -40,9 +36,6 @@ pub enum PrefaultStop {
     Asked,
     /// The platform has no table pages.
     OutOfFrames,
-    /// The guest may have no more table pages
-    /// ([`Config::table_pages`](crate::Config::table_pages)).
-    TableLimit(TableLimit),
 }
 
 /// A number that no vCPU has: the bitmap, not a ring, logs what a prefault writes.
@@ -124,7 +117,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     return Found::Upto(gpa.0 + page, |done| &mut done.held);
                 };
                 let replaced = replacing.as_ref().map(|(of, _)| *of);
-                let mode = Mode::of(guest, view, memslot, (attempt == 0, gpa), replaced);
+                let mode = Mode::of(guest, memslot, (attempt == 0, gpa), replaced);
                 let (memslots, id, uncached) = (view, NOBODY, false);
                 let fault = Fault { memslots, memslot, kind, gpa, access, id, uncached, mode };
                 Found::Tried(inside.fault(&fault))
@@ -151,16 +144,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     replacing = Some((host, self.unmap_elsewhere((&guest.tables, gpa), host)));
                     continue;
                 }
-                Step::SplitsPrivate => match self.split_private_page(gpa) {
-                    Ok(()) => continue,
-                    Err(Refusal::TableLimit(limit)) => return Err(PrefaultStop::TableLimit(limit)),
-                    Err(Refusal::OutOfFrames) => return Err(PrefaultStop::OutOfFrames),
-                    Err(_) => (page, |done| &mut done.refused),
-                },
                 Step::Dry => match self.top_up(1) {
                     Ok(()) => continue,
-                    Err(NoPages::Limit(limit)) => return Err(PrefaultStop::TableLimit(limit)),
-                    Err(NoPages::Frames(_)) => return Err(PrefaultStop::OutOfFrames),
+                    Err(_) => return Err(PrefaultStop::OutOfFrames),
                 },
             };
             let next = (gpa.0 & !(bytes - 1)) + bytes;
@@ -176,47 +162,4 @@ type Count = fn(&mut PrefaultBytes) -> &mut u64;
 enum Found {
     Upto(u64, Count),
     Tried(Step),
-}
-
-impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
-    /// Maps the pages around a page that was just mapped, if the backing has them at hand, up to
-    /// [`Config::fault_around`](crate::Config::fault_around), in one table. They do not count as
-    /// used or written.
-    pub(crate) fn fault_around(&mut self, gpa: Gpa) {
-        let guest = self.worker.guest;
-        let page = F::size(0).bytes();
-        let bytes = u64::from(guest.config.fault_around) * page;
-        let most = F::size(1).bytes().min(1 << bytes.ilog2());
-        let (id, uncached, tables) = (self.id, self.view.is_some(), guest.space(self.view));
-        let start = gpa.0 & !(most - 1);
-        let mapped = self.worker.with_memslots(tables, |view, inside| {
-            let Some(memslot) = view.at(gpa).filter(|memslot| !memslot.deleting) else { return 0 };
-            let all =
-                GpaRange::new(Gpa(start), most).ok().and_then(|all| memslot.spec.common(&all));
-            let Some(all) = all else { return 0 };
-            let pages = (all.start().0..all.end().0).step_by(page as usize).map(Gpa);
-            let mapped = pages.filter(|&gpa| {
-                // Asked before a reservation, so that a page that is not at hand costs nothing
-                // more.
-                if guest.backing.try_page(memslot.spec.host_of(gpa.0)).is_none()
-                    || !matches!(inside.guard.translate(gpa), Ok(None))
-                {
-                    return false;
-                }
-                // Private pages are not mapped ahead.
-                let (access, kind, mode) = (Access::Read, MemoryKind::Shared, Mode::Ahead);
-                let fault =
-                    Fault { memslots: view, memslot, kind, gpa, access, id, uncached, mode };
-                matches!(inside.map_apart(&fault, F::size(0)), Step::Done(Outcome::Mapped(_)))
-            });
-            mapped.count() as u64
-        });
-        self.worker.counters.mapped_ahead.add(mapped);
-    }
-
-    /// Returns whether the pages around a fault are to be mapped as well.
-    #[inline]
-    pub(crate) fn maps_around(&self, outcome: &Outcome) -> bool {
-        self.worker.guest.config.fault_around > 1 && *outcome == Outcome::Mapped(F::size(0))
-    }
 }

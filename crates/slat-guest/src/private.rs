@@ -3,9 +3,7 @@
 //! Each page of a memslot that has private memory
 //! ([`MemslotSpec::private`](crate::MemslotSpec::private)) is either *shared*, with host memory
 //! behind it, or *private*, with memory that no process of the host has mapped. All pages are
-//! shared at first. If an access wants the other kind, the outcome is
-//! [`Outcome::Convert`](crate::Outcome::Convert); [`Worker::convert`](crate::Worker::convert)
-//! converts pages.
+//! shared at first; [`Worker::convert`](crate::Worker::convert) converts pages.
 
 use core::fmt;
 use slat::{Gpa, GpaRange, Hpa, PageSize};

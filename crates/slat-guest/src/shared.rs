@@ -17,12 +17,11 @@
 //!    the host.
 
 use crate::backing::Backing;
-use crate::budget::TABLE_PAGES;
 use crate::config::Config;
 use crate::guest::{Guest, GuestError};
 use crate::host::Host;
 use crate::vcpu::{Vcpu, VcpuError};
-use crate::worker::{TableStorage, Worker};
+use crate::worker::{TABLE_PAGES, TableStorage, Worker};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;

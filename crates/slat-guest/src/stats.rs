@@ -32,8 +32,6 @@ pub enum FaultKind {
     Mmio,
     /// The vCPU's ring was full.
     RingFull,
-    /// The page was of the other kind: shared, or private.
-    Convert,
     /// The fault could not be resolved.
     Refused,
 }
@@ -52,7 +50,6 @@ impl FaultKind {
         Self::Retry,
         Self::Mmio,
         Self::RingFull,
-        Self::Convert,
         Self::Refused,
     ];
 
@@ -70,7 +67,6 @@ impl FaultKind {
             Self::Retry => "retry",
             Self::Mmio => "mmio",
             Self::RingFull => "ring full",
-            Self::Convert => "convert",
             Self::Refused => "refused",
         }
     }
@@ -91,7 +87,6 @@ impl From<&Outcome> for FaultKind {
             Outcome::Retry(_) => Self::Retry,
             Outcome::Mmio => Self::Mmio,
             Outcome::RingFull => Self::RingFull,
-            Outcome::Convert { .. } => Self::Convert,
             Outcome::Refused(_) => Self::Refused,
         }
     }
@@ -236,10 +231,6 @@ totals! {
     touched_bytes,
     /// Bytes that were maintained as faults mapped them in the tables that vCPUs share.
     mapped_bytes,
-    /// Calls that got no table page, because the guest has as many as it may have.
-    table_limit,
-    /// Pages mapped around faults.
-    mapped_ahead,
 }
 
 impl Counters {

@@ -1,7 +1,6 @@
 //! Threads that work on a guest's memory, and how they enter the tables.
 
 use crate::backing::{Backing, HvaRange};
-use crate::budget::{NoPages, TABLE_PAGES};
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::memslots::MemslotSnapshot;
@@ -9,12 +8,16 @@ use crate::ranges::{pieces, widened};
 use crate::stats::Counters;
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, PageSize, Reader, Stopped,
-    TableCache, Tables, TooManyReaders, Translation,
+    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, OutOfFrames, PageSize, Reader,
+    Stopped, TableCache, Tables, TooManyReaders, Translation,
 };
 
 /// How often a call tries an entry that another thread holds before it reports contention.
 pub(crate) const PATIENCE: u32 = 1000;
+
+/// The number of table pages that a worker should have room for: enough for two splits of the
+/// largest block, and a map.
+pub const TABLE_PAGES: usize = 64;
 
 /// The place where a worker keeps its table pages.
 pub type TableStorage = [Option<Frame>; TABLE_PAGES];
@@ -43,8 +46,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
 /// A thread that works on a guest's memory. It has one reader slot of the platform
 /// [`Readers`](slat::Readers); [`Vcpu::worker`](crate::Vcpu::worker) uses that of its vCPU.
 ///
-/// - Memslots: [`set_memslot`](Self::set_memslot), [`begin_memslot`](Self::begin_memslot),
-///   [`memslots`](Self::memslots), [`teardown`](Self::teardown)
+/// - Memslots: [`set_memslot`](Self::set_memslot), [`memslots`](Self::memslots)
 /// - The log: [`read_log`](Self::read_log), [`clear_log`](Self::clear_log),
 ///   [`take_log`](Self::take_log), [`log_addresses`](Self::log_addresses)
 /// - Rings: [`harvest_ring`](Self::harvest_ring), [`reset_rings`](Self::reset_rings)
@@ -53,8 +55,7 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
 ///   [`help_flush`](Self::help_flush)
 /// - Memory that the host takes: [`invalidate`](Self::invalidate), [`evict`](Self::evict),
 ///   [`freeze_writes`](Self::freeze_writes), [`age`](Self::age), [`age_host`](Self::age_host)
-/// - Huge pages: [`collapse`](Self::collapse), [`recover_huge_pages`](Self::recover_huge_pages),
-///   [`set_execute_huge`](Self::set_execute_huge), [`execute_huge`](Self::execute_huge);
+/// - Huge pages: [`collapse`](Self::collapse), [`recover_huge_pages`](Self::recover_huge_pages);
 ///   [`EagerSplit`](crate::EagerSplit) splits
 /// - Memory before its use: [`prefault`](Self::prefault)
 /// - Private memory: [`convert`](Self::convert), [`invalidate_private`](Self::invalidate_private)
@@ -279,32 +280,30 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Makes sure that at least `pages` table pages are in the worker's cache. If there are fewer,
     /// it takes more than that.
     #[inline]
-    pub(crate) fn top_up(&mut self, pages: usize) -> Result<(), NoPages> {
+    pub(crate) fn top_up(&mut self, pages: usize) -> Result<(), OutOfFrames> {
         if self.cache.len() >= pages { Ok(()) } else { self.fill(pages) }
     }
 
     #[cold]
-    fn fill(&mut self, pages: usize) -> Result<(), NoPages> {
-        let (budget, vcpus) = (&self.guest.budget, self.guest.config.vcpus);
-        let result = budget.fill(&mut self.cache, pages, vcpus);
-        let result = match result {
-            Err(NoPages::Limit(_)) if self.guest.reclaim() != 0 => {
-                budget.fill(&mut self.cache, pages, vcpus)
-            }
+    fn fill(&mut self, pages: usize) -> Result<(), OutOfFrames> {
+        match fill(&mut self.cache, pages) {
+            // Unlinked tables that no thread is inside any more make room.
+            Err(_) if self.guest.reclaim() != 0 => fill(&mut self.cache, pages),
             result => result,
-        };
-        // A few pages in the cache are enough for most operations.
-        if self.cache.is_empty() && matches!(result, Err(NoPages::Limit(_))) {
-            self.counters.table_limit.add(1);
         }
-        result
     }
 }
 
-impl<F: Format, H: Host, B: Backing> Drop for Worker<'_, F, H, B> {
-    /// Settles the budget for the pages in the cache, which is dropped, and frees them, right after
-    /// this.
-    fn drop(&mut self) {
-        self.guest.budget.give_back(self.cache.len() as u64);
+/// Fills `cache` to at least `pages` table pages, or as many as it has room for. If it has to take
+/// any, it takes more than that.
+pub(crate) fn fill<F: Format, H: Host>(
+    cache: &mut TableCache<'_, F, H>,
+    pages: usize,
+) -> Result<(), OutOfFrames> {
+    let filled = cache.fill(pages.max(TABLE_PAGES));
+    match filled {
+        _ if cache.len() >= pages => Ok(()),
+        Ok(()) if cache.is_empty() => Err(OutOfFrames { wanted: pages, available: 0 }),
+        filled => filled,
     }
 }

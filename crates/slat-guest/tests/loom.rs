@@ -30,8 +30,8 @@ mod invalidation;
 mod log;
 #[path = "loom/moved.rs"]
 mod moved;
-#[path = "loom/paused.rs"]
-mod paused;
+#[path = "loom/pieces.rs"]
+mod pieces;
 #[path = "loom/pinned.rs"]
 mod pinned;
 #[path = "loom/recovery.rs"]

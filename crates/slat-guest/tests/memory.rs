@@ -7,8 +7,6 @@
 mod age;
 #[path = "memory/async_fault.rs"]
 mod async_fault;
-#[path = "memory/budget.rs"]
-mod budget;
 #[path = "memory/buffers.rs"]
 mod buffers;
 #[path = "memory/combinations.rs"]
@@ -27,6 +25,8 @@ mod faults;
 mod fixture;
 #[path = "memory/fork.rs"]
 mod fork;
+#[path = "memory/frames.rs"]
+mod frames;
 #[path = "memory/histories.rs"]
 mod histories;
 #[path = "memory/huge.rs"]
@@ -45,8 +45,6 @@ mod memslots;
 mod outcomes;
 #[path = "memory/pairs.rs"]
 mod pairs;
-#[path = "memory/paused.rs"]
-mod paused;
 #[path = "memory/postcopy.rs"]
 mod postcopy;
 #[path = "memory/private.rs"]
@@ -59,12 +57,8 @@ mod replaced;
 mod ring;
 #[path = "../../../tests/seed.rs"]
 mod seed;
-#[path = "memory/shared_ring.rs"]
-mod shared_ring;
 #[path = "memory/spilled_bits.rs"]
 mod spilled_bits;
-#[path = "memory/switches.rs"]
-mod switches;
 #[path = "memory/two_memslots.rs"]
 mod two_memslots;
 #[path = "memory/watched.rs"]

@@ -190,7 +190,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
             });
         }
         drop(moving);
-        guest.reclaim_in(&view.tables);
+        view.tables.reclaim();
         view.live.swap(0, Ordering::AcqRel);
         self.announced = false;
         bytes

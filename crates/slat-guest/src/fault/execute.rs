@@ -5,7 +5,6 @@ use crate::backing::{Backing, MAY_EXECUTE};
 use crate::config::ExecuteHuge;
 use crate::host::Host;
 use crate::outcome::{Outcome, Refusal};
-use crate::private::MemoryKind;
 use crate::worker::Inside;
 use slat::{ChangeError, Format, Relax, Stopped, Translation};
 
@@ -22,13 +21,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         }
         let (page, fetch) = (F::size(0), fault.access);
         let block = leaf.size > page;
-        if block
-            && fault.kind == MemoryKind::Private
-            && fault.memslots.execute_huge != ExecuteHuge::Allowed
-        {
-            return Step::SplitsPrivate;
-        }
-        match fault.memslots.execute_huge {
+        match self.guest.config.execute_huge {
             ExecuteHuge::Allowed => return self.relax(fault, leaf.size, MAY_EXECUTE),
             #[cfg(feature = "baselines")]
             ExecuteHuge::Zap if block => {
@@ -68,7 +61,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
             }
             _ => {}
         }
-        let granted = match fault.memslots.execute_huge {
+        let granted = match self.guest.config.execute_huge {
             ExecuteHuge::Split => {
                 let around = fault.page(F::size(1));
                 match self.guard.relax(around, Relax::new(fetch).only_if(MAY_EXECUTE).unmarked()) {

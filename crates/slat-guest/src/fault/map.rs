@@ -58,8 +58,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
         let written = fault.access == Access::Write;
         let block = bytes > F::size(0).bytes();
         let protects = fault.logs() && self.config.logging == Logging::Protect;
-        let execute =
-            page.execute && !(block && fault.memslots.execute_huge != ExecuteHuge::Allowed);
+        let execute = page.execute && !(block && self.config.execute_huge != ExecuteHuge::Allowed);
         let may_write = fault.may_write(page);
         let write = may_write && (written || !protects);
         Attributes {
@@ -67,7 +66,7 @@ impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
             write,
             execute: if execute { Execute::All } else { Execute::None },
             memory: page.memory,
-            accessed: fault.mode != Mode::Ahead,
+            accessed: true,
             // If hardware does not mark writes, a writable leaf may have been written.
             dirty: if self.marks_writes { written } else { write },
             software: Software::new(may_write, page.execute),
@@ -105,7 +104,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         // If fetches split, private memory is mapped in pages: a private block may be split only
         // with the machine's consent, and nothing puts it together again.
         let huge =
-            kind == MemoryKind::Shared || fault.memslots.execute_huge == ExecuteHuge::Allowed;
+            kind == MemoryKind::Shared || self.guest.config.execute_huge == ExecuteHuge::Allowed;
         let mut largest = match fault.logs_pages() || fault.uncached || !huge {
             true => F::size(0),
             false => fitting::<F>(largest, |bytes| spec.fits_in(kind, fault.gpa.0, bytes)),
@@ -144,16 +143,13 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                 continue;
             }
             let at = fault.gpa.0 & !(F::size(0).bytes() - 1);
-            let page = if kind == MemoryKind::Shared && fault.mode != Mode::Ahead {
-                match self.guest.backing.page(spec.host_of(at), fault.access) {
-                    Ok(page) => page,
-                    Err(reason) => return no_page(reason, fault, at),
-                }
-            } else {
-                match self.guest.page_otherwise(fault, at) {
-                    Ok(page) => page,
-                    Err(reason) => return no_page(reason, fault, at),
-                }
+            let page = match kind {
+                MemoryKind::Shared => self.guest.backing.page(spec.host_of(at), fault.access),
+                MemoryKind::Private => self.guest.private_page(spec.private_of(at)),
+            };
+            let page = match page {
+                Ok(page) => page,
+                Err(reason) => return no_page(reason, fault, at),
             };
             if page.block < F::size(0)
                 && let Err(error) = F::level_of(page.block)

@@ -1,13 +1,12 @@
 //! The parts of a fault that few faults need: further attempts, missing pages, reasons.
 
-use super::{ATTEMPTS, Fault, Mode, Step};
+use super::{ATTEMPTS, Fault, Step};
 use crate::backing::{Backing, HvaRange, NoPage, Page};
-use crate::budget::NoPages;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::invalidations::InvalidationInProgress;
 use crate::outcome::{Outcome, Refusal, Retry};
-use crate::private::MemoryKind;
+use crate::private::{MemoryKind, PrivateAt, PrivatePage};
 use crate::vcpu::Vcpu;
 use slat::{Access, Format, Gpa, MapError, Memory};
 
@@ -15,13 +14,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
     /// Continues after a first attempt that ended with `step`.
     #[cold]
     #[inline(never)]
-    pub(super) fn answer_at_length(
-        &mut self,
-        gpa: Gpa,
-        access: Access,
-        wanted: Option<MemoryKind>,
-        mut step: Step,
-    ) -> Outcome {
+    pub(super) fn answer_at_length(&mut self, gpa: Gpa, access: Access, mut step: Step) -> Outcome {
         let guest = self.worker.guest;
         let mut left = false;
         let mut replacing: Option<(HvaRange, InvalidationInProgress<'_>)> = None;
@@ -33,11 +26,6 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                     let tables = guest.space(self.view);
                     replacing = Some((host, self.worker.unmap_elsewhere((tables, gpa), host)));
                 }
-                Step::SplitsPrivate => {
-                    if let Err(refused) = self.worker.split_private_page(gpa) {
-                        return Outcome::Refused(refused);
-                    }
-                }
                 Step::Absent(memslot, host) => {
                     let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
                     if let Ok(outcome) = self.wait_for(memslot, page, host) {
@@ -48,46 +36,28 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                 Step::Dry => match self.worker.top_up(1) {
                     Ok(()) => {}
                     // The pages that the view maps come back one by one, when the vCPU uses them.
-                    Err(NoPages::Limit(_)) if self.view.is_some() && !left => {
+                    Err(_) if self.view.is_some() && !left => {
                         left = true;
                         self.leave_for_room();
                     }
-                    Err(NoPages::Limit(limit)) => {
-                        return Outcome::Refused(Refusal::TableLimit(limit));
-                    }
-                    Err(NoPages::Frames(_)) => return Outcome::Refused(Refusal::OutOfFrames),
+                    Err(_) => return Outcome::Refused(Refusal::OutOfFrames),
                 },
             }
             if attempts == ATTEMPTS {
                 break;
             }
             let alone = replacing.as_ref().map(|(host, _)| *host);
-            step = self.attempt(gpa, access, wanted, false, alone);
+            step = self.attempt(gpa, access, false, alone);
         }
         Outcome::Retry(Retry::Contended)
     }
 }
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
-    /// Asks the backing for a page in the less usual cases: private memory, and pages at hand.
     #[inline(never)]
-    pub(super) fn page_otherwise(&self, fault: &Fault<'_>, at: u64) -> Result<Page, NoPage> {
-        let (backing, spec) = (&self.backing, &fault.memslot.spec);
-        match (fault.kind, fault.mode == Mode::Ahead) {
-            (MemoryKind::Shared, false) => backing.page(spec.host_of(at), fault.access),
-            (MemoryKind::Shared, true) => backing.try_page(spec.host_of(at)).ok_or(NoPage::Absent),
-            (MemoryKind::Private, false) => {
-                backing.private_page(spec.private_of(at)).map(|page| Page {
-                    hpa: page.hpa,
-                    block: page.block,
-                    write: true,
-                    execute: true,
-                    memory: Memory::Normal,
-                })
-            }
-            // Private memory is mapped only for an access of the guest.
-            (MemoryKind::Private, true) => Err(NoPage::Absent),
-        }
+    pub(super) fn private_page(&self, at: PrivateAt) -> Result<Page, NoPage> {
+        let PrivatePage { hpa, block } = self.backing.private_page(at)?;
+        Ok(Page { hpa, block, write: true, execute: true, memory: Memory::Normal })
     }
 }
 

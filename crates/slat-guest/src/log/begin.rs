@@ -35,8 +35,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // A change of memslots waits for a thread that holds an entry, however long that takes.
         while self.cut_ends(spec).is_err() {}
         let config = &self.guest.config;
-        let split = self.guest.eager_split.get();
-        split.filter(|_| !spec.log_blocks && !config.initially_set)
+        config.eager_split.filter(|_| !spec.log_blocks && !config.initially_set)
     }
 
     /// Returns whether a log that begins has to change existing leaves.

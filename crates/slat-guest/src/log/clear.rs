@@ -15,7 +15,7 @@ use crate::guest::Guest;
 use crate::host::Host;
 use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::ranges::widened;
-use crate::worker::{Inside, PATIENCE, Worker};
+use crate::worker::{Inside, PATIENCE, Worker, fill};
 use alloc::vec::Vec;
 use slat::{
     ChangeError, Contended, Format, Gpa, GpaRange, Guard, PageSize, Pages, SplitError, Stopped,
@@ -110,7 +110,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     // The log takes the leaves' marks, which are yet to be reported to the host.
                     let moving = spilled_bits.map(|spilled_bits| spilled_bits.moves.begin());
                     let marks = spilled_bits.map(|spilled_bits| (spec, spilled_bits, &**log));
-                    let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
+                    let split = guest.config.eager_split.filter(|_| !spec.log_blocks);
                     let mut clear = Clear { cleared: &mut cleared, marks, split };
                     let bits = &taken.bits[..words.len()];
                     let result = inside.clear(&mut clear, start, bits);
@@ -352,11 +352,10 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         range: GpaRange,
         to: PageSize,
     ) -> Result<(), Stopped<SplitError>> {
-        let (budget, vcpus) = (&self.guest.budget, self.guest.config.vcpus);
         let before = self.guard.counts().bytes_changed;
         let mut result = self.guard.split(range, to, self.cache);
         while let Err(Stopped { reason: SplitError::CacheEmpty, .. }) = result {
-            if budget.fill(self.cache, 1, vcpus).is_err() {
+            if fill(self.cache, 1).is_err() {
                 break;
             }
             result = self.guard.split(range, to, self.cache);

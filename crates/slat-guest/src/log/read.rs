@@ -129,7 +129,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let page = self.guest.page();
         let found = self.look(|view| {
             let memslot = view.named(id).filter(|memslot| !memslot.deleting)?;
-            let begins = memslot.begins.as_ref().is_some_and(|begins| !begins.is_over());
+            let begins =
+                memslot.begins.as_ref().is_some_and(|begins| begins.load(Ordering::Acquire) == 0);
             let spilled_bits = Some(memslot.spilled_bits.clone());
             Some((Logs { spec: memslot.spec, log: memslot.log.clone()?, spilled_bits }, begins))
         });

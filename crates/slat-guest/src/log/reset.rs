@@ -49,17 +49,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Takes the pages that vCPU `vcpu` wrote, in order, as many as fit into `pages`; returns how
     /// many. The caller copies them after [`Worker::reset_rings`]. One thread at a time harvests a
     /// ring. If the guest has no such vCPU, the result is 0.
-    ///
-    /// If the ring is shared ([`Guest::share_rings`](crate::Guest::share_rings)) this waits for a
-    /// reset under way.
     pub fn harvest_ring(&mut self, vcpu: u16, pages: &mut [DirtyPage]) -> usize {
-        let guest = self.guest;
-        let Some(ring) = guest.rings.get(vcpu as usize) else { return 0 };
-        // A reset empties what the other process has harvested, which this side may be about to
-        // harvest too.
-        let host = guest.tables.platform();
-        let _turn = ring.is_shared().then(|| guest.resetting.take(host));
-        ring.harvest(pages)
+        self.guest.rings.get(vcpu as usize).map_or(0, |ring| ring.harvest(pages))
     }
 
     /// Write-protects all pages that were harvested, of all rings, and empties their entries;
@@ -131,7 +122,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 }
                 let mut cleared = ClearCounts::default();
                 // Rings need `Logging::Protect`, so no dirty mark is cleared.
-                let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
+                let split = guest.config.eager_split.filter(|_| !spec.log_blocks);
                 let mut clear = Clear { cleared: &mut cleared, marks: None, split };
                 let result = inside.clear(&mut clear, start, &[bits]).map_err(|(_, error)| error);
                 if core::ptr::eq(tables, &*guest.tables) {

@@ -87,6 +87,8 @@ pub struct Machine {
     readers: Readers<[ReaderSlot; 16]>,
     pub mood: Mood,
     forced_write_back: bool,
+    /// The number of frames that are free.
+    pub room: AtomicU64,
     state: Mutex<State>,
     clock: AtomicU64,
     after: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -107,6 +109,7 @@ impl Machine {
             readers: Readers::new([const { ReaderSlot::new() }; 16]),
             mood,
             forced_write_back,
+            room: AtomicU64::new(u64::MAX),
             state: Mutex::new(State { die, ..State::default() }),
             clock: AtomicU64::new(0),
             after: Mutex::new(None),
@@ -218,11 +221,14 @@ fn layout(bytes: usize) -> Layout {
 // unwinds except a failed lock, after a panic elsewhere.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
+        let less = |room: u64| room.checked_sub(1);
+        self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
         // SAFETY: the size of the layout is not zero; the memory is the frame's alone.
         unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
     }
 
     unsafe fn free(&self, frame: Frame, bytes: usize) {
+        self.room.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the frame came from `allocate` with this size.
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }

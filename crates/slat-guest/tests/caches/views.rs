@@ -437,8 +437,8 @@ fn a_flush_is_over_when_all_its_chunks_are() {
 #[test]
 fn a_view_without_room_for_tables_waits_for_threads_inside() {
     let machine = Machine::new(Mood::Lazy, false);
-    let config = Config { table_pages: Some(8), ..exact() };
-    with_guest(&machine, config, false, |guest| {
+    with_guest(&machine, exact(), false, |guest| {
+        machine.room.store(8, Ordering::SeqCst);
         let mut space = storage();
         let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
         let (inside, entered) = mpsc::channel::<()>();

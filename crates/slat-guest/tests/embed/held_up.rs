@@ -119,9 +119,6 @@ fn a_thread_that_is_held_up_calls_the_hosts_wait() {
     let delete = |work: &mut Work| {
         work.with(|worker| worker.set_memslot(memslot(0))).unwrap();
     };
-    let execute = |work: &mut Work| {
-        work.with(|worker| worker.set_execute_huge(ExecuteHuge::Allowed)).unwrap();
-    };
     let pin = |work: &mut Work| work.with(|worker| drop(worker.pin(last()).unwrap()));
     let hold = |work: &mut Work| {
         let host = HvaRange { start: Hva(HOST), bytes: BYTES };
@@ -130,10 +127,8 @@ fn a_thread_that_is_held_up_calls_the_hosts_wait() {
     holds_up("a recovery, by a recovery", recover, recover);
     holds_up("a log that begins, by a log that begins", log, delete);
     holds_up("a deletion, by a log that begins", log, delete);
-    holds_up("a switch of execution, by a log that begins", log, execute);
     holds_up("a pin, by a log that begins", log, pin);
     holds_up("a deletion, by a fault", fault, delete);
-    holds_up("a switch of execution, by a fault", fault, execute);
     holds_up("a pin, by a fault", fault, pin);
     holds_up("held writes, by a fault", fault, hold);
 }

@@ -16,36 +16,6 @@ fn on_arm(machine: &Arc<Counted>, config: Config) -> OnArm {
 }
 
 #[test]
-fn a_change_of_a_memslot_is_refused_to_another_guests_worker() {
-    let machine = Counted::new();
-    let config = Config::new(1, PageSize::SIZE_2M);
-    let guests = [1, 2].map(|vmid| shared(&machine, vmid, OnePiece(PageSize::SIZE_2M), config));
-    let [mut own, mut other] = guests.map(|guest| guest.worker().unwrap());
-    let missing = Err(MemslotError::Missing { id: MemslotId(0) });
-    let log = MemslotSpec { log_dirty: true, ..memslot(G1) };
-    // One that takes no work, two that take some, and one that changes nothing.
-    for spec in [memslot(G1), log, memslot(G1), memslot(G1)] {
-        let work = own.with(|own| own.begin_memslot(spec)).unwrap();
-        assert_eq!(other.with(|other| work.run(other, 1)), missing, "{spec:?}, as it began");
-        let change = own.with(|own| work.run(own, 9)).unwrap();
-        assert!(change.is_some());
-        assert_eq!(other.with(|other| work.run(other, 1)), missing, "{spec:?}, when it is over");
-        assert_eq!(own.with(|own| work.run(own, 1)), Ok(change));
-    }
-}
-
-#[test]
-fn a_change_is_refused_to_a_guest_made_after_its_own_was_dropped() {
-    let machine = Counted::new();
-    let make = || on_arm(&machine, Config::new(1, PageSize::SIZE_2M)).worker().unwrap();
-    let work = make().with(|worker| worker.begin_memslot(memslot(G1))).unwrap();
-    for _ in 0..8 {
-        let refused = make().with(|worker| work.run(worker, 1));
-        assert_eq!(refused, Err(MemslotError::Missing { id: MemslotId(0) }));
-    }
-}
-
-#[test]
 fn a_flush_is_refused_to_another_guests_worker_and_goes_on() {
     let machine = Counted::new();
     let config = Config { caches: CachePolicy::Every, ..Config::new(1, PageSize::SIZE_2M) };

@@ -55,9 +55,6 @@ fn on_ept() -> Vec<Work<Ept1G>> {
         ("set_memslot", |vcpu| {
             vcpu.worker().set_memslot(MemslotSpec { log_dirty: true, ..memslot(M2) }).unwrap();
         }),
-        ("begin_memslot", |vcpu| {
-            let _work = vcpu.worker().begin_memslot(memslot(M2)).unwrap();
-        }),
         ("pin", |vcpu| drop(vcpu.worker().pin(page()).unwrap())),
         ("convert", |vcpu| {
             let range = GpaRange::new(private().gpa, K4).unwrap();
@@ -66,10 +63,6 @@ fn on_ept() -> Vec<Work<Ept1G>> {
         ("freeze_writes", |vcpu| {
             drop(vcpu.worker().freeze_writes(HvaRange { start: Hva(HOST), bytes: K4 }));
         }),
-        ("set_execute_huge", |vcpu| {
-            vcpu.worker().set_execute_huge(ExecuteHuge::Split).unwrap();
-        }),
-        ("teardown", |vcpu| vcpu.worker().teardown()),
     ]
 }
 
@@ -267,7 +260,7 @@ fn what_a_thread_holds_outside_the_tables_keeps_no_change_back() {
                 let _held = worker.freeze_writes(host);
                 worker.set_memslot(log(true)).unwrap();
                 worker.set_memslot(log(false)).unwrap();
-                worker.teardown();
+                worker.set_memslot(memslot(0)).unwrap();
             });
         });
     });

@@ -2,7 +2,7 @@
 //! its exits while another thread reads and clears the log.
 
 use crate::fixture::*;
-use crate::paused::{FIRST, Fixture, follow, hardware, logs};
+use crate::pieces::{FIRST, Fixture, follow, hardware, logs};
 use slat::{Access, Gpa};
 use slat_guest::*;
 use std::cell::RefCell;

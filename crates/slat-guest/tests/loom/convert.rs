@@ -55,35 +55,3 @@ fn no_fault_maps_a_page_as_what_it_was_before() {
         });
     }
 }
-
-/// A vCPU fetches from page 0 of a private block, which may not be executed any more, while a
-/// thread converts `page` of the block.
-fn fetch_and_conversion(page: u64) {
-    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(BLOCK));
-    let guest = guest(world, ram, config());
-    let mut setup = worker(guest);
-    setup.set_memslot(hidden()).unwrap();
-    let block = GpaRange::new(Gpa(0), BLOCK).unwrap();
-    setup.convert(block, MemoryKind::Private, |_| {}).unwrap();
-    let mut fetches = vcpu(guest);
-    fetches.fault(Gpa(0), Access::Execute);
-    setup.set_execute_huge(ExecuteHuge::Split).unwrap();
-    let thread = faulting(fetches, 0, Access::Execute);
-    setup.convert(GpaRange::new(Gpa(page), PAGE).unwrap(), MemoryKind::Shared, |_| {}).unwrap();
-    let mut vcpu = thread.join().unwrap().get();
-    let other = BLOCK - PAGE - page;
-    let private = at(vcpu.worker(), other).expect("the page that stays private stays mapped");
-    assert_eq!((private.hpa.0, private.size.bytes()), (PRIVATE + other, PAGE));
-    let shared = at(vcpu.worker(), page);
-    assert!(shared.is_none_or(|leaf| leaf.hpa.0 == OLD + page), "{shared:?}");
-    // The machine was asked once, and knows exactly what is mapped.
-    assert_eq!((world.split.get(), world.assigned.get()), (1, PAGE));
-}
-
-#[test]
-fn a_private_block_is_split_once_for_a_fetch_and_a_conversion() {
-    for page in [0, PAGE] {
-        let name = format!("fetch from a private block || conversion of page {}", page / PAGE);
-        bounded(&name, 4, move || fetch_and_conversion(page));
-    }
-}

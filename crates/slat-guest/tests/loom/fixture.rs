@@ -27,7 +27,8 @@ pub struct World {
     pub assigned: Cell<u64>,
     /// Private blocks that were reported as split.
     pub split: Cell<u64>,
-    given_back: Cell<usize>,
+    /// Runs when the next piece of a memslot is done.
+    piece: Cell<Option<Box<dyn FnOnce()>>>,
     /// What devices were told of each page: its memory, and the bits [`MAPPED`] and [`WRITE`].
     devices: [AtomicU64; 4],
     /// Page 0, which is at [`OLD`]: what the caches have, and what is past them.
@@ -38,7 +39,7 @@ pub struct World {
 impl World {
     pub fn new(bbm: BreakBeforeMake) -> &'static Self {
         let readers = Readers::new([ReaderSlot::new(), ReaderSlot::new(), ReaderSlot::new()]);
-        let (pages, assigned, split, given_back) = Default::default();
+        let (pages, assigned, split, piece) = Default::default();
         let (devices, past_caches, cached) =
             ([(); 4].map(|()| AtomicU64::new(0)), Cell::new(0), AtomicU64::new(0));
         Box::leak(Box::new(Self {
@@ -47,7 +48,7 @@ impl World {
             bbm,
             assigned,
             split,
-            given_back,
+            piece,
             devices,
             past_caches,
             cached,
@@ -61,9 +62,8 @@ impl World {
         (told & MAPPED != 0).then_some((told & !(PAGE - 1), told & WRITE != 0))
     }
 
-    /// Returns the number of frames in use.
-    pub fn frames(&self) -> usize {
-        self.pages.borrow().len() - self.given_back.get()
+    pub fn after_a_piece(&self, work: impl FnOnce() + 'static) {
+        self.piece.set(Some(Box::new(work)));
     }
 }
 
@@ -76,9 +76,7 @@ unsafe impl Platform for World {
         unsafe { Frame::from_hpa(Hpa(pages.len() as u64 * PAGE)) }
     }
 
-    unsafe fn free(&self, _frame: Frame, _bytes: usize) {
-        self.given_back.set(self.given_back.get() + 1);
-    }
+    unsafe fn free(&self, _frame: Frame, _bytes: usize) {}
 
     fn entries(&self, table: Hpa) -> NonNull<Pte> {
         NonNull::from(&self.pages.borrow()[(table.0 / PAGE) as usize - 1][0])
@@ -134,6 +132,12 @@ impl Host for World {
 
     fn wait(&self) {
         loom::thread::yield_now();
+    }
+
+    fn between_pieces(&self) {
+        if let Some(work) = self.piece.take() {
+            work();
+        }
     }
 }
 
@@ -264,20 +268,6 @@ fn boxed(world: &'static World, ram: &'static Ram, bits: u32, config: Config) ->
 
 pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {
     Box::leak(boxed(world, ram, BITS, config))
-}
-
-/// Makes a guest whose vCPU's ring is in `memory` as well.
-pub fn shared_ring(
-    world: &'static World,
-    ram: &'static Ram,
-    memory: &'static [DirtyGfn],
-) -> &'static TheGuest {
-    let config = Config { ring: Some(memory.len() as u32), ..config() };
-    #[inline(never)]
-    fn share(guest: Box<TheGuest>, memory: &'static [DirtyGfn]) -> Box<TheGuest> {
-        Box::new(guest.share_rings(&[memory]).unwrap())
-    }
-    Box::leak(share(boxed(world, ram, BITS, config), memory))
 }
 
 /// Makes a guest of three levels; work on its memslots takes two pieces.

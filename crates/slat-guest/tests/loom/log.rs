@@ -286,7 +286,7 @@ fn a_clear_of_a_block_loses_no_write_to_its_other_pages() {
         let writer = Sent(writer);
         let thread = spawn(move || {
             let mut vcpu = writer.get();
-            crate::paused::store(world, ram, &mut vcpu, PAGE, 2);
+            crate::pieces::store(world, ram, &mut vcpu, PAGE, 2);
             Sent(vcpu)
         });
         worker.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
@@ -321,34 +321,5 @@ fn an_epoch_lacks_no_page_of_a_log_that_is_replaced_meanwhile() {
             Err(error) => panic!("{error:?}"),
         }
         thread.join().unwrap();
-    });
-}
-
-/// Another process has harvested the entries of a shared ring, and a thread resets them, while this
-/// side harvests the same ring.
-#[test]
-fn a_shared_ring_that_both_sides_harvest_is_emptied_once() {
-    bounded("harvest of a shared ring || reset", 3, || {
-        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
-        let gfns: &'static [DirtyGfn] = Box::leak(Box::new([(); 2].map(|()| DirtyGfn::default())));
-        let guest = shared_ring(world, ram, gfns);
-        let mut worker = worker(guest);
-        worker.set_memslot(memslot(true)).unwrap();
-        let mut writer = vcpu(guest);
-        assert!(write(&mut writer, ram, 0, 1) && write(&mut writer, ram, PAGE, 2));
-        let harvests = Sent(crate::fixture::worker(guest));
-        let thread = spawn(move || {
-            let none = DirtyPage { memslot: MemslotId(9), page: 0 };
-            harvests.get().harvest_ring(0, &mut [none; 2])
-        });
-        gfns.iter().for_each(|gfn| gfn.flags.store(2, core::sync::atomic::Ordering::Release));
-        assert_eq!(worker.reset_rings(), Ok(2));
-        thread.join().unwrap();
-        assert_eq!(worker.reset_rings(), Ok(0));
-        // The ring goes on.
-        assert!(write(&mut writer, ram, 0, 3));
-        let none = DirtyPage { memslot: MemslotId(9), page: 0 };
-        assert_eq!(worker.harvest_ring(0, &mut [none; 2]), 1);
-        assert_eq!(worker.reset_rings(), Ok(1));
     });
 }

@@ -2,7 +2,7 @@
 //! memslot up, and then enter the tables once or several times.
 
 use crate::fixture::*;
-use crate::paused::{FIRST, Fixture, ID, SECOND, follow, is, logs, moved, store};
+use crate::pieces::{FIRST, Fixture, ID, SECOND, follow, is, logs, moved, store};
 use slat::{AgeCounts, AgeOptions, BreakBeforeMake, Gpa, GpaRange, TableBits};
 use slat_guest::*;
 

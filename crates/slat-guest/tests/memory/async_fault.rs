@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, AgeOptions, Gpa, PageSize, TableBits};
+use slat::{Access, Gpa, PageSize};
 use slat_guest::*;
 use std::sync::Mutex;
 
@@ -45,7 +45,7 @@ on_all! {
         assert_eq!(arrive::<C>(&ram, &guest, 3), 0, "each is told once");
         assert_eq!(vcpu.ready(), Some(first));
         assert_eq!(vcpu.ready(), None);
-        other.sleep_until(others, || unreachable!("it is there"));
+        assert_eq!(other.ready(), Some(others));
         attempt::<C>(&machine, &mut vcpu, at(3).0, Access::Write).unwrap();
         // A fault that finds the page needs no report.
         arrive::<C>(&ram, &guest, 4);
@@ -82,12 +82,12 @@ on_all! {
         late(&ram, 0..2);
         let arrival = waits(vcpu.fault(Gpa(BASE), Access::Read));
         vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
-        vcpu.sleep_until(arrival, || panic!("nobody will wake it"));
+        assert_eq!(vcpu.ready(), Some(arrival));
         assert_eq!(vcpu.fault(Gpa(BASE), Access::Read), Outcome::Mmio);
         vcpu.worker().set_memslot(memslot(M2)).unwrap();
         let arrival = waits(vcpu.fault(Gpa(BASE), Access::Read));
         vcpu.worker().set_memslot(MemslotSpec { gpa: Gpa(BASE + M2), ..memslot(M2) }).unwrap();
-        vcpu.sleep_until(arrival, || panic!("nobody will wake it"));
+        assert_eq!(vcpu.ready(), Some(arrival));
         assert!(machine.finish().is_empty());
     }
 
@@ -142,39 +142,6 @@ on_all! {
         let mut bits = [0; 8];
         assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(2));
         assert_eq!(bits[0], 0b11 << 5);
-    }
-
-    fn what_is_at_hand_around_a_fault_is_mapped_and_does_not_look_used<C: Case>() {
-        let config = Config { fault_around: 16, ..config() };
-        with_guest!(C, config, logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        late(&ram, 18..20);
-        attempt::<C>(&machine, &mut vcpu, BASE + 21 * K4, Access::Write).unwrap();
-        assert_eq!(guest.stats().totals.mapped_ahead, 13, "of 16 but two, and the one that asked");
-        assert_eq!(vcpu.waiting().count(), 0);
-        let leaf = |vcpu: &mut TheVcpu<'_, C>, page: u64| {
-            vcpu.worker().translate(Gpa(BASE + page * K4)).unwrap().map(|leaf| leaf.attributes)
-        };
-        for page in 0..64 {
-            let there = (16..32).contains(&page) && ![18, 19].contains(&page);
-            let leaf = leaf(&mut vcpu, page);
-            assert_eq!(leaf.is_some(), there, "{page}");
-            if let Some(leaf) = leaf {
-                let own = page == 21;
-                assert_eq!((leaf.accessed, leaf.write, leaf.dirty), (own, own, own));
-            }
-        }
-        let mut young = [0];
-        let how = AgeOptions { clear: false, table_bits: TableBits::Ignored, flush_tlb: false };
-        vcpu.worker().age(range(BASE, 64 * K4), None, &mut young, how).unwrap();
-        assert_eq!(young[0], 1 << 21);
-        let mut bits = [0; 8];
-        assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(1));
-        if C::MARKS {
-            let (_, outcomes) =
-                attempt::<C>(&machine, &mut vcpu, BASE + 30 * K4, Access::Read).unwrap();
-            assert_eq!(outcomes, []);
-        }
-        assert!(machine.finish().is_empty());
     }
 }
 

@@ -162,11 +162,6 @@ impl Backing for Ram {
         self.private(at.0).ok_or(NoPage::Never)
     }
 
-    fn try_page(&self, host: Hva) -> Option<Page> {
-        let page = self.get(host.0).filter(|page| page.ready)?;
-        Some(answer(page))
-    }
-
     fn wait(&self) {
         self.state().waits += 1;
         std::thread::yield_now();
@@ -284,10 +279,7 @@ pub fn attempt<C: Case>(
             return Ok((hpa, outcomes));
         }
         match vcpu.fault(Gpa(gpa & !(K4 - 1)), access) {
-            outcome @ (Outcome::Mmio
-            | Outcome::RingFull
-            | Outcome::Convert { .. }
-            | Outcome::Refused(_)) => {
+            outcome @ (Outcome::Mmio | Outcome::RingFull | Outcome::Refused(_)) => {
                 return Err(outcome);
             }
             outcome @ Outcome::Retry(

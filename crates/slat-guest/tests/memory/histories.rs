@@ -55,8 +55,6 @@ pub struct History<'h, 'p, C: Case> {
     cleared: u64,
     /// Whether there is a second memslot, whose pages may be private.
     hides: bool,
-    /// An unfinished change of the memslot, and the spec that it leads to.
-    work: Option<(MemslotWork, MemslotSpec)>,
     /// Pages that have not arrived yet.
     late: Vec<u64>,
     pins: Vec<Pinned<'h>>,
@@ -106,10 +104,9 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
             20 => self.convert(),
             21 => _ = self.vcpus[0].worker().recover_huge_pages(),
             22 if self.logs => self.read(),
-            23 if self.rng.u8(..4) == 0 => self.switch(),
+            23 if self.rng.u8(..4) == 0 => self.change_vmid(),
             23 if self.rng.bool() => self.late(),
             23 => self.device(),
-            19 => self.pause(),
             _ => self.use_page(),
         }
         self.guest.reclaim();
@@ -132,10 +129,6 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
                     return;
                 }
                 Err(Outcome::RingFull) => self.reset(),
-                Err(Outcome::Retry(Retry::MemslotDeleting)) => {
-                    assert!(self.work.is_some());
-                    return;
-                }
                 Err(Outcome::Retry(Retry::Absent(Some(arrival)))) => {
                     assert_eq!(arrival.gpa, Gpa(BASE + page * K4));
                     assert!(self.late.contains(&page));
@@ -144,7 +137,6 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
                     }
                     self.arrive();
                     assert!(self.vcpus[cpu].is_ready(&arrival));
-                    self.vcpus[cpu].sleep_until(arrival, || panic!("nobody will wake it"));
                 }
                 Err(outcome) => panic!("{outcome:?}"),
             }
@@ -260,9 +252,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         let some = range(BASE + page * K4, self.rng.u64(1..=8).min(PAGES - page) * K4);
         match self.rng.u8(..4) {
             0 if self.pins.len() < 4 => {
-                let pinned = self.vcpus[0].worker().pin(some);
-                assert!(pinned.is_ok() || self.work.is_some());
-                self.pins.extend(pinned);
+                self.pins.push(self.vcpus[0].worker().pin(some).unwrap());
             }
             1 if !self.pins.is_empty() => {
                 let which = self.rng.usize(..self.pins.len());
@@ -295,50 +285,6 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         let own = self.vcpus.iter().any(|vcpu| vcpu.root() != self.vcpus[0].root());
         if self.guest.config().devices && !self.hides && !own {
             self.machine.claim_followed(self.guest.tables().vmid());
-        }
-    }
-
-    /// A change of the memslot begins, goes on by a piece, or is completed by another call.
-    pub fn pause(&mut self) {
-        let Some((work, to)) = self.work.take() else {
-            let other = if self.logs { memslot(BYTES) } else { logged(BYTES) };
-            let to = match self.rng.u8(..3) {
-                0 => MemslotSpec { bytes: 0, ..other },
-                _ => other,
-            };
-            self.logs = false;
-            let work = self.vcpus[0].worker().begin_memslot(to).unwrap();
-            match work.change() {
-                None => self.work = Some((work, to)),
-                Some(change) => self.changed(change, to),
-            }
-            return;
-        };
-        let worker = self.vcpus[0].worker();
-        let change = match self.rng.u8(..4) {
-            0 => Some(worker.set_memslot(to).unwrap()),
-            _ => work.run(worker, 1).unwrap(),
-        };
-        match change {
-            None => self.work = Some((work, to)),
-            Some(change) => self.changed(change, to),
-        }
-    }
-
-    fn finish_change(&mut self) {
-        while self.work.is_some() {
-            self.pause();
-        }
-    }
-
-    fn changed(&mut self, change: MemslotChange, to: MemslotSpec) {
-        if change == MemslotChange::Deleted {
-            let back = MemslotSpec { bytes: BYTES, ..to };
-            assert_eq!(self.vcpus[0].worker().set_memslot(back), Ok(MemslotChange::Inserted));
-        }
-        self.logs = to.log_dirty;
-        if self.logs {
-            self.begin();
         }
     }
 
@@ -410,7 +356,6 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     }
 
     pub fn toggle(&mut self) {
-        self.finish_change();
         self.logs = !self.logs;
         let spec = if self.logs { logged(BYTES) } else { memslot(BYTES) };
         self.vcpus[0].worker().set_memslot(spec).unwrap();
@@ -419,23 +364,9 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    /// Changes whether huge pages may be executed, and the size of eager splits.
-    pub fn switch(&mut self) {
-        let to = EXECUTE_HUGE[self.rng.usize(..4)];
-        let eager = [None, Some(PageSize::SIZE_4K)][self.rng.usize(..2)];
-        self.guest.set_eager_split(eager).unwrap();
+    pub fn change_vmid(&mut self) {
         let vmid = Vmid(self.guest.tables().vmid().0 + 1);
         set_vmid::<C>(self.machine, self.guest, self.vcpus.iter(), vmid);
-        let worker = self.vcpus[0].worker();
-        worker.set_execute_huge(to).unwrap();
-        if to == ExecuteHuge::Allowed {
-            return;
-        }
-        for block in 0..BLOCKS {
-            let leaf = worker.translate(Gpa(BASE + block * M2)).unwrap();
-            let huge = leaf.filter(|leaf| leaf.size > PageSize::SIZE_4K);
-            assert!(huge.is_none_or(|leaf| leaf.attributes.execute == slat::Execute::None));
-        }
     }
 
     /// A log that begins empty has the writes after everything was copied.
@@ -448,7 +379,6 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
 
     /// The memslot is deleted and inserted again, with a new log.
     fn replace_slot(&mut self) {
-        self.finish_change();
         let spec = if self.logs { logged(BYTES) } else { memslot(BYTES) };
         let worker = self.vcpus[0].worker();
         let gone = worker.set_memslot(MemslotSpec { bytes: 0, ..spec });
@@ -462,7 +392,6 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     /// The vCPUs are stopped: the last round.
     pub fn end(&mut self) {
         self.machine.undisturbed();
-        self.finish_change();
         self.claim_followed();
         if !self.logs {
             return;
@@ -549,7 +478,6 @@ pub fn run<C: Case>(
         tables: 0,
         cleared: 0,
         hides: false,
-        work: None,
         late: Vec::new(),
         pins: Vec::new(),
     };

@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Gpa, Hpa, PageSize};
+use slat::{Access, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::*;
 use slat_sim::Moment;
 use std::sync::{Arc, Mutex};
@@ -195,4 +195,53 @@ where
     drop(Arc::into_inner(state));
     let found: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
     assert_eq!(found, [""; 0], "{block} {neighbour} {when}");
+}
+
+/// A page stays mapped, and cannot be accessed after it was invalidated, under either VMID.
+fn goes_on_by_another_vmid<C: Case>(config: Config)
+where
+    C::A: 'static,
+{
+    let mut others = storage();
+    with_guest!(C, config, memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    let mut second = Vcpu::new(&guest, 1, &mut others).unwrap();
+    machine.cpu(1).load(VMID, second.root());
+    let page = |page: u64| BASE + page * K4;
+    for vcpu in [&mut vcpu, &mut second] {
+        attempt::<C>(&machine, vcpu, page(0), Access::Write).unwrap();
+        attempt::<C>(&machine, vcpu, page(1), Access::Write).unwrap();
+    }
+    let mut before = VMID;
+    for (to, gone) in [(Vmid(8), 0), (Vmid(9), 1)] {
+        assert_eq!(set_vmid::<C>(&machine, &guest, [&vcpu, &second].into_iter(), to), before);
+        for vcpu in [&mut vcpu, &mut second] {
+            let (_, outcomes) = attempt::<C>(&machine, vcpu, page(gone), Access::Write).unwrap();
+            assert_eq!(outcomes, [], "it is there");
+        }
+        let memory = ram.get(HOST + gone * K4).unwrap().hpa;
+        let invalidation = vcpu.worker().invalidate(host_range(HOST + gone * K4, K4), |_| {});
+        machine.take_back(Hpa(memory), K4);
+        for vcpu in [&mut vcpu, &mut second] {
+            let held = attempt::<C>(&machine, vcpu, page(gone), Access::Read);
+            assert_eq!(held, Err(Outcome::Retry(Retry::Invalidated)));
+        }
+        drop(invalidation);
+        ram.remove(HOST + gone * K4);
+        before = to;
+    }
+    // A change of memslots waits only for threads inside the tables.
+    let gone = MemslotSpec { bytes: 0, ..memslot(M2) };
+    assert_eq!(vcpu.worker().set_memslot(gone), Ok(MemslotChange::Deleted));
+    assert_eq!(machine.finish().iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+}
+
+#[test]
+fn so_do_vcpus_on_views_of_their_own() {
+    goes_on_by_another_vmid::<ArmUncached>(Config { caches: CachePolicy::Exact, ..config() });
+}
+
+on_all! {
+    fn a_guest_that_is_known_by_another_vmid_goes_on<C: Case>() {
+        goes_on_by_another_vmid::<C>(config());
+    }
 }

@@ -33,7 +33,7 @@ fn sizes_follow_faults_splits_collapses_invalidations_and_slots_that_go() {
         assert_eq!(sizes::<C>(&mut vcpu), [(PAGE, 2 * M2 - K4), (BLOCK, M2)]);
         vcpu.worker().collapse(range(BASE, 4 * M2), BLOCK);
         assert_eq!(sizes::<C>(&mut vcpu), [(PAGE, M2 - K4), (BLOCK, 2 * M2)]);
-        vcpu.worker().teardown();
+        vcpu.worker().set_memslot(memslot(0)).unwrap();
         assert_eq!(sizes::<C>(&mut vcpu), [(PAGE, 0), (BLOCK, 0)]);
         assert_eq!(guest.stats().views.bytes(), 0);
     }

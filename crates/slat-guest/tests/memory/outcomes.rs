@@ -50,17 +50,6 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn pages_around_a_fault_are_asked_for_at_hand_alone<C: Case>() {
-        let asked = [1, 16].map(|fault_around| {
-            let config = Config { fault_around, ..config() };
-            with_guest!(C, config, memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-            attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
-            assert_eq!(guest.stats().totals.mapped_ahead, u64::from(fault_around) - 1);
-            ram.state().asked
-        });
-        assert_eq!(asked[0], asked[1]);
-    }
-
     fn a_block_that_may_not_be_executed_is_mapped_by_one_attempt<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
         for access in [Access::Read, Access::Write] {
@@ -158,14 +147,13 @@ where
 }
 
 #[test]
-fn a_view_that_has_no_room_for_one_path_is_refused_at_the_bound() {
-    for bound in [0, 1] {
-        let config = Config { table_pages: Some(bound), ..config() };
-        with_guest!(ArmUncached, config, memslot(M2), PageSize::SIZE_4K
+fn a_view_that_has_no_room_for_one_path_is_refused() {
+    for room in [0, 1] {
+        with_guest!(ArmUncached, config(), memslot(M2), PageSize::SIZE_4K
             => machine, ram, guest, vcpu);
-        let limit = TableLimit { pages: u64::from(bound) };
+        machine.limit(machine.frames() + room);
         let refused = attempt::<ArmUncached>(&machine, &mut vcpu, BASE, Access::Write);
-        assert_eq!(refused, Err(Outcome::Refused(Refusal::TableLimit(limit))));
+        assert_eq!(refused, Err(Outcome::Refused(Refusal::OutOfFrames)));
         assert!(machine.finish().is_empty());
     }
 }

@@ -45,41 +45,6 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn a_private_access_without_private_memory_is_not_mmio<C: Case>() {
-        with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        let rom = MemslotSpec { id: MemslotId(1), gpa: Gpa(BASE + 2 * M2), ..memslot(M2) };
-        vcpu.worker().set_memslot(MemslotSpec { read_only: true, ..rom }).unwrap();
-        for (gpa, access) in [
-            (BASE - K4, Access::Read),
-            (BASE + M2, Access::Write),
-            (BASE + 2 * M2, Access::Read),
-            (BASE + 2 * M2, Access::Write),
-        ] {
-            let outcome = vcpu.fault_as(Gpa(gpa), access, MemoryKind::Private);
-            assert_eq!(outcome, Outcome::Convert { to: MemoryKind::Private }, "{gpa:#x}");
-        }
-        let shared = MemoryKind::Shared;
-        assert_eq!(vcpu.fault_as(Gpa(BASE - K4), Access::Read, shared), Outcome::Mmio);
-        assert_eq!(vcpu.fault_as(rom.gpa, Access::Write, shared), Outcome::Mmio);
-    }
-
-    fn an_access_of_the_other_kind_is_the_vmms_to_answer<C: Case>() {
-        with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);
-        let (shared, private) = (MemoryKind::Shared, MemoryKind::Private);
-        let exit = vcpu.fault_as(Gpa(BASE), Access::Read, private);
-        assert_eq!(exit, Outcome::Convert { to: private });
-        convert::<C>(&machine, vcpu.worker(), BASE, K4, private);
-        let mapped = Outcome::Mapped(PageSize::SIZE_4K);
-        assert_eq!(vcpu.fault_as(Gpa(BASE), Access::Read, private), mapped);
-        let exit = vcpu.fault_as(Gpa(BASE), Access::Write, shared);
-        assert_eq!(exit, Outcome::Convert { to: shared });
-        assert_eq!(vcpu.fault_as(Gpa(BASE + K4), Access::Write, shared), mapped);
-        let stats = guest.stats();
-        assert_eq!(stats.faults(FaultKind::Convert).count, 2);
-        assert!(machine.finish().is_empty());
-    }
-
     fn no_leaf_has_pages_of_both_kinds<C: Case>() {
         with_guest!(C, config(), hidden(2 * G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, 2 * G1, PageSize::SIZE_1G);
@@ -146,35 +111,15 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn a_private_block_that_may_not_be_executed_is_split_with_the_machines_consent<C: Case>() {
-        with_guest!(C, config(), hidden(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    fn private_memory_is_mapped_in_pages_where_huge_pages_are_not_executed<C: Case>() {
+        let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
+        with_guest!(C, config, hidden(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, 4 * M2, PageSize::SIZE_2M);
         convert::<C>(&machine, vcpu.worker(), BASE, 4 * M2, MemoryKind::Private);
-        for block in 0..3 {
-            attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Execute).unwrap();
-        }
-        assert_eq!(vcpu.worker().set_execute_huge(ExecuteHuge::Split), Ok(3 * M2));
-        machine.private_calls();
-        machine.refuse_private(Some((PrivateCall::Split, 7)));
-        let refused = Outcome::Refused(Refusal::Private(Denial(7)));
         let fetch = |vcpu: &mut TheVcpu<'_, C>, gpa| {
             attempt::<C>(&machine, vcpu, gpa, Access::Execute).map(drop)
         };
-        assert_eq!(fetch(&mut vcpu, BASE), Err(refused));
-        assert!(machine.cpu(0).read(BASE).is_ok(), "the block stays");
-        machine.refuse_private(None);
-        machine.private_calls();
-        // The first, the last, and a page in the middle of a block.
-        let fetched = [BASE, BASE + 2 * M2 - K4, BASE + 2 * M2 + 5 * K4];
-        for (block, page) in fetched.into_iter().enumerate() {
-            fetch(&mut vcpu, page).unwrap();
-            let calls = machine.private_calls();
-            let calls: Vec<_> = calls.iter().map(|(call, at)| (*call, at.gpa, at.bytes)).collect();
-            let whole = Gpa(BASE + block as u64 * M2);
-            assert_eq!(calls, [(PrivateCall::Split, whole, M2)]);
-            assert!(machine.cpu(0).read(page ^ K4).is_ok(), "its neighbour is still mapped");
-        }
-        // New private memory is mapped in pages, by a fetch and by a write.
+        // By a fetch, and by a write.
         fetch(&mut vcpu, BASE + 3 * M2).unwrap();
         attempt::<C>(&machine, &mut vcpu, BASE + 3 * M2 + K4, Access::Write).unwrap();
         let size = |worker: &mut TheWorker<'_, C>, at| {
@@ -187,22 +132,6 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE + 3 * M2, Access::Write).unwrap();
         fetch(&mut vcpu, BASE + 3 * M2).unwrap();
         assert!(machine.private_calls().is_empty());
-        assert_eq!(vcpu.worker().set_execute_huge(ExecuteHuge::Allowed), Ok(0));
-        assert!(machine.finish().is_empty());
-    }
-
-    fn pages_fetched_ahead_split_a_private_block_with_the_machines_consent<C: Case>() {
-        with_guest!(C, config(), hidden(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
-        ram.populate_private(HIDDEN, M2, PageSize::SIZE_2M);
-        convert::<C>(&machine, vcpu.worker(), BASE, M2, MemoryKind::Private);
-        attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
-        vcpu.worker().set_execute_huge(ExecuteHuge::SplitPage).unwrap();
-        machine.private_calls();
-        let done = vcpu.worker().prefault(range(BASE, 2 * K4), Access::Execute, || false);
-        assert_eq!((done.mapped, done.refused), (2 * K4, 0));
-        let calls = machine.private_calls();
-        assert_eq!(calls.iter().map(|(call, _)| *call).collect::<Vec<_>>(), [PrivateCall::Split]);
-        assert!(machine.cpu(0).execute(BASE + K4).is_ok());
         assert!(machine.finish().is_empty());
     }
 

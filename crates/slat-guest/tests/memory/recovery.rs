@@ -197,14 +197,4 @@ on_all! {
         assert_eq!(turns.map(|turn| turn.left), [0; 3]);
         assert_eq!(blocks::<C>(&mut vcpu, 2), 1);
     }
-
-    fn a_memslot_that_goes_is_not_tried<C: Case>() {
-        let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
-        with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
-        attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
-        let gone = MemslotSpec { bytes: 0, ..memslot(M2) };
-        let _work = vcpu.worker().begin_memslot(gone).unwrap();
-        let turns = [(); 3].map(|()| vcpu.worker().recover_huge_pages());
-        assert_eq!(turns, [RecoveryCounts::default(); 3]);
-    }
 }

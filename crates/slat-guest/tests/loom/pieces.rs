@@ -1,11 +1,13 @@
-//! Changes of memslots that stay unfinished between pieces, while faults, logs and the host go on.
+//! Changes of memslots in pieces, while faults, logs and the host go on.
 //!
 //! Pieces end at multiples of 16 KiB on tables of two entries; the memslot has a page on each side
 //! of one.
 
 use crate::fixture::*;
+use core::cell::Cell;
 use slat::{Access, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Platform, Pte};
 use slat_guest::*;
+use std::rc::Rc;
 
 pub const FIRST: u64 = 2 * BLOCK - PAGE;
 pub const SECOND: u64 = 2 * BLOCK;
@@ -124,15 +126,6 @@ pub fn hardware(
     }
 }
 
-/// Runs one of two pieces.
-fn first(work: &MemslotWork, worker: &mut TheWorker) {
-    assert_eq!(work.run(worker, 1), Ok(None));
-}
-
-fn second(work: &MemslotWork, worker: &mut TheWorker) -> MemslotChange {
-    work.run(worker, 1).unwrap().expect("the last piece")
-}
-
 /// Keeps the copy of the host's memory up to date by means of the log.
 pub fn follow(fixture: &Fixture, worker: &mut TheWorker, copy: &mut [u64; 4]) {
     let mut bits = [0];
@@ -152,14 +145,14 @@ fn written_as_it_goes(to: MemslotSpec, mapped: bool, values: &'static [(u64, u64
         fixture.writer(values)();
     }
     let thread = spawn(fixture.writer(values));
-    let work = worker.begin_memslot(to).unwrap();
-    first(&work, &mut worker);
-    // From here on the host may use the memory of the first piece.
-    let half = fixture.content()[0];
-    second(&work, &mut worker);
+    // From its end on the host may use the memory of the first piece.
+    let half = Rc::new(Cell::new(0));
+    let (seen, ram) = (half.clone(), fixture.ram);
+    fixture.world.after_a_piece(move || seen.set(ram.content.lock().unwrap()[0]));
+    worker.set_memslot(to).unwrap();
     let all = fixture.content();
     drop(thread.join().unwrap());
-    assert_eq!(half, all[0], "written behind its piece");
+    assert_eq!(half.get(), all[0], "written behind its piece");
     assert_eq!(all, fixture.content(), "written behind the change");
     for gpa in [FIRST, SECOND] {
         assert_eq!(at(&mut worker, gpa), None);
@@ -190,12 +183,11 @@ fn nor_does_a_view_keep_what_has_gone_in_pieces() {
         worker.set_memslot(is()).unwrap();
         let fixture = Fixture { world, ram, guest };
         let thread = spawn(fixture.writer(&[(FIRST, 1)]));
-        let work = worker.begin_memslot(gone()).unwrap();
-        first(&work, &mut worker);
-        let half = fixture.content();
+        worker.set_memslot(gone()).unwrap();
+        let all = fixture.content();
         let mut vcpu = thread.join().unwrap().get();
         assert_eq!(vcpu.translate(Gpa(FIRST)), None);
-        assert_eq!(fixture.content(), half);
+        assert_eq!(fixture.content(), all);
     });
 }
 
@@ -208,15 +200,16 @@ fn log_begins(logging: Logging) {
         Logging::Protect => &[(FIRST, 1), (SECOND, 2)],
         Logging::Hardware => &[(SECOND, 2)],
     }));
-    let work = worker.begin_memslot(logs()).unwrap();
-    let mut copy = None;
-    for last in [false, true] {
-        assert_eq!(work.run(&mut worker, 1).unwrap().is_some(), last);
-        if copy.is_none() && worker.read_log(ID, &mut [0]).is_ok() {
-            copy = Some(fixture.content());
+    let copy = Rc::new(Cell::new(None));
+    let (early, ram) = (copy.clone(), fixture.ram);
+    let mut reader = crate::fixture::worker(fixture.guest);
+    fixture.world.after_a_piece(move || {
+        if reader.read_log(ID, &mut [0]).is_ok() {
+            early.set(Some(*ram.content.lock().unwrap()));
         }
-    }
-    let mut copy = copy.expect("it has begun");
+    });
+    worker.set_memslot(logs()).unwrap();
+    let mut copy = copy.get().unwrap_or_else(|| fixture.content());
     follow(&fixture, &mut worker, &mut copy);
     drop(thread.join().unwrap());
     follow(&fixture, &mut worker, &mut copy);
@@ -245,9 +238,7 @@ fn a_log_that_moves_in_pieces_keeps_what_leaves_knew() {
                 Err(error) => assert_eq!(error, LogError::Missing { id: ID }),
             }
         });
-        let work = worker.begin_memslot(moved(logs())).unwrap();
-        first(&work, &mut worker);
-        second(&work, &mut worker);
+        worker.set_memslot(moved(logs())).unwrap();
         let mut bits = [0];
         assert_eq!(worker.read_log(ID, &mut bits), Ok(2), "{bits:?}");
         thread.join().unwrap();
@@ -272,9 +263,7 @@ fn a_mark_on_its_way_from_a_slot_that_moves_is_not_lost_to_the_taker_of_the_page
                     drop(taker.invalidate(host, |part| dirty |= part.dirty));
                     assert!(dirty, "a page that was written");
                 });
-                let work = worker.begin_memslot(moved(is())).unwrap();
-                first(&work, &mut worker);
-                second(&work, &mut worker);
+                worker.set_memslot(moved(is())).unwrap();
                 thread.join().unwrap();
             },
         );
@@ -295,111 +284,7 @@ fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
             }
             drop(held);
         });
-        let work = worker.begin_memslot(gone()).unwrap();
-        first(&work, &mut worker);
-        second(&work, &mut worker);
+        worker.set_memslot(gone()).unwrap();
         thread.join().unwrap();
-    });
-}
-
-/// Another memslot, with other memory, is inserted at the addresses while the deletion of the first
-/// is unfinished, and no thread runs it. Then the first is gone completely, and the other is not
-/// affected.
-#[test]
-fn a_slot_inserted_at_addresses_that_another_slot_leaves_finds_them_empty() {
-    bounded("a memslot that goes, run half and dropped || another at its place", 3, || {
-        let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
-        fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
-        let next = MemslotSpec { id: MemslotId(1), host: Hva(HOST + 2 * PAGE), ..is() };
-        let right = |worker: &mut TheWorker, what: &str| {
-            for (gpa, page) in [(FIRST, 2), (SECOND, 3)] {
-                let there = at(worker, gpa).map(|leaf| leaf.hpa.0);
-                assert!(there.is_none_or(|hpa| hpa == OLD + page * PAGE), "{what}: {there:x?}");
-            }
-        };
-        let comes = Sent(crate::fixture::worker(fixture.guest));
-        let thread = spawn(move || {
-            let mut worker = comes.get();
-            match worker.set_memslot(next) {
-                Ok(_) => {
-                    right(&mut worker, "as it comes");
-                    let range = GpaRange::new(Gpa(FIRST), 2 * PAGE).unwrap();
-                    let report = worker.prefault(range, Access::Write, || false);
-                    assert_eq!(report.mapped, 2 * PAGE, "{report:?}");
-                }
-                Err(error) => assert_eq!(error, MemslotError::Overlaps { id: ID }),
-            }
-        });
-        let work = worker.begin_memslot(gone()).unwrap();
-        let change = work.run(&mut worker, 1).unwrap();
-        drop(work);
-        thread.join().unwrap();
-        let came = worker.set_memslot(next).unwrap();
-        assert!(change.is_none() || came == MemslotChange::Same, "who came first has completed it");
-        assert_eq!(worker.memslots()[1], next);
-        right(&mut worker, "in the end");
-    });
-}
-
-/// A log begins while the end of the previous one is unfinished. The beginning completes the end
-/// first: otherwise the end would later give back rights to write, and those writes would not be
-/// logged.
-#[test]
-fn a_log_that_begins_while_another_ends_in_pieces_loses_no_write() {
-    bounded("writes || log off, half, then on", 2, || {
-        let (fixture, mut worker) = Fixture::new(Logging::Protect, logs());
-        fixture.writer(&[(FIRST, 7), (SECOND, 7)])();
-        worker.clear_log(ID, 0, 2, &[0b11]).unwrap();
-        let thread = spawn(fixture.writer(&[(FIRST, 1), (SECOND, 2)]));
-        let ends = worker.begin_memslot(is()).unwrap();
-        first(&ends, &mut worker);
-        assert!(matches!(worker.set_memslot(logs()), Ok(MemslotChange::LogOn(_))));
-        let mut copy = fixture.content();
-        assert!(matches!(ends.run(&mut worker, 1), Ok(Some(MemslotChange::LogOff { .. }))));
-        drop(thread.join().unwrap());
-        follow(&fixture, &mut worker, &mut copy);
-        assert_eq!(copy, fixture.content());
-        assert!(!writable(&mut worker, FIRST) && !writable(&mut worker, SECOND));
-    });
-}
-
-#[test]
-fn two_threads_that_run_one_change_do_each_piece_once() {
-    bounded("a piece of a change || the other", 3, || {
-        let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
-        fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
-        let work = std::sync::Arc::new(worker.begin_memslot(gone()).unwrap());
-        let (theirs, other) = (work.clone(), Sent(crate::fixture::worker(fixture.guest)));
-        let thread = spawn(move || {
-            let mut worker = other.get();
-            theirs.run(&mut worker, 1).unwrap()
-        });
-        // If the change is over, all of its work is done.
-        if work.change().is_some() {
-            assert_eq!(work.done(), work.bytes());
-        }
-        let mine = work.run(&mut worker, 1).unwrap();
-        let theirs = thread.join().unwrap();
-        assert_eq!([mine, theirs].iter().flatten().count(), 1, "{mine:?}, {theirs:?}");
-        assert_eq!((work.change(), work.done()), (Some(MemslotChange::Deleted), 2 * PAGE));
-        assert_eq!(at(&mut worker, FIRST).or(at(&mut worker, SECOND)), None);
-    });
-}
-
-#[test]
-fn a_guest_that_goes_with_a_change_half_done_gives_back_every_table() {
-    bounded("write || a piece of a memslot that is deleted, then the guest goes", 3, || {
-        let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
-        fixture.writer(&[(FIRST, 1)])();
-        let thread = spawn(fixture.writer(&[(SECOND, 2)]));
-        let work = worker.begin_memslot(gone()).unwrap();
-        first(&work, &mut worker);
-        drop((thread.join().unwrap(), worker));
-        let guest = core::ptr::from_ref(fixture.guest).cast_mut();
-        // SAFETY: the guest was leaked from a box, and nothing borrows it any more: the vCPUs and
-        // workers are dropped.
-        drop(unsafe { Box::from_raw(guest) });
-        assert_eq!((work.done(), work.change()), (PAGE, None));
-        assert_eq!(fixture.world.frames(), 0, "frames that are not given back");
     });
 }
