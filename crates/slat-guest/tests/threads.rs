@@ -165,8 +165,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
                     EagerSplit::new(table, PageSize::SIZE_4K).run(&mut worker, || false);
                 }
                 _ => {
-                    let skip =
-                        [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)];
+                    let skip = [TableBits::Ignored, TableBits::Exact][rng.usize(..2)];
                     let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: rng.bool() };
                     let some = GpaRange::new(Gpa(BASE + page * K4), count * K4).unwrap();
                     worker.age(some, None, &mut [0], how).unwrap();

@@ -4,7 +4,6 @@ mod ended;
 mod lookup;
 mod owners;
 mod root;
-mod scans;
 mod tokens;
 
 use crate::addr::{GpaRange, Hpa, PageSize, RangeError};
@@ -14,7 +13,7 @@ use crate::invalidation::{Invalidation, PendingFlush, Vmid};
 use crate::platform::Platform;
 use crate::readers::GracePeriod;
 use crate::retired::{Retired, RetiredTables};
-use crate::sync::{AtomicU64, Ordering, acquired, agreed};
+use crate::sync::{AtomicU64, Ordering, Turn, acquired, agreed};
 use crate::table::{Frame, Pte};
 use crate::underway::Pending;
 use crate::walk::{Budget, Outcome, Visitor, touch_each, walk};
@@ -22,7 +21,6 @@ pub use ended::{Contended, NewError, Stopped};
 pub(crate) use lookup::{Found, Link, Start};
 use owners::Owners;
 use root::Root;
-use scans::Scans;
 pub(crate) use tokens::Tokens;
 
 /// The second-stage translation tables of one guest, live: CPUs may have them loaded.
@@ -77,7 +75,8 @@ pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) retired: Retired,
     pub(crate) tokens: Tokens,
     pub(crate) owners: Owners,
-    pub(crate) scans: Scans,
+    /// Of the scan that clears tables.
+    pub(crate) exact_scan: Turn,
 }
 
 /// The result of translating a guest physical address.
@@ -120,7 +119,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             retired: Retired::new(),
             tokens: Tokens::new(),
             owners: Owners::new(),
-            scans: Scans::new(),
+            exact_scan: Turn::new(),
         })
     }
 

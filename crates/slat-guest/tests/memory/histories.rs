@@ -315,7 +315,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     pub fn age(&mut self) {
         let page = self.page();
         let count = self.rng.u64(1..=200).min(PAGES - page);
-        let skip = [TableBits::Ignored, TableBits::Hint, TableBits::Exact][self.rng.usize(..3)];
+        let skip = [TableBits::Ignored, TableBits::Exact][self.rng.usize(..2)];
         let how =
             AgeOptions { clear: self.rng.bool(), table_bits: skip, flush_tlb: self.rng.bool() };
         let mut young = vec![0; 4];

@@ -155,8 +155,7 @@ where
                 n if n < walks => _ = Pager::new(&mut worker).walk(),
                 0..5 => _ = Pager::new(&mut worker).reclaim(rng.u32(1..self.most)),
                 5 => {
-                    let skip =
-                        [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)];
+                    let skip = [TableBits::Ignored, TableBits::Exact][rng.usize(..2)];
                     let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: rng.bool() };
                     let range = self.range(0, self.pages);
                     let mut young = vec![0; self.pages.div_ceil(64) as usize];
@@ -365,7 +364,7 @@ where
         look_around: rng.bool(),
         frequency: rng.bool(),
         window: [1, 64, 1 << 18][rng.usize(usize::from(huge)..3)],
-        table_bits: [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)],
+        table_bits: [TableBits::Ignored, TableBits::Exact][rng.usize(..2)],
         fresh: rng.bool(),
         huge,
         batch: [1, 3, 8][rng.usize(..3)],

@@ -45,7 +45,7 @@ fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
         match rng.u8(..16) {
             0 => _ = Pager::new(&mut worker).walk(),
             1 => {
-                let skip = [TableBits::Ignored, TableBits::Hint, TableBits::Exact][rng.usize(..3)];
+                let skip = [TableBits::Ignored, TableBits::Exact][rng.usize(..2)];
                 let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: rng.bool() };
                 let range = GpaRange::new(Gpa(BASE), PAGES * bench.page).unwrap();
                 worker.age(range, None, &mut [0; PAGES as usize / 64], how).unwrap();

@@ -18,11 +18,7 @@
 //!
 //! Software that makes a leaf accessed marks the tables above after it, the lowest first
 //! (`walk::touch`; all agree on the order of exchanges and loads), and so does a scan that cannot
-//! clear a leaf because another thread holds it. A hint clears tables without an invalidation: it
-//! breaks the invariant, and makes exact scans look everywhere until one has covered the whole
-//! guest, and has cleared its last leaf. A scan that only tests asks for hints after its walk: if
-//! they are forgotten by then, each page that they hid was cleared, and reported, by another scan.
-//! One scan at a time clears tables.
+//! clear a leaf because another thread holds it. One scan at a time clears tables.
 
 use super::ChangeError;
 use super::pages::{or_bits, set_bits};
@@ -57,16 +53,13 @@ impl AgeOptions {
     pub const LEAVES: Self = Self { clear: true, table_bits: TableBits::Ignored, flush_tlb: false };
 }
 
-/// Use of non-leaf accessed bits by a scan, on formats that have them; on others all three are
+/// Use of non-leaf accessed bits by a scan, on formats that have them; on others both are
 /// [`TableBits::Ignored`]. Only one scan that clears can skip at a time; a concurrent one looks at
 /// every leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TableBits {
     /// Looks at every leaf.
     Ignored,
-    /// Skips tables that are not accessed. A page below may have been used all the same, through a
-    /// walk cache: this is a hint.
-    Hint,
     /// Skips tables below which no page can have been used. Costs one invalidation, executed inside
     /// before leaves are read.
     Exact,
@@ -162,27 +155,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let skip = if F::TABLE_ACCESSED == 0 { TableBits::Ignored } else { how.table_bits };
         match (how.clear, skip) {
             (false, TableBits::Ignored) => scan.run::<F, P, false, ALL>(tables),
-            (false, skip) => {
-                scan.run::<F, P, false, MARKED>(tables);
-                // A concurrent or an earlier hint may have hidden pages that were used, which no
-                // scan has cleared since.
-                if skip == TableBits::Exact && tables.scans.hinted() {
-                    scan.run::<F, P, false, ALL>(tables);
-                }
+            (false, TableBits::Exact) => scan.run::<F, P, false, MARKED>(tables),
+            (true, TableBits::Exact) if tables.exact_scan.take() => {
+                scan.exact(tables);
+                tables.exact_scan.end();
             }
-            (true, TableBits::Ignored) => scan.run::<F, P, true, ALL>(tables),
-            (true, _) if !tables.scans.turn.take() => {
-                scan.run::<F, P, true, ALL>(tables);
-            }
-            (true, skip) => {
-                if skip == TableBits::Hint {
-                    tables.scans.hint();
-                    scan.run::<F, P, true, HINT>(tables);
-                } else {
-                    scan.exact(tables);
-                }
-                tables.scans.turn.end();
-            }
+            (true, _) => scan.run::<F, P, true, ALL>(tables),
         }
         let Scan { aged, sums, .. } = scan;
         if how.flush_tlb && how.clear {
@@ -329,12 +307,11 @@ fn age_group<F: Format>(
     (used, whole)
 }
 
-/// The tables that a scan of leaves descends into: all; those marked accessed; the same, and it
-/// clears them; those noted by an exact scan, or marked since.
+/// The tables that a scan of leaves descends into: all; those marked accessed; those noted by an
+/// exact scan, or marked since.
 const ALL: u8 = 0;
 const MARKED: u8 = 1;
-const HINT: u8 = 2;
-const NOTED: u8 = 3;
+const NOTED: u8 = 2;
 
 struct Scan<'a> {
     range: GpaRange,
@@ -377,9 +354,7 @@ impl Scan<'_> {
 
     fn exact<F: Format, P: Platform>(&mut self, tables: &Tables<'_, F, P>) {
         let (start, end) = (self.range.start().0, self.range.end().0);
-        let all = start == 0 && end >> tables.geometry().address_bits != 0;
-        let doubt = tables.scans.hinted();
-        let mut note = Note { doubt, noted: false, sums: self.sums };
+        let mut note = Note { noted: false, sums: self.sums };
         // Where this would wait, the scan looks at all leaves.
         let result = tables.walk_within(start, end, &mut note, &mut Budget::impatient());
         if note.noted {
@@ -395,9 +370,6 @@ impl Scan<'_> {
             return self.run::<F, P, true, ALL>(tables);
         }
         self.run::<F, P, true, NOTED>(tables);
-        if all {
-            tables.scans.forget_hints();
-        }
     }
 
     fn page<F: Format>(&self, at: u64) -> usize {
@@ -419,7 +391,7 @@ impl Scan<'_> {
 struct Leaves<'s, 'a, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> {
     scan: &'s mut Scan<'a>,
     tables: &'s Tables<'s, F, P>,
-    /// The walk began anew: it has itself cleared marks of tables that it has not left.
+    /// The walk began anew.
     anew: bool,
 }
 
@@ -494,11 +466,6 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         let raw = entry.raw;
         match TABLES {
             MARKED if raw & (F::TABLE_ACCESSED | F::AGEING) == 0 => Some(Flow::Next),
-            HINT if raw & F::TABLE_ACCESSED == 0 && !self.anew => Some(Flow::Next),
-            HINT if entry.whole::<F>(level) => {
-                let cleared = entry.pte.exchange(raw, raw & !F::TABLE_ACCESSED);
-                cleared.err().map(|_| Flow::Again)
-            }
             NOTED if !entry.whole::<F>(level) => None,
             NOTED if raw & (F::AGEING | F::TABLE_ACCESSED) == 0 => Some(Flow::Next),
             _ => None,
@@ -552,8 +519,6 @@ impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
 
 /// Clears the tables that are marked accessed, and notes them.
 struct Note<'a> {
-    /// Tables without a mark prove nothing.
-    doubt: bool,
     noted: bool,
     sums: &'a mut GuardState,
 }
@@ -569,17 +534,12 @@ impl<'t, F: Format> Visitor<'t, F> for Note<'_> {
     }
 
     #[inline(always)]
-    fn quiet(&self) -> bool {
-        !self.doubt
-    }
-
-    #[inline(always)]
     fn enter(&mut self, level: u8, entry: &Entry<'t>, _: &'t [Pte]) -> Option<Flow> {
         let raw = entry.raw;
         if !entry.whole::<F>(level) {
             return None;
         }
-        if !self.doubt && raw & (F::TABLE_ACCESSED | F::AGEING) == 0 {
+        if raw & (F::TABLE_ACCESSED | F::AGEING) == 0 {
             return Some(Flow::Next);
         }
         let noted = raw & !F::TABLE_ACCESSED | F::AGEING;

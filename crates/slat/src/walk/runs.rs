@@ -120,7 +120,7 @@ pub(super) fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
 ) -> usize {
     if LEVEL > 0 {
         let enters = V::LEVELS.any_below(LEVEL) || V::TABLES;
-        if enters && (V::TABLES_QUIET.is_none() || !visitor.quiet()) {
+        if enters && V::TABLES_QUIET.is_none() {
             return 0;
         }
         let Run { common, any, .. } = table::load_run(run);

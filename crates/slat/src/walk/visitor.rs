@@ -100,8 +100,7 @@ pub(crate) trait Visitor<'t, F: Format> {
     /// A run of pages in which no entry has any of these bits, or a marker, needs no visit. `None`
     /// if every entry needs one.
     const QUIET: Option<u64> = None;
-    /// With `TABLES`, the walk skips a run of tables in which no link has any of these bits, if
-    /// `quiet`.
+    /// With `TABLES`, the walk skips a run of tables in which no link has any of these bits.
     const TABLES_QUIET: Option<u64> = None;
     /// Whether the visitor may leave accessed leaves behind, so that the tables above must be
     /// accessed.
@@ -144,12 +143,6 @@ pub(crate) trait Visitor<'t, F: Format> {
     #[inline(always)]
     fn rewrite_run(&mut self, _run: &'t [Pte; RUN], _tally: &mut WalkCounts) -> bool {
         false
-    }
-
-    /// Returns whether runs of tables may be skipped.
-    #[inline(always)]
-    fn quiet(&self) -> bool {
-        true
     }
 
     /// Called before the walk begins anew.

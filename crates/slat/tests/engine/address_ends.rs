@@ -53,7 +53,7 @@ fn pages_at_both_ends<H: Hardware>(bits: u32) {
             let mut bits_of = [0];
             assert_eq!(guard.harvest(at, &mut bits_of), Ok(1));
             assert_eq!(bits_of, [1]);
-            for skip in [TableBits::Ignored, TableBits::Exact, TableBits::Hint] {
+            for skip in [TableBits::Ignored, TableBits::Exact] {
                 let (mut young, mut unanswered) = ([0], [0]);
                 let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
                 let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: true };

@@ -100,7 +100,6 @@ fn calls<H: Hardware>() -> Vec<(&'static str, Call<H>)> {
         ("clean_pages", |g, _| { let _ = g.clean_pages(&pages(&[!5; 8])); }),
         ("harvest", |g, _| { let _ = g.harvest(all(), &mut [0; 8]); }),
         ("age, every leaf", |g, _| age::<H>(g, true, TableBits::Ignored)),
-        ("age, a hint", |g, _| age::<H>(g, true, TableBits::Hint)),
         ("age, exact", |g, _| age::<H>(g, true, TableBits::Exact)),
         ("age, test", |g, _| age::<H>(g, false, TableBits::Exact)),
         ("age_leaf", |g, _| { let _ = g.age_leaf(Gpa(HELD), true); }),

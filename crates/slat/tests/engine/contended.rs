@@ -155,7 +155,7 @@ fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported<H: Hardware
     fn ages<H: Hardware>(format: H::Format, sealed: bool) {
         with_held::<H>(format, sealed, |tables, guard, _| {
             let pages = range(2 * M, PAGES);
-            for skip in [TableBits::Ignored, TableBits::Hint, TableBits::Exact] {
+            for skip in [TableBits::Ignored, TableBits::Exact] {
                 let (mut young, mut unanswered) = ([0], [0]);
                 let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
                 let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
@@ -205,7 +205,7 @@ fn with_retired<H: Hardware>(format: H::Format, body: impl FnOnce(&mut GuardOf<'
 }
 
 fn ageing_does_not_wait_for_a_table_that_is_being_unmapped<H: Hardware>() {
-    for skip in [TableBits::Ignored, TableBits::Hint, TableBits::Exact] {
+    for skip in [TableBits::Ignored, TableBits::Exact] {
         with_retired::<H>(H::usual(), |guard| {
             let (mut young, mut unanswered) = ([0; 8], [0; 8]);
             let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };

@@ -30,7 +30,6 @@ mod golden_npt;
 mod golden_power;
 mod golden_riscv;
 mod handover;
-mod hidden;
 mod intent;
 mod interleavings;
 mod leaf_ages;

@@ -479,7 +479,7 @@ fn a_page_that_is_mapped_next_to_the_last_one_is_young_to_a_scan_that_skips_tabl
     let mut space = AddressSpace::new(Ept1G::default(), Vmid(3), 40, &platform).unwrap();
     map_page(&mut space, 0);
     let all = range(0, 2 * M);
-    let (clear, skip) = (true, TableBits::Hint);
+    let (clear, skip) = (true, TableBits::Exact);
     let young_pages = |space: &AddressSpace<'_, Ept1G, _>| {
         let (mut young, mut unanswered) = ([0; 8], [0; 8]);
         let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };

@@ -210,8 +210,8 @@ fn what_was_made_accessed_before_an_early_end_is_below_marked_tables<H: Hardware
 }
 on!(what_was_made_accessed_before_an_early_end_is_below_marked_tables: ept; npt);
 
-fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters<H: Hardware>() {
-    fn takes<H: Hardware>(format: H::Format, skip: TableBits) {
+fn an_exact_scan_takes_the_marks_of_all_tables<H: Hardware>() {
+    fn takes<H: Hardware>(format: H::Format) {
         const TABLES: u64 = 21;
         on_stage::<H>((format, 40, 32), |tables, guard, cache| {
             for at in (0..TABLES).map(|table| table * 2 * M) {
@@ -222,24 +222,22 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters<H
                 let [young, unanswered] = &mut bits;
                 young.fill(0);
                 let before = guard.counts();
-                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
+                let how =
+                    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
                 let aged = guard.age(range(0, 64 * M), &mut AgeBitmaps { young, unanswered }, how);
                 let after = guard.counts();
                 let written = after.entries_written - before.entries_written;
                 (aged.unwrap().young, after.entries_read - before.entries_read, written)
             };
             guard.platform().take_events();
-            // Leaves are cleared. An exact scan clears tables before them, and walks twice for
-            // that.
+            // It clears tables before leaves, and walks twice for that.
             let (young, read, written) = scan(guard);
-            let walks = if skip == TableBits::Exact { 2 } else { 1 };
             assert_eq!(young, TABLES);
-            assert!(written >= walks * TABLES, "{written} entries were written");
-            assert!(read >= walks * 32 + TABLES * 512, "{read} entries were read");
+            assert!(written >= 2 * TABLES, "{written} entries were written");
+            assert!(read >= 2 * 32 + TABLES * 512, "{read} entries were read");
             let last = guard.platform().take_events();
             let all = Invalidation { vmid: guard.vmid(), range: Some(range(0, 64 * M)), ..ALL };
-            let exact = skip == TableBits::Exact;
-            assert_eq!(last, if exact { vec![Event::Invalidate(all)] } else { vec![] });
+            assert_eq!(last, [Event::Invalidate(all)]);
             let tree = H::of(tables).tree(guard.platform());
             let marked = tree.tables.values().filter(|table| table.within(0, 64 * M));
             assert_eq!(marked.filter(|table| table.accessed).count(), 0);
@@ -254,41 +252,14 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters<H
             );
             assert_eq!(scan(guard).0, 1);
             assert_eq!(scan(guard).0, 0);
-            if !exact {
-                // A leaf is marked through a walk cache, without a mark on the way.
-                let leaf = H::of(tables).pte(guard.platform(), 12 * M).0;
-                leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
-                let how =
-                    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
-                let [young, unanswered] = &mut bits;
-                let aged = guard.age(range(0, 64 * M), &mut AgeBitmaps { young, unanswered }, how);
-                assert_eq!(aged.unwrap().young, 1);
-            }
         });
     }
-    for skip in [TableBits::Exact, TableBits::Hint] {
-        takes::<H>(H::usual(), skip);
-    }
+    takes::<H>(H::usual());
 }
-on!(an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters: ept; npt);
-
-fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest<H: Hardware>() {
-    on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
-        let pages = range(0, 64 * K);
-        assert_eq!(guard.map(pages, Hpa(0), RAM, PAGE, cache), Ok(64 * K));
-        let how = AgeOptions { clear: true, table_bits: TableBits::Hint, flush_tlb: false };
-        // The end of the table, with the next table; then all of the first.
-        for (part, pages) in [(range(32 * K, 4 * M), 8), (range(0, 2 * M), 8)] {
-            let (mut young, mut unanswered) = ([0; 16], [0; 16]);
-            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-            assert_eq!(guard.age(part, &mut ages, how).unwrap().young, pages);
-        }
-    });
-}
-on!(a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest: ept; npt);
+on!(an_exact_scan_takes_the_marks_of_all_tables: ept; npt);
 
 fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() {
-    fn keeps<H: Hardware>(format: H::Format, skip: TableBits, held: fn(u64) -> u64) {
+    fn keeps<H: Hardware>(format: H::Format, held: fn(u64) -> u64) {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
             let (hardware, platform) = (H::of(tables), guard.platform());
@@ -298,7 +269,8 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() 
             let mut scan = || {
                 let (mut young, mut unanswered) = ([0; 16], [0; 16]);
                 let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
+                let how =
+                    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
                 let aged = guard.age(range(0, 4 * M), &mut ages, how).unwrap();
                 (aged.young, aged.unanswered)
             };
@@ -311,9 +283,7 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() 
     let states: [fn(u64) -> u64; 3] =
         [|raw| raw | H::MARK, |_| H::MARK, |_| <H::Format as Format>::retired(Hpa(0))];
     for held in states {
-        for skip in [TableBits::Exact, TableBits::Hint] {
-            keeps::<H>(H::usual(), skip, held);
-        }
+        keeps::<H>(H::usual(), held);
     }
 }
 on!(a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan: ept; npt);
@@ -327,56 +297,11 @@ fn a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_no
             pte.fetch_and(!<H::Format as Format>::TABLE_ACCESSED, SeqCst);
             pte.fetch_or(<H::Format as Format>::AGEING, SeqCst);
         }
-        for skip in [TableBits::Exact, TableBits::Hint] {
-            let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-            let how = AgeOptions { clear: false, table_bits: skip, flush_tlb: false };
-            let aged = guard.age(range(0, 2 * M), &mut ages, how).unwrap();
-            assert_eq!(aged.young, 1, "{skip:?}");
-        }
+        let (mut young, mut unanswered) = ([0; 8], [0; 8]);
+        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+        let how = AgeOptions { clear: false, table_bits: TableBits::Exact, flush_tlb: false };
+        let aged = guard.age(range(0, 2 * M), &mut ages, how).unwrap();
+        assert_eq!(aged.young, 1);
     });
 }
 on!(a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_noted: ept; npt);
-
-/// A hint clears marks while walk caches may hold the tables. The CPU then marks a leaf below
-/// without marking the tables.
-fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest<H: Hardware>() {
-    on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
-        for at in [0, G] {
-            assert_eq!(guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache), Ok(4 * K));
-        }
-        let mut bits = [vec![0; 1 << 22], vec![0; 1 << 22]];
-        let mut scan = |guard: &mut GuardOf<'_, '_, H>, at: u64, end: u64, clear, skip| {
-            let [young, unanswered] = &mut bits;
-            young.fill(0);
-            let before = guard.counts().entries_read;
-            let how = AgeOptions { clear, table_bits: skip, flush_tlb: false };
-            let aged = guard.age(range(at, end - at), &mut AgeBitmaps { young, unanswered }, how);
-            (aged.unwrap().young, guard.counts().entries_read - before)
-        };
-        let (hardware, platform) = (H::of(tables), guard.platform());
-        let used = |at| {
-            let leaf = hardware.pte(platform, at).0;
-            leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
-        };
-        let (exact, end) = (TableBits::Exact, 1 << 40);
-        assert_eq!(scan(guard, 0, end, true, TableBits::Hint).0, 2);
-        used(0);
-        assert_eq!(scan(guard, 0, end, false, exact).0, 1, "a test finds it");
-        assert_eq!(scan(guard, 0, 64 * K, true, exact).0, 1, "in a part of a table");
-        used(0);
-        assert_eq!(scan(guard, 0, 2 * M, true, exact).0, 1);
-        used(G);
-        assert_eq!(scan(guard, G, end, true, exact).0, 1, "the scan before was of another part");
-        used(0);
-        assert_eq!(scan(guard, 0, G, true, exact).0, 1, "so it was again");
-        used(G);
-        assert_eq!(scan(guard, 0, end, true, exact).0, 1);
-        // All of the guest was covered: from here on the scan relies on marks.
-        for clear in [false, true] {
-            let (young, read) = scan(guard, 0, end, clear, exact);
-            assert!(young == 0 && read < 512, "{read} entries were read");
-        }
-    });
-}
-on!(after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest: ept; npt);

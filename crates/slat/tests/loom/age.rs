@@ -1,5 +1,5 @@
-//! Ageing by the accessed bits of tables, on Intel, at three levels, also while another thread
-//! scans by hints. (`pairs` has the pairs of operations.)
+//! Ageing by the accessed bits of tables, on Intel, at three levels. (`pairs` has the pairs of
+//! operations.)
 
 use crate::guest::*;
 use crate::hardware::{Use, Walked};
@@ -7,7 +7,6 @@ use crate::machine::*;
 use loom::thread::spawn;
 use slat::{AgeOptions, TableBits};
 
-const HINT: AgeOptions = AgeOptions { clear: true, table_bits: TableBits::Hint, flush_tlb: true };
 const TEST: AgeOptions =
     AgeOptions { clear: false, table_bits: TableBits::Exact, flush_tlb: false };
 
@@ -20,21 +19,6 @@ fn a_page_next_to_a_table_that_is_unmapped_during_the_scan_is_not_lost() {
         guest.age(0..2 * BIG, EXACT);
         guest.unmap_rest(unmaps.join().unwrap());
         // The page is young in this scan, or in the one that settles.
-        guest.settle();
-        let retired = guest.pages() - 1 - guest.linked();
-        guest.end(retired);
-    });
-}
-
-#[test]
-fn a_scan_by_hints_that_begins_anew_does_not_believe_the_marks_that_it_cleared() {
-    bounded("age (hint) || unmap of the neighbour, three levels", 2, || {
-        let guest = X86::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
-        let unmaps = spawn(move || guest.unmap(0..BLOCK));
-        let (young, unanswered) = guest.age(0..2 * BIG, HINT);
-        assert!(young.contains(&BLOCK) || unanswered.contains(&BLOCK), "nobody else was there");
-        guest.unmap_rest(unmaps.join().unwrap());
         guest.settle();
         let retired = guest.pages() - 1 - guest.linked();
         guest.end(retired);
@@ -56,36 +40,6 @@ fn a_page_next_to_a_table_that_collapses_during_the_scan_is_not_lost() {
 }
 
 #[test]
-fn a_hint_hides_nothing_from_a_later_exact_scan() {
-    bounded("age (hint) || age (exact), hardware", 3, || {
-        let guest = X86::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
-        guest.access(0, false, Use::Always);
-        let hints = spawn(move || guest.age(0..BIG, HINT));
-        guest.age(0..BIG, EXACT);
-        guest.access(0, false, Use::Always);
-        hints.join().unwrap();
-        // The CPU uses the walk cache, if there is an entry: it does not mark the table.
-        guest.access(0, false, Use::Always);
-        guest.settle();
-        guest.end(0);
-    });
-}
-
-#[test]
-fn a_page_used_through_a_walk_cache_after_a_hint_is_young_in_an_exact_scan() {
-    explore("age (hint), hardware through a walk cache", || {
-        let guest = X86::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
-        guest.access(0, false, Use::Always);
-        let vcpu = spawn(move || guest.access(0, false, Use::Always).map(drop));
-        guest.age(0..BIG, HINT);
-        vcpu.join().unwrap();
-        guest.access(0, false, Use::Always);
-        guest.settle();
-        guest.end(0);
-    });
-}
-
-#[test]
 fn a_scan_that_only_tests_finds_what_a_concurrent_exact_scan_has_not_yet_reported() {
     explore("age (exact) || age (test)", || {
         let guest = X86::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
@@ -94,48 +48,6 @@ fn a_scan_that_only_tests_finds_what_a_concurrent_exact_scan_has_not_yet_reporte
         // It is old once the scan has cleared it, not before.
         assert!(young == [0] || !guest.leaf(0).1.accessed, "it is marked, and said to be old");
         assert_eq!(scans.join().unwrap(), [0]);
-        guest.settle();
-        guest.end(0);
-    });
-}
-
-/// The guest used the page through a walk cache after the hint, so that only its leaf is marked.
-#[test]
-fn a_scan_that_only_tests_finds_what_a_hint_has_hidden_and_no_exact_scan_has_cleared() {
-    explore("age (hint), then age (exact) || age (test)", || {
-        let guest = X86::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
-        guest.access(0, false, Use::Always);
-        guest.age(0..BIG, HINT);
-        guest.access(0, false, Use::Always);
-        let scans = spawn(move || guest.age(0..BIG, EXACT).0);
-        let (young, _) = guest.age(0..BIG, TEST);
-        assert!(young == [0] || !guest.leaf(0).1.accessed, "it is marked, and said to be old");
-        assert_eq!(scans.join().unwrap(), [0]);
-        guest.settle();
-        guest.end(0);
-    });
-}
-
-/// Two pages of two tables: the scan that tests may pass one by before the hint or the exact scan
-/// comes there.
-#[test]
-fn a_scan_that_only_tests_misses_nothing_beside_a_hint_and_an_exact_scan() {
-    bounded("age (hint) || age (exact) || age (test)", 3, || {
-        let guest = X86::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
-        guest.access(0, false, Use::Always);
-        let hints = spawn(move || {
-            guest.age(0..BIG, HINT);
-            // Through a walk cache, if there is an entry: hardware marks the leaf alone.
-            guest.access(0, false, Use::Always);
-            guest.leaf(0).1.accessed
-        });
-        let scans = spawn(move || guest.age(0..BIG, EXACT).0);
-        let hidden = hints.join().unwrap();
-        let (young, unanswered) = guest.age(0..BIG, TEST);
-        // If the exact scan has not cleared it since the hint, it is young.
-        let marked = guest.leaf(0).1.accessed;
-        assert!(!(hidden && marked) || young == [0] || unanswered == [0], "{young:?}");
-        scans.join().unwrap();
         guest.settle();
         guest.end(0);
     });

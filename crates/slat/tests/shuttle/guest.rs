@@ -435,11 +435,9 @@ impl<'w, F: Walked> Guest<'w, F> {
         guard.age(at, &mut ages, how).unwrap();
         drop(guard);
         let first = pages(at).start;
-        if how.clear && how.table_bits != TableBits::Hint {
+        if how.clear {
             let answered = |page: usize| (young[0] | unanswered[0]) >> (page - first) & 1 == 1;
             self.check(expected.as_ref(), at, answered, "was used, and is said to be old");
-        }
-        if how.clear {
             self.report(at, young[0], |page| self.ledger().report(page, true, false));
             self.ledger().took();
         }

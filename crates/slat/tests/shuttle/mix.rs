@@ -69,7 +69,7 @@ impl Random {
             11 => Op::Split { at, to: self.of(&[PAGE, PAGE, BLOCK]), frames, complete },
             12 | 13 => Op::Collapse { at, to: self.of(&[BLOCK, BIG]) },
             14 => {
-                let skip = self.of(&[TableBits::Ignored, TableBits::Hint, TableBits::Exact]);
+                let skip = self.of(&[TableBits::Ignored, TableBits::Exact]);
                 let how = AgeOptions {
                     clear: self.below(4) != 0,
                     table_bits: skip,

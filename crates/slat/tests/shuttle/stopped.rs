@@ -134,7 +134,6 @@ fn operations() -> Vec<(&'static str, Op)> {
         ("split", Op::Split { at: lower, to: PAGE, frames: 4, complete: true }),
         ("collapse", Op::Collapse { at: lower, to: BLOCK }),
         ("age, every leaf", age(TableBits::Ignored)),
-        ("age, by a hint", age(TableBits::Hint)),
         ("age, exactly", age(TableBits::Exact)),
         ("harvest", Op::Harvest { at: all }),
         (

@@ -198,7 +198,6 @@ fn rights() -> impl Strategy<Value = Rights> {
 fn scan() -> impl Strategy<Value = Scan> {
     let skip = prop_oneof![
         1 => Just(TableBits::Ignored),
-        1 => Just(TableBits::Hint),
         3 => Just(TableBits::Exact),
     ];
     let how = (prop::bool::weighted(0.8), skip, prop::bool::weighted(0.4))

@@ -9,8 +9,7 @@ use slat::{AgeBitmaps, AgeCounts, AgeOptions, ChangeError, GpaRange, Invalidatio
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scan {
     pub how: AgeOptions,
-    /// The value of every word of the bitmaps. A hint starts from 0, so that the test sees what it
-    /// adds.
+    /// The value of every word of the bitmaps.
     pub seed: u64,
     /// The number of words that a bitmap lacks.
     pub missing: (usize, usize),
@@ -18,9 +17,8 @@ pub struct Scan {
 
 impl<H: Hardware> World<'_, H> {
     pub fn age(&mut self, range: GpaRange, scan: Scan) {
-        let Scan { how, missing, .. } = scan;
+        let Scan { how, seed, missing } = scan;
         let skip = if H::TABLES_COUNT { how.table_bits } else { TableBits::Ignored };
-        let seed = if skip == TableBits::Hint { 0 } else { scan.seed };
         let before = self.begin();
         let was = vec![seed; Self::words(&range, missing.0)];
         let nobody = vec![0; Self::words(&range, missing.1)];
@@ -42,10 +40,8 @@ impl<H: Hardware> World<'_, H> {
             return;
         }
         let page = |at: u64| ((at - start) >> H::PAGE) as usize;
-        let expected = if skip == TableBits::Hint {
-            self.hinted(&before, (start, end), &young, how.clear)
-        } else {
-            let mut expected = was.clone();
+        let mut expected = was.clone();
+        {
             let mut flat = self.flat.borrow_mut();
             let used = flat.within(start, end).filter(|(_, piece)| piece.attributes.accessed);
             let used: Vec<_> = used.map(|(at, piece)| (at, piece.end)).collect();
@@ -59,8 +55,7 @@ impl<H: Hardware> World<'_, H> {
                     leaves.for_each(|(_, piece)| piece.attributes.accessed = false);
                 }
             }
-            expected
-        };
+        }
         assert!(young == expected, "exactly the pages that were used");
         let count =
             |bits: &[u64]| bits.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
@@ -69,7 +64,7 @@ impl<H: Hardware> World<'_, H> {
         assert_eq!(out.owed, None);
 
         let mut expected = Vec::new();
-        if how.clear && skip == TableBits::Exact && self.notes(&before, start, end) {
+        if how.clear && skip == TableBits::Exact && notes(&before, start, end) {
             expected.push(Invalidation { range: Some(range), ..ALL });
         }
         if how.flush_tlb && how.clear {
@@ -79,14 +74,7 @@ impl<H: Hardware> World<'_, H> {
         if pending && let Some(first) = expected.first_mut() {
             *first = ALL;
         }
-        if skip != TableBits::Hint {
-            assert_eq!(invalidations(&out.events), expected, "invalidations inside");
-        }
-        if H::TABLES_COUNT && how.clear {
-            let all = start == 0 && end >> self.hardware.address_bits() != 0;
-            self.doubt =
-                skip == TableBits::Hint || self.doubt && !(skip == TableBits::Exact && all);
-        }
+        assert_eq!(invalidations(&out.events), expected, "invalidations inside");
         if how.clear && how.flush_tlb && !self.pending {
             let tree = self.tree();
             self.machine(|machine| machine.check_old(&tree, start, end));
@@ -101,49 +89,17 @@ impl<H: Hardware> World<'_, H> {
         }
         self.settle(&out.tree);
     }
+}
 
-    /// Returns whether an exact scan finds tables that it has to clear.
-    fn notes(&self, before: &Tree, start: u64, end: u64) -> bool {
-        let whole: Vec<_> =
-            before.tables.values().filter(|table| table.within(start, end)).collect();
-        let ruled_out = |hidden: &&&Table| {
-            whole.iter().any(|table| {
-                !table.accessed
-                    && table.height > hidden.height
-                    && hidden.within(table.start, table.end)
-            })
-        };
-        match self.doubt {
-            true => !whole.is_empty(),
-            false => whole.iter().filter(|table| table.accessed).any(|table| !ruled_out(&table)),
-        }
-    }
-
-    /// Checks that a hint names no page that was not used, and each used page below marked tables.
-    fn hinted(&self, before: &Tree, range: (u64, u64), young: &[u64], clear: bool) -> Vec<u64> {
-        let (start, end) = range;
-        let page = |at: u64| ((at - start) >> H::PAGE) as usize;
-        let named = |at: u64| young[page(at) / 64] >> (page(at) % 64) & 1 == 1;
-        let mut expected = vec![0; young.len()];
-        let mut flat = self.flat.borrow_mut();
-        for run in before.within(start, end).filter(|run| run.leaf.own.accessed) {
-            let mut at = run.start;
-            while at < run.end {
-                let next = (floor(at, run.size) + run.size).min(run.end);
-                assert!(named(at) || !run.leaf.reached, "{at:#x} was used, and no table denies it");
-                if named(at) {
-                    set(&mut expected, page(at)..page(next));
-                    let base = floor(at, run.size);
-                    if clear && base >= start && base + run.size <= end {
-                        let leaf = flat.within(base, base + run.size);
-                        leaf.for_each(|(_, piece)| piece.attributes.accessed = false);
-                    }
-                }
-                at = next;
-            }
-        }
-        expected
-    }
+/// Returns whether an exact scan finds tables that it has to clear.
+fn notes(before: &Tree, start: u64, end: u64) -> bool {
+    let whole: Vec<_> = before.tables.values().filter(|table| table.within(start, end)).collect();
+    let ruled_out = |hidden: &&&Table| {
+        whole.iter().any(|table| {
+            !table.accessed && table.height > hidden.height && hidden.within(table.start, table.end)
+        })
+    };
+    whole.iter().filter(|table| table.accessed).any(|table| !ruled_out(&table))
 }
 
 /// Returns the part of the range that cuts no leaf.

@@ -60,8 +60,6 @@ pub struct World<'p, H: Hardware> {
     pending: bool,
     /// removals were dropped, too.
     removing: bool,
-    /// Tables may be unmarked while walk caches hold them.
-    doubt: bool,
     /// Hardware uses the range of the next operation, which may have to begin anew.
     beside: Cell<bool>,
     /// Leaves that guards have counted as added and removed.
@@ -183,7 +181,6 @@ impl<'p, H: Hardware> World<'p, H> {
             drops: false,
             pending: false,
             removing: false,
-            doubt: false,
             beside: Cell::new(false),
             sizes: LeafDelta::NONE,
             replaced: Vec::new(),
@@ -403,7 +400,7 @@ impl<'p, H: Hardware> World<'p, H> {
         }
         drop(guard);
         assert_eq!(self.platform.live(), 1 + tree.tables.len() + self.retired, "frames");
-        if H::TABLES_COUNT && self.hardware.records_accessed() && !self.doubt {
+        if H::TABLES_COUNT && self.hardware.records_accessed() {
             self.machine(|machine| machine.check_unmarked(tree));
         }
     }
