@@ -22,8 +22,8 @@
 //! Other code that relies on a value comes after a fence, one for many entries: before the walk
 //! descends into a table, before a visitor takes a reservation for an emptied entry
 //! (`Tables::break_before_fill`), and at the end of a walk, for its caller. The descent to one
-//! address, which follows every link, loads with acquire. An accessed mark in a table needs more than
-//! acquire (`sync::agreed`); formats without it (`TABLE_ACCESSED` of 0) compile none of that.
+//! address, which follows every link, loads with acquire. An accessed mark in a table needs more
+//! than acquire (`sync::agreed`); formats without it (`TABLE_ACCESSED` of 0) compile none of that.
 
 mod budget;
 mod climb;

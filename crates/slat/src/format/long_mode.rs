@@ -48,7 +48,8 @@ pub(super) struct Bits {
 ///    bit 7 tells block from table, and no table is at level 0. Without bit 0, the mark is in
 ///    markers only, and bit 3 tells the two kinds of marker apart; bit 4 is in reservations, and
 ///    owners have bits 3 and 4. `kind` reads no bit of `STATUS`, `SOFTWARE`, `TABLE_ACCESSED`
-///    and `AGEING`, and none of these is a bit of an address. `all_tables` requires bit 0 of all entries, and bit 7 of none.
+///    and `AGEING`, and none of these is a bit of an address. `all_tables` requires bit 0 of all
+///    entries, and bit 7 of none.
 /// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and no
 ///    other bit of a marker or of a table.
 /// 3. A root at level 3 or 4 has `2^(address_bits - 39)` or `2^(address_bits - 48)` entries, or

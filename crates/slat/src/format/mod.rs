@@ -34,8 +34,9 @@ use core::fmt;
 /// without gaps.
 ///
 /// [`Format::MARK`] in an entry keeps other threads from changing it, for a bounded time. A valid
-/// leaf with the mark is *sealed*. An entry that is invalid to hardware and has the mark is *frozen*,
-/// or *retired* together with its table. So a run of entries without that bit holds no marker.
+/// leaf with the mark is *sealed*. An entry that is invalid to hardware and has the mark is
+/// *frozen*, or *retired* together with its table. So a run of entries without that bit holds no
+/// marker.
 ///
 /// # Safety
 /// The walk dereferences what a format calls a table. Implementations promise:
@@ -45,10 +46,10 @@ use core::fmt;
 ///    [`Kind::Retired`]; of [`Format::reserved`] [`Kind::Reserved`]; of [`Format::owned`]
 ///    [`Kind::Owned`]. No entry at level 0 is a table. Kind and address of a leaf do not depend on
 ///    its bits of `STATUS` and `SOFTWARE`; those of a table do not depend on its bits of
-///    `TABLE_ACCESSED` and `AGEING`. Methods that make a leaf
-///    from a leaf keep kind and address. [`Format::all_tables`] agrees with `kind`, and so does
-///    [`Format::all_pages`] for entries without `MARK`. Different tokens make different
-///    reservations, and [`Format::owner`] returns the word that [`Format::owned`] was given.
+///    `TABLE_ACCESSED` and `AGEING`. Methods that make a leaf from a leaf keep kind and address.
+///    [`Format::all_tables`] agrees with `kind`, and so does [`Format::all_pages`] for entries
+///    without `MARK`. Different tokens make different reservations, and [`Format::owner`] returns
+///    the word that [`Format::owned`] was given.
 /// 2. [`Format::table_address`] returns the address that [`Format::table`], [`Format::frozen`] or
 ///    [`Format::retired`] was given.
 /// 3. [`Format::geometry`] returns a root with a power of two of entries, at the levels from
