@@ -238,7 +238,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             backing,
             config,
             identity: Identity::new(),
-            memslots: Memslots::default(),
+            memslots: Memslots::new(),
             changing: Turn::new(None),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),

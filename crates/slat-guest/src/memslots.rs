@@ -183,7 +183,7 @@ impl MemslotSnapshot {
 }
 
 /// The two lists of memslots.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(crate) struct Memslots {
     lists: [UnsafeCell<MemslotSnapshot>; 2],
     current: AtomicU64,
@@ -194,6 +194,10 @@ pub(crate) struct Memslots {
 unsafe impl Sync for Memslots {}
 
 impl Memslots {
+    pub fn new() -> Self {
+        Self { lists: Default::default(), current: AtomicU64::new(0) }
+    }
+
     /// Returns the current memslots.
     ///
     /// # Safety

@@ -23,6 +23,8 @@ extern crate alloc;
 
 mod arrivals;
 mod bits;
+#[cfg(any(test, feature = "baselines"))]
+pub mod bounds;
 mod buffer;
 #[cfg(feature = "std")]
 mod file;

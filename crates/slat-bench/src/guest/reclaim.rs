@@ -29,6 +29,7 @@ use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
+use slat_reclaim::bounds;
 use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
 use std::sync::atomic::AtomicBool;
@@ -212,16 +213,16 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
                     .collect(),
             };
             let fewest = (args.vcpus == 1).then(|| {
-                pattern::fewest_refaults(pages, memory, uses[0].iter().map(|one| one.page()))
+                bounds::fewest_refaults(pages, memory, uses[0].iter().map(|one| one.page()))
             });
             let lru = (args.vcpus == 1).then(|| {
-                pattern::refaults_of_lru(pages, memory, uses[0].iter().map(|one| one.page()))
+                bounds::refaults_of_lru(pages, memory, uses[0].iter().map(|one| one.page()))
             });
             let all = uses.iter().flatten().map(|one| one.page());
-            let by_frequency = pattern::refaults_by_frequency(pages, memory, all);
+            let by_frequency = bounds::refaults_by_frequency(pages, memory, all);
             let no_foresight = (args.vcpus == 1 && matches!(pattern, Uniform | Zipf)).then(|| {
                 let uses = uses[0].iter().map(|one| one.page());
-                pattern::refaults_without_foresight(pages, memory, uses)
+                bounds::refaults_without_foresight(pages, memory, uses)
             });
             cases.push(Case {
                 pattern,

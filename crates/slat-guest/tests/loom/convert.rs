@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use slat::{Access, BreakBeforeMake, Gpa, GpaRange};
-use slat_guest::{ExecuteHuge, MemoryKind};
+use slat_guest::MemoryKind;
 
 /// A thread converts page 0 to `to` while a vCPU faults on it, in blocks of `block`. `before`: the
 /// page is already mapped.

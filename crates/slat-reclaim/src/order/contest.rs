@@ -6,9 +6,11 @@
 use super::tests::Memory;
 use super::{Generations, Lists, Order, ScanOptions};
 use crate::arrivals::Arrivals;
+use crate::bounds::{
+    Zipf, fewest_refaults, refaults_by_frequency, refaults_of_lru, refaults_without_foresight,
+};
 use fastrand::Rng;
 use std::boxed::Box;
-use std::collections::{BTreeSet, BinaryHeap};
 use std::vec;
 use std::vec::Vec;
 
@@ -54,22 +56,13 @@ fn generations(pages: u32, frequency: bool) -> Order {
     ))
 }
 
-/// Uses by Zipf's law, exponent 0.99; each seed has other pages that are used often.
+/// Uses by Zipf's law; each seed has other pages that are used often.
 fn zipf(seed: u64, pages: u32, count: usize) -> Vec<u32> {
     let mut rng = Rng::with_seed(seed);
     let mut order: Vec<u32> = (0..pages).collect();
     rng.shuffle(&mut order);
-    let mut sum = 0.0;
-    let add = |rank: u32| {
-        sum += f64::from(rank).powf(-0.99);
-        sum
-    };
-    let sums: Vec<f64> = (1..=pages).map(add).collect();
-    let one = || {
-        let at = rng.f64() * sum;
-        order[sums.partition_point(|&it| it <= at).min(order.len() - 1)]
-    };
-    std::iter::repeat_with(one).take(count).collect()
+    let zipf = Zipf::new(order);
+    (0..count).map(|_| zipf.page(rng.f64())).collect()
 }
 
 /// Uses of which nine in ten are in a part that fits into memory, which has four places in turn.
@@ -85,84 +78,6 @@ fn phase(seed: u64, pages: u32, memory: usize, count: usize) -> Vec<u32> {
     (0..count).map(one).collect()
 }
 
-/// Returns the refaults of a policy that gives up the page with the least key. `key` gets the time
-/// of a page's last use and the time of its next one.
-fn refaults_by(
-    pages: u32,
-    memory: usize,
-    uses: &[u32],
-    key: impl Fn(usize, usize) -> usize,
-) -> u64 {
-    let all: Vec<u32> = (0..pages).chain(uses.iter().copied()).collect();
-    let (mut next, mut later) = (vec![usize::MAX; all.len()], vec![usize::MAX; pages as usize]);
-    for (now, &page) in all.iter().enumerate().rev() {
-        next[now] = std::mem::replace(&mut later[page as usize], now);
-    }
-    let (mut kept, mut of) = (BTreeSet::new(), vec![None; pages as usize]);
-    let mut misses = 0;
-    for (now, &page) in all.iter().enumerate() {
-        match of[page as usize].replace(key(now, next[now])) {
-            Some(key) => _ = kept.remove(&(key, page)),
-            None => misses += 1,
-        }
-        if kept.len() == memory
-            && let Some((_, victim)) = kept.pop_first()
-        {
-            of[victim as usize] = None;
-        }
-        kept.extend(of[page as usize].map(|key| (key, page)));
-    }
-    misses - u64::from(pages)
-}
-
-/// Belady's rule: gives up the page whose next use is furthest away.
-fn belady(pages: u32, memory: usize, uses: &[u32]) -> u64 {
-    refaults_by(pages, memory, uses, |_, next| usize::MAX - next)
-}
-
-/// Exact LRU, which sees every use.
-fn lru(pages: u32, memory: usize, uses: &[u32]) -> u64 {
-    refaults_by(pages, memory, uses, |now, _| now)
-}
-
-/// Keeps the pages that have the most uses in total, and has one place for all others.
-fn by_frequency(pages: u32, memory: usize, uses: &[u32]) -> u64 {
-    let mut counts = vec![0u64; pages as usize];
-    uses.iter().for_each(|page| counts[*page as usize] += 1);
-    let mut most: BinaryHeap<u64> = counts.into_iter().collect();
-    (1..memory).for_each(|_| _ = most.pop());
-    most.into_iter().sum()
-}
-
-/// Returns a lower bound on the average refaults of any policy without foresight, for independent
-/// uses: see `docs/reclaim.md`. Before each use, memory has the pages that were used most until
-/// then; of pages that were used equally often, as large a part as fits.
-fn without_foresight(pages: u32, memory: usize, uses: &[u32]) -> f64 {
-    let mut counts = vec![0; pages as usize];
-    let mut of_count = vec![0; uses.len() + 1];
-    of_count[0] = pages as usize;
-    let (mut last, mut above, mut misses) = (0, 0, 0.0);
-    for &page in uses {
-        let count: &mut usize = &mut counts[page as usize];
-        misses += match (*count).cmp(&last) {
-            std::cmp::Ordering::Less => 1.0,
-            std::cmp::Ordering::Greater => 0.0,
-            std::cmp::Ordering::Equal => {
-                above += 1;
-                1.0 - ((memory + 1 - above) as f64 / of_count[last] as f64).min(1.0)
-            }
-        };
-        of_count[*count] -= 1;
-        *count += 1;
-        of_count[*count] += 1;
-        while above > memory {
-            last += 1;
-            above -= of_count[last];
-        }
-    }
-    misses
-}
-
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Costs {
     belady: f64,
@@ -174,7 +89,10 @@ struct Costs {
 /// Runs all orders, and prints a row: the refaults of Belady's rule, and those of each order
 /// divided by them.
 fn costs(name: &str, seed: u64, memory: usize, independent: bool, uses: &[u32]) -> Costs {
-    let belady = belady(PAGES, memory, uses) as f64;
+    let (all, fit) = (|| uses.iter().copied(), memory as u32);
+    let belady = fewest_refaults(PAGES, fit, all()) as f64;
+    let lru = refaults_of_lru(PAGES, fit, all()) as f64;
+    let by_frequency = refaults_by_frequency(PAGES, fit, all()) as f64;
     let of = |order: Order| refaults(&order, PAGES, memory, uses) as f64;
     let clock = of(Order::lists(Lists::new(PAGES)));
     let (recency, ours) = (of(generations(PAGES, false)), of(generations(PAGES, true)));
@@ -182,12 +100,12 @@ fn costs(name: &str, seed: u64, memory: usize, independent: bool, uses: &[u32]) 
     let known = |count: f64| if independent { by(count) } else { "    -".into() };
     std::println!(
         "{name:18} {seed:4} {belady:7} {} {} {} {} {} {}",
-        by(lru(PAGES, memory, uses) as f64),
+        by(lru),
         by(clock),
         by(recency),
         by(ours),
-        known(without_foresight(PAGES, memory, uses)),
-        known(by_frequency(PAGES, memory, uses) as f64),
+        known(refaults_without_foresight(PAGES, fit, all())),
+        known(by_frequency),
     );
     Costs { belady, clock, recency, ours }
 }
@@ -216,7 +134,7 @@ fn frequency_saves_refaults_of_zipf_and_more_the_longer_it_lasts() {
             let costs = costs(name, seed, MEMORY, true, uses);
             assert!(costs.ours <= most * costs.recency, "{name}, {seed}: {costs:?}");
             assert!(costs.ours <= of_belady * costs.belady, "{name}, {seed}: {costs:?}");
-            let limit = without_foresight(PAGES, MEMORY, uses);
+            let limit = refaults_without_foresight(PAGES, MEMORY as u32, uses.iter().copied());
             assert!(costs.ours <= 1.1 * limit, "{name}, {seed}: {costs:?}, not {limit}");
         }
     }
