@@ -347,36 +347,15 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
 macro_rules! on_all_formats {
     ($name:ident, $check:path) => {
         mod $name {
-            #[test]
-            fn ept() {
-                $check(super::ept(), slat_sim::Ept::default());
-            }
-
-            #[test]
-            fn arm() {
-                let (format, arch) = super::arm(true);
-                $check(format, arch);
-            }
-
-            #[test]
-            fn arm_without_hardware_dirty_state() {
-                let (format, arch) = super::arm(false);
-                $check(format, arch);
-            }
-
-            $crate::fixture::on_every_other_format!(
-                $check: arm_lpa2 ArmLpa2, arm_16k Arm16K, npt Amd, riscv Hart,
-                riscv_without_svadu HartSvade, radix_4k Radix,
-                radix_4k_where_software_sets_r_and_c RadixAsks, radix_64k Radix64K
-            );
+            $crate::fixture::on_all_formats!($check: ept Intel, arm ArmBreaks,
+                arm_without_hardware_dirty_state ArmPlain);
+            #[cfg(feature = "every-format")]
+            $crate::fixture::on_all_formats!($check: arm_lpa2 ArmLpa2, arm_16k Arm16K, npt Amd,
+                riscv Hart, riscv_without_svadu HartSvade, radix_4k Radix,
+                radix_4k_where_software_sets_r_and_c RadixAsks, radix_64k Radix64K);
         }
     };
-}
-pub(crate) use on_all_formats;
-
-macro_rules! on_every_other_format {
     ($check:path: $($test:ident $Case:ident),*) => {$(
-        #[cfg(feature = "every-format")]
         #[test]
         fn $test() {
             use crate::cases::{Case, $Case};
@@ -384,7 +363,7 @@ macro_rules! on_every_other_format {
         }
     )*};
 }
-pub(crate) use on_every_other_format;
+pub(crate) use on_all_formats;
 
 pub fn ept() -> Ept1G {
     Ept1G::default()

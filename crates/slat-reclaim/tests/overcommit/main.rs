@@ -6,7 +6,6 @@
 
 mod accounts;
 mod alone;
-#[cfg(feature = "every-format")]
 #[allow(dead_code, unused_imports, reason = "a part of it is for the other machine")]
 #[path = "../machine/cases.rs"]
 mod cases;

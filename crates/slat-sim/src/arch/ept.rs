@@ -3,7 +3,6 @@
 //! is the PML4, 1 the page table.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
-use slat::BreakBeforeMake;
 
 /// An Intel CPU, with its EPTP and VM-execution controls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,18 +58,6 @@ impl Arch for Ept {
         4
     }
 
-    fn below(&self, level: i8) -> i8 {
-        level - 1
-    }
-
-    fn shift(&self, level: i8) -> u32 {
-        12 + 9 * (level - 1) as u32
-    }
-
-    fn entries(&self, _level: i8) -> usize {
-        512
-    }
-
     /// 30.3.2 and 30.3.3.1 ("EPT misconfigurations").
     fn decode(&self, raw: u64, level: i8) -> Descriptor {
         let rights = self.rights(raw);
@@ -123,15 +110,6 @@ impl Arch for Ept {
         Ok(raw | ACCESSED | if write && leaf { DIRTY } else { 0 })
     }
 
-    /// Stores are seen in order, and INVEPT is serializing.
-    fn late(&self) -> bool {
-        false
-    }
-
-    fn breaks(&self) -> bool {
-        false
-    }
-
     fn sizes(&self) -> Sizes {
         if self.multihit { Sizes::ForbiddenForCode } else { Sizes::Allowed }
     }
@@ -145,22 +123,6 @@ impl Arch for Ept {
     /// writes.
     fn walks_write(&self) -> bool {
         self.accessed_dirty
-    }
-
-    fn bypasses(&self, _memory: u8, _uncached: bool) -> bool {
-        false
-    }
-
-    fn stale_fetch(&self) -> bool {
-        false
-    }
-
-    fn leaf_level(&self, shift: u32) -> Option<i8> {
-        (1..=3).find(|&level| self.shift(level) == shift)
-    }
-
-    fn break_before_make(&self) -> BreakBeforeMake {
-        BreakBeforeMake::Never
     }
 }
 

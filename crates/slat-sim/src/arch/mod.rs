@@ -19,17 +19,25 @@ pub use riscv::RiscV;
 ///
 /// Levels are numbered as in the manual: Arm's grow towards the pages (3 is that of pages), Intel's
 /// and AMD's towards the root (1 is that of pages), RISC-V's likewise (0 is that of pages).
+///
+/// Methods with a default have that of Intel and AMD, whose tables are long mode's.
 pub trait Arch: Copy + Debug + Send + Sync + 'static {
     /// Returns the number of bits of a guest physical address.
     fn address_bits(&self) -> u32;
     /// Returns the level at which a walk starts.
     fn root_level(&self) -> i8;
     /// Returns the level of the tables that a table of `level` links.
-    fn below(&self, level: i8) -> i8;
+    fn below(&self, level: i8) -> i8 {
+        level - 1
+    }
     /// Returns the base-2 logarithm of the bytes that an entry of `level` covers.
-    fn shift(&self, level: i8) -> u32;
+    fn shift(&self, level: i8) -> u32 {
+        12 + 9 * (level - 1) as u32
+    }
     /// Returns the number of entries of a table of `level`.
-    fn entries(&self, level: i8) -> usize;
+    fn entries(&self, _level: i8) -> usize {
+        512
+    }
     /// Decodes the entry `raw` of `level`.
     fn decode(&self, raw: u64, level: i8) -> Descriptor;
     /// Returns the base-2 logarithm of the number of adjacent leaves, of `2^shift` bytes each, that
@@ -49,12 +57,20 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
     /// The fault that the MMU raises if software has to set the mark.
     fn mark(&self, raw: u64, level: i8, write: bool) -> Result<u64, Fault>;
     /// Returns whether stores to tables reach walkers late, and invalidations take effect late.
-    fn late(&self) -> bool;
+    /// Intel's and AMD's CPUs see stores in order; INVEPT is serializing, and a thread that
+    /// requests a flush from AMD's waits until the CPU has left its guest.
+    fn late(&self) -> bool {
+        false
+    }
     /// Returns whether a live entry needs a break before it gets another address, memory type or
     /// table.
-    fn breaks(&self) -> bool;
+    fn breaks(&self) -> bool {
+        false
+    }
     /// Returns what happens if a TLB holds two sizes of one page.
-    fn sizes(&self) -> Sizes;
+    fn sizes(&self) -> Sizes {
+        Sizes::Allowed
+    }
     /// Returns whether a permission fault drops the cached entries for the address.
     fn fault_forgets(&self) -> bool;
     /// Returns whether stores may be under way when the invalidation of their translation is
@@ -79,13 +95,21 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
     }
     /// Returns whether an access with a leaf's memory type bypasses the host's caches. `uncached`
     /// is the guest's own choice (Arm: MMU or caches off).
-    fn bypasses(&self, memory: u8, uncached: bool) -> bool;
+    fn bypasses(&self, _memory: u8, _uncached: bool) -> bool {
+        false
+    }
     /// Returns whether instruction fetches may see older memory than what the host wrote.
-    fn stale_fetch(&self) -> bool;
+    fn stale_fetch(&self) -> bool {
+        false
+    }
     /// Returns the level at which leaves have `2^shift` bytes, if there is one.
-    fn leaf_level(&self, shift: u32) -> Option<i8>;
+    fn leaf_level(&self, shift: u32) -> Option<i8> {
+        (1..=3).find(|&level| self.shift(level) == shift)
+    }
     /// Returns what a correct platform declares.
-    fn break_before_make(&self) -> BreakBeforeMake;
+    fn break_before_make(&self) -> BreakBeforeMake {
+        BreakBeforeMake::Never
+    }
 }
 
 /// An entry as an MMU decodes it.

@@ -2,8 +2,7 @@
 //! (formats), 5.5 (translation caches), 15.16 (TLB control), 15.25 (nested paging). Levels are the
 //! manual's: 5 is the PML5, 4 the PML4, 1 the page table.
 
-use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
-use slat::BreakBeforeMake;
+use super::{Arch, Descriptor, Fault, Leaf, Rights};
 
 /// An AMD CPU whose host runs in long mode, with no-execute enabled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,18 +34,6 @@ impl Arch for Npt {
 
     fn root_level(&self) -> i8 {
         self.levels as i8
-    }
-
-    fn below(&self, level: i8) -> i8 {
-        level - 1
-    }
-
-    fn shift(&self, level: i8) -> u32 {
-        12 + 9 * (level - 1) as u32
-    }
-
-    fn entries(&self, _level: i8) -> usize {
-        512
     }
 
     /// 5.3.3 to 5.3.5; nested walks count as accesses of user mode (15.25.6).
@@ -92,20 +79,6 @@ impl Arch for Npt {
         Ok(raw | ACCESSED | if write && leaf { DIRTY } else { 0 })
     }
 
-    /// Stores are seen in order, and a thread that requests a flush waits until the CPU has left
-    /// its guest.
-    fn late(&self) -> bool {
-        false
-    }
-
-    fn breaks(&self) -> bool {
-        false
-    }
-
-    fn sizes(&self) -> Sizes {
-        Sizes::Allowed
-    }
-
     /// 5.5: a right that was added needs no invalidation, because a fault walks the tables again.
     fn fault_forgets(&self) -> bool {
         true
@@ -114,22 +87,6 @@ impl Arch for Npt {
     /// 15.25.6: the guest's page-table walks need the right to write, and set dirty marks.
     fn walks_write(&self) -> bool {
         true
-    }
-
-    fn bypasses(&self, _memory: u8, _uncached: bool) -> bool {
-        false
-    }
-
-    fn stale_fetch(&self) -> bool {
-        false
-    }
-
-    fn leaf_level(&self, shift: u32) -> Option<i8> {
-        (1..=3).find(|&level| self.shift(level) == shift)
-    }
-
-    fn break_before_make(&self) -> BreakBeforeMake {
-        BreakBeforeMake::Never
     }
 }
 

@@ -4,8 +4,7 @@
 //! what may be cached; "Svade", "Svadu", "Svpbmt", "Svvptc". Levels are the manual's: 0 is that of
 //! pages.
 
-use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
-use slat::BreakBeforeMake;
+use super::{Arch, Descriptor, Fault, Leaf, Rights};
 
 /// A hart, with its hgatp and menvcfg.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,10 +55,6 @@ impl Arch for RiscV {
 
     fn root_level(&self) -> i8 {
         self.levels as i8 - 1
-    }
-
-    fn below(&self, level: i8) -> i8 {
-        level - 1
     }
 
     fn shift(&self, level: i8) -> u32 {
@@ -146,10 +141,6 @@ impl Arch for RiscV {
         false
     }
 
-    fn sizes(&self) -> Sizes {
-        Sizes::Allowed
-    }
-
     /// A fault does not order reads of the tables.
     fn fault_forgets(&self) -> bool {
         false
@@ -175,10 +166,6 @@ impl Arch for RiscV {
 
     fn leaf_level(&self, shift: u32) -> Option<i8> {
         (0..=self.root_level()).find(|&level| self.shift(level) == shift)
-    }
-
-    fn break_before_make(&self) -> BreakBeforeMake {
-        BreakBeforeMake::Never
     }
 }
 
