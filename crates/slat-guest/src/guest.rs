@@ -65,7 +65,8 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     /// Handles that leave the guest, and come back to an operation of it, have it too.
     pub(crate) identity: Identity,
     pub(crate) memslots: Memslots,
-    /// A thread holds the lock while it changes memslots. A change that a panic has left unfinished.
+    /// A thread holds the lock while it changes memslots. The value is a change that a panic has
+    /// left unfinished.
     pub(crate) changing: Turn<Option<Unfinished>>,
     pub(crate) invalidations: Invalidations,
     /// Invalidations of private memory, by addresses of private memory.
