@@ -8,6 +8,7 @@ mod in_turns;
 mod kernel;
 mod predict;
 mod show;
+mod tree;
 mod watch;
 
 pub use check::CheckArgs;
@@ -16,11 +17,12 @@ pub use emulate::{EmulateArgs, KernelChoice, PartsArgs};
 pub use explain::ExplainArgs;
 pub use in_turns::{BisectArgs, CountedArgs, InTurnsArgs, ReviewArgs};
 pub use kernel::{
-    BootArgs, BuildArgs, CallsArgs, ConfigArgs, EditsArgs, KernelAction, KernelArgs, ListArgs,
-    MachineArgs, PatchArgs, PatchesArgs, TestArgs, TreeArgs, TreeChoice,
+    BootArgs, BuildArgs, CallsArgs, KernelAction, KernelArgs, ListArgs, MachineArgs, PatchArgs,
+    TestArgs,
 };
 pub use predict::{PredictArgs, Window, WriteOrder, Zero};
 pub use show::ShowArgs;
+pub use tree::{ConfigArgs, EditsArgs, PatchesArgs, TreeArgs, TreeChoice};
 pub use watch::WatchArgs;
 
 use crate::kvm::{Guests, Tunes};
