@@ -1,10 +1,9 @@
 //! Other toolchains and targets: the oldest Rust that the libraries support, and a machine without
 //! an operating system.
 
-use crate::workspace::{Outcome, PUBLISHED, cargo, ran};
+use crate::workspace::{Outcome, PUBLISHED, cargo, packages, ran};
 use crate::{in_ci, setup, target};
-use anyhow::{Context, ensure};
-use serde_json::Value;
+use anyhow::Context;
 
 /// Checks that the published crates, and `slat-axvm`, compile with the oldest Rust that each
 /// supports.
@@ -26,11 +25,7 @@ pub fn oldest() -> anyhow::Result<Outcome> {
 
 /// Returns the `rust-version` of a crate, without a patch release.
 fn promised(name: &str) -> anyhow::Result<String> {
-    let output = cargo(&["metadata", "--no-deps", "--format-version", "1"]).output();
-    let output = output.context("cannot start cargo")?;
-    ensure!(output.status.success(), "`cargo metadata` failed");
-    let metadata: Value = serde_json::from_slice(&output.stdout).context("`cargo metadata`")?;
-    let packages = metadata["packages"].as_array().context("`cargo metadata` lists no packages")?;
+    let packages = packages()?;
     let package = packages.iter().find(|package| package["name"] == name);
     let version = package.and_then(|package| package["rust_version"].as_str());
     Ok(version.with_context(|| format!("{name} has no rust-version"))?.to_owned())

@@ -1,9 +1,10 @@
 //! The workspace as stages build it, and what a stage returns.
 
 use crate::{root, setup, target};
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Output};
 
 /// The outcome of a stage that did not fail.
 pub enum Outcome {
@@ -62,6 +63,13 @@ pub fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
+/// Returns what cargo says of each crate.
+pub fn packages() -> anyhow::Result<Vec<Value>> {
+    let said = output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?.stdout;
+    let metadata: Value = serde_json::from_slice(&said).context("`cargo metadata`")?;
+    metadata["packages"].as_array().cloned().context("`cargo metadata` lists no packages")
+}
+
 /// Runs a command to its end; its output goes to the stage's.
 pub fn ran(command: &mut Command) -> anyhow::Result<Outcome> {
     let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
@@ -69,6 +77,14 @@ pub fn ran(command: &mut Command) -> anyhow::Result<Outcome> {
         bail!("{command:?} failed: {status}");
     }
     Ok(Outcome::Ran(Vec::new()))
+}
+
+/// Runs a command to its end, and returns its output.
+pub fn output(command: &mut Command) -> anyhow::Result<Output> {
+    let done = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "{command:?} failed: {}\n{said}", done.status);
+    Ok(done)
 }
 
 #[cfg(test)]
