@@ -1,17 +1,12 @@
 //! `cargo xtask bench`: compares the engine's operations with their thresholds.
 
 use crate::target;
-use crate::workspace::slat_bench;
-use anyhow::{Context, bail};
+use crate::workspace::{ran, slat_bench};
 
 /// Builds for release, measures, and prints thresholds and results. A missed threshold is no
 /// failure, because a benchmark is not a test.
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     let mut bench = slat_bench();
     bench.arg("engine").args(arguments).arg("--output").arg(target().join("engine-bench"));
-    let status = bench.status().context("cannot start slat-bench")?;
-    if !status.success() {
-        bail!("{bench:?} failed: {status}");
-    }
-    Ok(())
+    ran(&mut bench).map(|_| ())
 }

@@ -4,7 +4,7 @@
 //! Unlike times, counts are the same on a noisy machine. They depend on the compiler: with another
 //! one than the table's, they are not compared.
 
-use crate::workspace::{Outcome, cargo};
+use crate::workspace::{Outcome, cargo, output, ran};
 use crate::{root, setup, target};
 use anyhow::{Context, bail, ensure};
 use std::fmt::Write as _;
@@ -87,8 +87,7 @@ pub fn run(accept: bool) -> anyhow::Result<Outcome> {
 }
 
 fn compiler() -> anyhow::Result<String> {
-    let output = Command::new("rustc").arg("--version").output().context("cannot start rustc")?;
-    let version = String::from_utf8(output.stdout)?;
+    let version = String::from_utf8(output(Command::new("rustc").arg("--version"))?.stdout)?;
     let words: Vec<&str> = version.split_whitespace().take(2).collect();
     Ok(words.join(" "))
 }
@@ -105,8 +104,7 @@ fn count() -> anyhow::Result<Vec<Row>> {
         for setting in *settings {
             build.args(["--config", setting]);
         }
-        let status = build.env("CARGO_TARGET_DIR", &folder).status();
-        ensure!(status.is_ok_and(|status| status.success()), "slat-counts was not built");
+        ran(build.env("CARGO_TARGET_DIR", &folder))?;
         let counted = callgrind(&folder.join("release/slat-counts"), &folder.join("callgrind"))?;
         if place == 0 {
             for (name, units, instructions, misses) in counted {
@@ -143,11 +141,7 @@ fn callgrind(program: &Path, folder: &Path) -> anyhow::Result<Vec<(String, u64, 
     // host.
     valgrind.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin");
     valgrind.env("GLIBC_TUNABLES", SAME_EVERYWHERE);
-    let output = valgrind.output().context("cannot start valgrind")?;
-    if !output.status.success() {
-        bail!("valgrind failed: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    let names = String::from_utf8(output.stdout)?;
+    let names = String::from_utf8(output(&mut valgrind)?.stdout)?;
     let names: Vec<&str> = names.lines().collect();
     let mut counted = Vec::new();
     for (index, name) in names.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Runs the `slat` command as a user does, on small sizes, and checks its files.
 
-use crate::workspace::programs;
-use anyhow::{Context, bail, ensure};
+use crate::workspace::{programs, ran};
+use anyhow::{Context, ensure};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -11,11 +11,7 @@ use std::process::Command;
 pub fn run(directory: &Path) -> anyhow::Result<Vec<String>> {
     let _ = fs::remove_dir_all(directory);
     let mut slat = Command::new(programs()?.join("slat"));
-    slat.arg("--quick").arg("--output").arg(directory);
-    let status = slat.status().context("cannot start slat")?;
-    if !status.success() {
-        bail!("{slat:?} failed: {status}");
-    }
+    ran(slat.arg("--quick").arg("--output").arg(directory))?;
     let page = fs::read_to_string(directory.join("report.html")).context("report.html")?;
     ensure!(page.starts_with("<!DOCTYPE html>"), "report.html is not a page");
     let text = fs::read_to_string(directory.join("results.json")).context("results.json")?;

@@ -1,7 +1,7 @@
 //! Runs the command in emulated machines of other kinds, and checks its counts.
 
 use crate::static_build::{self, Effort, Program, test_program};
-use crate::workspace::{Outcome, TESTED, cargo, ran};
+use crate::workspace::{Outcome, TESTED, cargo, output, ran};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -135,9 +135,7 @@ fn in_a_machine(
         slat.arg("--binary").arg(Program::Slat.path(arch));
     }
     slat.args(machine).arg("--run").arg(program).args(["--", "--nocapture"]).args(words);
-    let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;
-    let said = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "{slat:?} failed: {}\n{said}", done.status);
+    let said = String::from_utf8(output(&mut slat)?.stderr)?;
     // The beginning of the output is cut off.
     ensure!(said.contains(&format!("{passed} passed")), "{said}");
     let figures = said.lines().filter(|it| {
@@ -168,9 +166,7 @@ fn free_pages() -> anyhow::Result<()> {
     let mut slat = Command::new(target().join("debug/slat"));
     slat.args(["emulate", "--kernel", "debian-6.12", "--free-page-reporting", "--", "bench"]);
     slat.args(["fork", "--memory", "64m", "--guests", "3", "--way", "memfd", "--runs", "1"]);
-    let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;
-    let said = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "{slat:?} failed: {}\n{said}", done.status);
+    let said = String::from_utf8(output(&mut slat)?.stderr)?;
     let line = said.lines().find(|line| line.starts_with("free page reporting: "));
     let line = line.with_context(|| format!("{slat:?} says nothing of memory: {said}"))?;
     println!("{line}");
@@ -272,26 +268,20 @@ fn emulate_with(
     words: &[&str],
 ) -> anyhow::Result<Value> {
     println!("{arch} with {kernel}: slat {}", words.join(" "));
-    let output = target().join("emulators").join(format!("{arch}-{kernel}.json"));
-    let console = output.with_extension("console");
+    let file = target().join("emulators").join(format!("{arch}-{kernel}.json"));
+    let console = file.with_extension("console");
     fs::create_dir_all(target().join("emulators")).context("cannot make a folder for reports")?;
     let mut slat = Command::new(target().join("debug/slat"));
     slat.args(["emulate", "--arch", arch.name(), "--kernel", kernel, "--json", "--output"]);
-    slat.arg(&output).arg("--console").arg(&console);
+    slat.arg(&file).arg("--console").arg(&console);
     if arch == other() {
         let all = Program::ALL.into_iter();
         let named = all.rev().find(|program| program.name() == words[0]);
         slat.arg("--binary").arg(named.unwrap_or(Program::Slat).path(arch));
     }
     slat.args(options).arg("--").args(words);
-    let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;
-    ensure!(
-        done.status.success(),
-        "{slat:?} failed: {}\n{}",
-        done.status,
-        String::from_utf8_lossy(&done.stderr)
-    );
-    let text = fs::read_to_string(&output).context("there is no report")?;
+    let done = output(&mut slat)?;
+    let text = fs::read_to_string(&file).context("there is no report")?;
     ensure!(text.as_bytes() == done.stdout, "the report on stdout is not that in the file");
     let report: Value = serde_json::from_str(&text).context("the report is not JSON")?;
     ensure!(report["host"]["cpu"]["architecture"] == arch.name(), "it is not of {arch}");

@@ -1,8 +1,8 @@
 //! `cargo xtask peers`: installs what the comparison with Linux and crates needs, and runs it.
 
-use crate::workspace::{Outcome, SLAT_BENCH, TESTED, cargo, ran, slat_bench};
+use crate::workspace::{Outcome, SLAT_BENCH, TESTED, cargo, output, ran, slat_bench};
 use crate::{in_ci, setup, target};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -125,11 +125,8 @@ fn newest_source() -> anyhow::Result<String> {
 fn listed() -> anyhow::Result<Vec<(u32, u32)>> {
     let mut search = Command::new("apt-cache");
     search.args(["search", "--names-only", "^linux-source-[67][.][0-9]+$"]);
-    let output = search.output().context("apt-cache does not run; this needs a Debian system")?;
-    if !output.status.success() {
-        bail!("{search:?} failed: {}", output.status);
-    }
-    Ok(versions(&String::from_utf8_lossy(&output.stdout)))
+    let found = output(&mut search).context("apt-cache is needed, of a Debian system")?;
+    Ok(versions(&String::from_utf8_lossy(&found.stdout)))
 }
 
 fn versions(text: &str) -> Vec<(u32, u32)> {

@@ -1,6 +1,6 @@
 //! Installs the tools that the tests need in addition to a Rust toolchain and a linker.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use slat_kernel::vm::qemu::Qemu;
 use slat_kernel::vm::{Architecture, Archive, Request, kept};
 use std::fs::File;
@@ -24,15 +24,8 @@ pub fn all() -> anyhow::Result<()> {
 pub fn component_for(component: &str) -> anyhow::Result<()> {
     let command = COMPONENTS.iter().find(|(name, _)| *name == component);
     let (_, command) = command.with_context(|| format!("no component is called {component}"))?;
-    if answers(Command::new(cargo()).args([command, "--version"])) {
-        return Ok(());
-    }
-    println!("installing {component}");
-    let _turn = turn();
-    if answers(Command::new("rustup").args(["component", "add", component])) {
-        return Ok(());
-    }
-    bail!("{component} is missing and `rustup component add {component}` did not install it")
+    let is_there = answers(Command::new(cargo()).args([command, "--version"]));
+    by_rustup(is_there, component, &["component", "add", component])
 }
 
 /// The target without an operating system that the engine is built for.
@@ -43,21 +36,23 @@ pub fn has_rustup() -> bool {
     answers(Command::new("rustup").arg("--version"))
 }
 
+/// Installs this with these words of rustup, unless it is there.
+fn by_rustup(is_there: bool, what: &str, words: &[&str]) -> anyhow::Result<()> {
+    if is_there {
+        return Ok(());
+    }
+    ensure!(has_rustup(), "there is no rustup, which could install {what}");
+    println!("installing {what}");
+    let _turn = turn();
+    ensure!(answers(Command::new("rustup").args(words)), "`rustup {}` failed", words.join(" "));
+    Ok(())
+}
+
 /// Installs a toolchain, if it is missing.
 pub fn toolchain(name: &str) -> anyhow::Result<()> {
-    if answers(Command::new("rustup").args(["run", name, "rustc", "--version"])) {
-        return Ok(());
-    }
-    if !has_rustup() {
-        bail!("there is no rustup, which could install Rust {name}");
-    }
-    println!("installing Rust {name}");
-    let _turn = turn();
+    let is_there = answers(Command::new("rustup").args(["run", name, "rustc", "--version"]));
     let install = ["toolchain", "install", name, "--profile", "minimal"];
-    if answers(Command::new("rustup").args(install)) {
-        return Ok(());
-    }
-    bail!("`rustup {}` failed", install.join(" "))
+    by_rustup(is_there, &format!("Rust {name}"), &install)
 }
 
 /// Installs the standard library of a target, if it is missing.
@@ -65,48 +60,33 @@ pub fn target(name: &str) -> anyhow::Result<()> {
     let libdir =
         Command::new("rustc").args(["--print", "target-libdir", "--target", name]).output();
     let libdir = libdir.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    if libdir.is_ok_and(|dir| std::path::Path::new(&dir).is_dir()) {
-        return Ok(());
-    }
-    if !has_rustup() {
-        bail!("there is no rustup, which could install the target {name}");
-    }
-    println!("installing the target {name}");
-    let _turn = turn();
-    if answers(Command::new("rustup").args(["target", "add", name])) {
-        return Ok(());
-    }
-    bail!("`rustup target add {name}` failed")
+    let is_there = libdir.is_ok_and(|dir| std::path::Path::new(&dir).is_dir());
+    by_rustup(is_there, &format!("the target {name}"), &["target", "add", name])
 }
 
 /// Installs cargo-semver-checks, if it is missing.
 pub fn cargo_semver_checks() -> anyhow::Result<()> {
-    if answers(Command::new(cargo()).args(["semver-checks", "--version"])) {
-        return Ok(());
-    }
-    println!("installing cargo-semver-checks");
-    let mut install = Command::new(cargo());
-    let tool = ["install", "--locked", "cargo-semver-checks"];
-    if install.args(tool).status().is_ok_and(|status| status.success()) {
-        return Ok(());
-    }
-    bail!("`cargo {}` failed", tool.join(" "))
+    cargo_tool("semver-checks", &[])
 }
 
 /// Installs cargo-deb, if it is missing.
 pub fn cargo_deb() -> anyhow::Result<()> {
-    if answers(Command::new(cargo()).args(["deb", "--version"])) {
-        return Ok(());
-    }
-    println!("installing cargo-deb");
-    let mut install = Command::new(cargo());
     // It packs one small program.
-    install.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_LTO", "off");
-    let tool = ["install", "--locked", "cargo-deb"];
-    if install.args(tool).status().is_ok_and(|status| status.success()) {
+    let quick = [("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"), ("CARGO_PROFILE_RELEASE_LTO", "off")];
+    cargo_tool("deb", &quick)
+}
+
+/// Installs a command of cargo, if it is missing.
+fn cargo_tool(command: &str, variables: &[(&str, &str)]) -> anyhow::Result<()> {
+    if answers(Command::new(cargo()).args([command, "--version"])) {
         return Ok(());
     }
-    bail!("`cargo {}` failed", tool.join(" "))
+    println!("installing cargo-{command}");
+    let mut install = Command::new(cargo());
+    install.args(["install", "--locked", &format!("cargo-{command}")]);
+    let status = install.envs(variables.iter().copied()).status();
+    ensure!(status.is_ok_and(|status| status.success()), "{install:?} failed");
+    Ok(())
 }
 
 /// Installs a program that a package of Python has ready-made at this path, and returns its path.
@@ -133,21 +113,11 @@ const MIRI: &str = "miri,rust-src";
 
 /// Installs a nightly toolchain with Miri, if it is missing.
 pub fn miri() -> anyhow::Result<()> {
-    if answers(cargo_of("nightly").args(["miri", "--version"])) {
-        return Ok(());
-    }
-    if !has_rustup() {
-        bail!("there is no rustup, which could install Miri");
-    }
-    println!("installing Miri");
-    let _turn = turn();
+    let is_there = answers(cargo_of("nightly").args(["miri", "--version"]));
     let install = ["toolchain", "install", "nightly", "--profile", "minimal", "--component", MIRI];
     // An existing nightly that lacks the components is kept.
     let add = ["component", "add", "--toolchain", "nightly", "miri", "rust-src"];
-    if answers(Command::new("rustup").args(add)) || answers(Command::new("rustup").args(install)) {
-        return Ok(());
-    }
-    bail!("`rustup {}` failed", install.join(" "))
+    by_rustup(is_there, "Miri", &add).or_else(|_| by_rustup(false, "Miri", &install))
 }
 
 /// Installs a Debian package, if the command that it has is missing.

@@ -12,8 +12,8 @@ use crate::{setup, target, workspace};
 use anyhow::{Context, bail, ensure};
 use object::read::archive::ArchiveFile;
 use object::{
-    Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTarget, SectionIndex,
-    SectionKind, SymbolIndex, elf,
+    Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTarget, SectionKind,
+    SymbolIndex, elf,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
@@ -39,28 +39,33 @@ type Sizes = (BTreeMap<String, u64>, u64);
 /// Builds for each format and level of optimisation, and prints a table of text, or of `stack`.
 pub fn run(stack: bool) -> anyhow::Result<()> {
     setup::target(setup::BARE)?;
+    if stack {
+        stacks()?;
+        return Ok(());
+    }
     let mut columns = Vec::new();
     for (feature, name) in FORMATS {
-        if stack {
-            columns.push((name.to_owned(), Code::build(feature, "2")?.stacks()?));
-            continue;
-        }
         for level in LEVELS {
             columns.push((format!("{name}, -O{level}"), Code::build(feature, level)?.sizes()?));
         }
     }
-    print(&columns, if stack { "stack at -O2" } else { "text" });
+    print(&columns, "text");
     Ok(())
 }
 
-/// Checks that no operation uses more stack than a hypervisor has, on any format.
-pub fn check_stacks() -> anyhow::Result<Outcome> {
+/// Builds for each format, and prints the table of stack.
+fn stacks() -> anyhow::Result<Vec<(String, Sizes)>> {
     let mut columns = Vec::new();
     for (feature, name) in FORMATS {
         columns.push((name.to_owned(), Code::build(feature, "2")?.stacks()?));
     }
     print(&columns, "stack at -O2");
-    for (name, (operations, _)) in &columns {
+    Ok(columns)
+}
+
+/// Checks that no operation uses more stack than a hypervisor has, on any format.
+pub fn check_stacks() -> anyhow::Result<Outcome> {
+    for (name, (operations, _)) in &stacks()? {
         for (operation, bytes) in operations {
             ensure!(
                 *bytes <= MOST_STACK,
@@ -183,7 +188,7 @@ impl Code {
                 for (_, relocation) in section.relocations() {
                     let to = match relocation.target() {
                         RelocationTarget::Symbol(symbol) => part_of(symbol),
-                        RelocationTarget::Section(section) => of(&places, number, section),
+                        RelocationTarget::Section(it) => places.get(&(number, it)).copied(),
                         _ => None,
                     };
                     let Some(to) = to else { continue };
@@ -294,14 +299,6 @@ impl Code {
         }
         lines
     }
-}
-
-fn of(
-    places: &HashMap<(usize, SectionIndex), usize>,
-    file: usize,
-    section: SectionIndex,
-) -> Option<usize> {
-    places.get(&(file, section)).copied()
 }
 
 /// Parses a function's address, which the linker fills in, and the bytes of its frame, in LEB128.

@@ -1,7 +1,7 @@
 //! `cargo xtask static`: static `slat` and `slat-bench`, which need nothing of a system, for
 //! emulated machines.
 
-use crate::workspace::cargo;
+use crate::workspace::{cargo, output, ran};
 use crate::{setup, target};
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
@@ -118,9 +118,7 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
     if effort == Effort::Quick {
         build.arg("--no-default-features").env("CARGO_PROFILE_EMULATED_OPT_LEVEL", "0");
     }
-    build.env("CARGO_TARGET_DIR", &folder);
-    let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
-    ensure!(status.success(), "{build:?} failed: {status}");
+    ran(build.env("CARGO_TARGET_DIR", &folder))?;
     for (arch, (target, _)) in arches.iter().zip(&targets) {
         for program in programs {
             let from = folder.join(target).join(profile).join(program.name());
@@ -148,9 +146,7 @@ pub fn work() -> anyhow::Result<PathBuf> {
     setup::target(&name)?;
     let mut build = cargo(&["build", "--quiet", "--package", "slat-programs"]);
     build.args(["--bin", "slat-work", "--features", "work", "--target", &name]);
-    build.env(flags_of(&name), flags).env("CARGO_TARGET_DIR", folder());
-    let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
-    ensure!(status.success(), "{build:?} failed: {status}");
+    ran(build.env(flags_of(&name), flags).env("CARGO_TARGET_DIR", folder()))?;
     Ok(folder().join(name).join("debug/slat-work"))
 }
 
@@ -166,8 +162,7 @@ pub fn test(arch: Architecture, package: &str, test: &str) -> anyhow::Result<Pat
 
 /// Builds tests, and returns the path of the program whose source has this in its path.
 pub fn test_program(build: &mut Command, source: &str) -> anyhow::Result<PathBuf> {
-    let built = build.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
-    ensure!(built.status.success(), "{build:?} failed: {}", built.status);
+    let built = output(build.stderr(Stdio::inherit()))?;
     let program = |line: &[u8]| {
         let artifact: Value = serde_json::from_slice(line).ok()?;
         let own = artifact["target"]["src_path"].as_str()?.contains(source);

@@ -443,9 +443,7 @@ impl Walker {
             build.env("CARGO_PROFILE_RELEASE_PANIC", "abort");
             build.env("CARGO_TARGET_POWERPC64_UNKNOWN_LINUX_GNU_RUSTFLAGS", POWER_FLAGS);
         }
-        let built =
-            build.args(["--target", self.target]).status().context("cargo does not start")?;
-        ensure!(built.success(), "it was not built: {built}");
+        ran(build.args(["--target", self.target]))?;
         let end = if self.target.ends_with("uefi") { ".efi" } else { "" };
         let name = format!("{}{end}", self.program);
         Ok(target().join(self.target).join("release").join(name))

@@ -1,9 +1,9 @@
 //! Builds of the hypervisor: one for each form of stage 2, because nearly all of it is compiled for
 //! the form.
 
-use crate::workspace::cargo;
+use crate::workspace::{cargo, ran};
 use crate::{setup, target};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use clap::ValueEnum;
 use slat_kernel::vm::qemu::AARCH64;
 use std::fmt;
@@ -119,8 +119,7 @@ impl Build {
             "" => build.arg("--bins"),
             features => build.args(["--bin", PROGRAM, "--features", features]),
         };
-        let status = build.status().context("cargo does not start")?;
-        ensure!(status.success(), "the hypervisor was not built: {status}");
+        ran(&mut build)?;
         // The next build may have other features, and cargo uses the same name for all.
         fs::copy(program(PROGRAM), self.program()).context("cannot keep the hypervisor")?;
         Ok(())
