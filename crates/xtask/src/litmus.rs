@@ -2,14 +2,13 @@
 //! test that `crates/slat/tests/litmus.rs` writes must have the result that it states, and so must
 //! those of KVM on the engine.
 
-use crate::workspace::{Outcome, TESTED, cargo, ran};
+use crate::workspace::{Outcome, TESTED, cargo, output, ran};
 use crate::{in_ci, root, setup, target};
 use anyhow::{Context, bail, ensure};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// Packages of herd7 and of its libraries, all of its Debian suite, which may be newer than this
 /// machine's.
@@ -19,8 +18,8 @@ const SUITE: &str = "sid";
 /// The folder of litmus tests that are written by hand.
 const WRITTEN: &str = "crates/slat-linux/litmus";
 
-/// Time limit of all tests together.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Time limit of all tests together, in seconds.
+const LIMIT: &str = "120";
 
 /// Observations of herd7, by the test's name.
 type Observations = BTreeMap<String, String>;
@@ -83,29 +82,13 @@ fn header(text: &str) -> Option<(&str, &str)> {
 /// Runs herd7 with the dynamic linker of its suite.
 fn herd7(folder: &Path, files: &[PathBuf]) -> anyhow::Result<Observations> {
     let (linker, libraries) = linker(folder)?;
-    let (said, complained) = (target().join("herd7.out"), target().join("herd7.err"));
-    let mut herd7 = Command::new(linker);
-    herd7.arg("--library-path").arg(libraries).arg(folder.join("usr/bin/herd7"));
+    let mut herd7 = Command::new("timeout");
+    herd7.arg(LIMIT).arg(linker).arg("--library-path").arg(libraries);
+    herd7.arg(folder.join("usr/bin/herd7"));
     herd7.arg("-set-libdir").arg(folder.join("usr/share/herdtools7/herd")).args(files);
-    herd7.stdin(Stdio::null());
-    herd7.stdout(File::create(&said).context("cannot write what herd7 says")?);
-    herd7.stderr(File::create(&complained).context("cannot write what herd7 says")?);
-    let begin = Instant::now();
-    let mut child = herd7.spawn().context("herd7 does not start")?;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if begin.elapsed() > LIMIT {
-            child.kill()?;
-            child.wait()?;
-            bail!("herd7 is not done after {} s", LIMIT.as_secs());
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    let complaint = fs::read_to_string(&complained).unwrap_or_default();
-    ensure!(status.success() && complaint.is_empty(), "herd7: {status}: {complaint}");
-    Ok(observations(&fs::read_to_string(&said).context("cannot read what herd7 says")?))
+    let said = output(herd7.stdin(Stdio::null()))?;
+    ensure!(said.stderr.is_empty(), "herd7: {}", String::from_utf8_lossy(&said.stderr));
+    Ok(observations(&String::from_utf8(said.stdout)?))
 }
 
 /// Returns the dynamic linker among the packages, and its folder, which also has the libraries.

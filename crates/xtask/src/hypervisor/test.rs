@@ -10,7 +10,7 @@ use std::sync::Mutex;
 
 /// A boot, and its check.
 struct Case {
-    name: &'static str,
+    name: String,
     args: RunArgs,
     check: fn(&Ending) -> anyhow::Result<()>,
     /// With --long only.
@@ -49,7 +49,7 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
                 loop {
                     let Some(case) = queue.lock().unwrap_or_else(lock).next() else { return };
                     let begin = std::time::Instant::now();
-                    let folder = target().join("hypervisor").join(case.name);
+                    let folder = target().join("hypervisor").join(&case.name);
                     let once =
                         || boot(&case.args, &folder, false).and_then(|end| (case.check)(&end));
                     let mut done = once();
@@ -86,8 +86,8 @@ fn cases() -> Vec<Case> {
         seconds: 120,
         ..RunArgs::default()
     };
-    let case = |name, args, check| Case { name, args, check, long: false };
-    let rare = |name, args, check| Case { name, args, check, long: true };
+    let case = |name: &str, args, check| Case { name: name.to_owned(), args, check, long: false };
+    let rare = |name: &str, args, check| Case { name: name.to_owned(), args, check, long: true };
     let migrate = |cpu: &str, vcpus, logging: &str| RunArgs {
         cpu: Some(cpu.to_owned()),
         vcpus,
@@ -281,16 +281,7 @@ fn cases() -> Vec<Case> {
     ];
     for policy in ["first", "vcpu0", "every", "exact"] {
         for vcpus in [1, 4] {
-            let name = match (policy, vcpus) {
-                ("first", 1) => "caches-first-1",
-                ("first", _) => "caches-first-4",
-                ("vcpu0", 1) => "caches-vcpu0-1",
-                ("vcpu0", _) => "caches-vcpu0-4",
-                ("every", 1) => "caches-every-1",
-                ("every", _) => "caches-every-4",
-                (_, 1) => "caches-exact-1",
-                _ => "caches-exact-4",
-            };
+            let name = format!("caches-{policy}-{vcpus}");
             let args = caches(policy, vcpus, base());
             cases.push(Case { name, args, check: Ending::check, long: true });
         }
@@ -327,8 +318,7 @@ fn cases() -> Vec<Case> {
     ]);
     // Faults that QEMU cannot notice: the guest ends as it should.
     for name in ["wrong-vmid", "no-break", "no-barrier", "no-maintenance"] {
-        let args = fault(name, "hardware");
-        cases.push(Case { name, args, check: migrated, long: true });
+        cases.push(rare(name, fault(name, "hardware"), migrated));
     }
     cases
 }
@@ -357,8 +347,8 @@ fn probes() -> Vec<Case> {
         );
         Ok(())
     };
-    let case = |name, args, check| Case { name, args, check, long: false };
-    let rare = |name, args, check| Case { name, args, check, long: true };
+    let case = |name: &str, args, check| Case { name: name.to_owned(), args, check, long: false };
+    let rare = |name: &str, args, check| Case { name: name.to_owned(), args, check, long: true };
     vec![
         case("probe-absent-memory", probe("absent", "cortex-a76", 20), right),
         case("probe-absent-memory-on-max", probe("absent", "max", 20), right),
