@@ -5,7 +5,7 @@ mod stall;
 
 pub use stall::{Stall, stalls};
 
-use crate::phase::Phase;
+use crate::phase::{Phase, PhaseRun};
 use std::borrow::Cow;
 
 /// A figure that runs of a guest give.
@@ -66,6 +66,48 @@ pub type Column = (Figure, &'static str);
 
 /// A figure, and where a run's report has it; a run without it gives no sample.
 pub type Value<R> = (Figure, fn(&R) -> Option<f64>);
+
+/// A count of a phase, by its name, and where a run's report has it.
+pub type Count<R> = (Phase, &'static str, fn(&R) -> Option<u64>);
+
+/// Figures of one run, each with several samples.
+pub type Course = Vec<(Figure, Vec<f64>)>;
+
+/// What each run of a scenario gives, beside its phases.
+#[derive(Debug)]
+pub struct Outcome<R: 'static> {
+    /// The figure that decides how often a guest is run.
+    pub answer: Figure,
+    /// The figures of its report.
+    pub figures: &'static [Value<R>],
+    /// Counts, which are those of all runs together.
+    pub counts: &'static [Count<R>],
+    /// Counts of the last run.
+    pub last: &'static [Count<R>],
+    /// The course over time of the last run.
+    pub course: fn(&R) -> Course,
+}
+
+impl<R> Outcome<R> {
+    /// Runs that give nothing but their phases.
+    pub const fn of(answer: Figure) -> Self {
+        Self { answer, figures: &[], counts: &[], last: &[], course: |_| Vec::new() }
+    }
+
+    /// Returns the answer of a run.
+    pub fn answer(&self, phases: &[PhaseRun], report: &R) -> Option<f64> {
+        let runs = |phase: Phase| phases.iter().filter(move |run| run.phase == phase);
+        let own = self.figures.iter().find(|(figure, _)| *figure == self.answer);
+        match (own, self.answer) {
+            (Some((_, of)), _) => Some(of(report).unwrap_or(f64::NAN)),
+            (None, Figure::Time(phase)) => Some(runs(phase).map(|run| run.seconds).sum()),
+            (None, Figure::Stall(phase, Stall::Page)) => {
+                runs(phase).find_map(stalls).map(|[by_page, ..]| by_page)
+            }
+            _ => None,
+        }
+    }
+}
 
 /// The sentence that a scenario's results come to.
 #[derive(Debug, Clone, Copy)]

@@ -18,8 +18,9 @@ const STAMP: u64 = 3;
 
 /// Whether the file's pages are in the page cache when a restore begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Cache {
-    /// All of them.
+    /// All in the page cache.
     Warm,
     /// None of them.
     Cold,

@@ -29,7 +29,7 @@ fn guests_share_the_pages_that_they_do_not_write() {
     if kvm_or_skip().is_none() {
         return;
     }
-    for way in [Way::Private, Way::Copy, Way::Merged] {
+    for way in [Way::Private, Way::Memfd, Way::Ksm] {
         let report = match forked(way, GUESTS, false) {
             Err(error) if error.is_missing_feature() => {
                 eprintln!("skipped, {way:?}: {error}");
@@ -40,12 +40,12 @@ fn guests_share_the_pages_that_they_do_not_write() {
         assert_eq!(report.guests.len() as u32, GUESTS);
         let each = each(&report).unwrap();
         match way {
-            Way::Copy => assert!((each - 8.0).abs() < 0.1, "{each}"),
+            Way::Memfd => assert!((each - 8.0).abs() < 0.1, "{each}"),
             // A tenth is written, and a share of what any guest touched is added.
             Way::Private => assert!((0.7..4.0).contains(&each), "{each}"),
             // A tenth is written, and a quarter of the rest is added.
-            Way::Merged if report.merged => assert!((2.0..6.0).contains(&each), "{each}"),
-            Way::Merged => eprintln!("the kernel did not merge in time"),
+            Way::Ksm if report.merged => assert!((2.0..6.0).contains(&each), "{each}"),
+            Way::Ksm => eprintln!("the kernel did not merge in time"),
         }
     }
 }

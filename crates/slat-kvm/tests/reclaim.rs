@@ -33,7 +33,7 @@ fn each_page_that_was_taken_away_comes_back_as_it_was() {
         return;
     }
     for store in [Store::File, Store::Swap] {
-        for way in [Way::PageOut, Way::Limit, Way::Reclaim, Way::Balloon, Way::Damon] {
+        for way in [Way::Pageout, Way::Limit, Way::MemoryReclaim, Way::Balloon, Way::Damon] {
             if way == Way::Limit && slat_kvm::cgroup::may_kill() {
                 continue;
             }
@@ -60,7 +60,7 @@ fn each_page_that_was_taken_away_comes_back_as_it_was() {
 
 #[test]
 fn the_trace_is_what_the_guest_does() {
-    let config = config(Way::PageOut, Store::File);
+    let config = config(Way::Pageout, Store::File);
     let trace: Vec<_> = config.trace().collect();
     assert_eq!(trace.len(), 2 * 1024);
     assert_eq!(trace.iter().filter(|(_, written)| *written).count(), 2 * 1024 / 5);
@@ -72,7 +72,7 @@ fn a_reclaim_that_is_stopped_ends_and_one_of_nothing_is_refused() {
     if kvm_or_skip().is_none() {
         return;
     }
-    let file = config(Way::PageOut, Store::File);
+    let file = config(Way::Pageout, Store::File);
     assert!(matches!(reclaimed(&file, true), Err(Error::Stopped)));
     let none = reclaimed(&Config { allowed: 0, ..file }, false);
     assert!(matches!(none, Err(Error::Invalid { .. })));

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 const ALL: [Way; 6] =
-    [Way::Eager, Way::Private, Way::Copy, Way::CopyLarge, Way::Minor, Way::MinorHuge];
+    [Way::Eager, Way::Private, Way::Copy, Way::CopyLarge, Way::Minor, Way::MinorHugetlb];
 
 fn config(way: Way) -> Config {
     Config {

@@ -9,7 +9,8 @@ use slat_kvm::scenario::visits::Visits;
 use slat_kvm::{Backing, Error, Setting};
 use std::sync::atomic::AtomicBool;
 
-const ALL: [Way; 6] = [Way::Log, Way::Ring, Way::Protect, Way::Scan, Way::SoftDirty, Way::Mincore];
+const ALL: [Way; 6] =
+    [Way::Log, Way::Ring, Way::UffdWp, Way::PagemapScan, Way::SoftDirty, Way::Mincore];
 
 fn taken(way: Way, backing: Backing, stop: bool) -> Result<Report, Error> {
     let shape = Shape { memory: 16 << 20, backing, vcpus: 2, mode: way.mode(), ..Shape::default() };

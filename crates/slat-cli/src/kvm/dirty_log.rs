@@ -1,16 +1,12 @@
 //! The scenario `dirty-log`: logs the dirty pages of a guest under the host's KVM, phase by phase.
 
-use super::guest::{Pattern, observe};
-use super::kept::{Answer, Kept};
+use super::guest::Pattern;
 use super::log_options::{DirtyLogArgs, asked, chunk, log_params};
 use super::log_tables;
-use super::phases;
-use super::repeat::Repeatable;
+use super::runs::Guest;
 use crate::needs::GUEST;
-use serde_json::{Map, Value};
-use slat_kvm::Backing;
-use slat_kvm::phase::Phase;
 use slat_kvm::scenario::dirty_log::{self, Config, Report};
+use slat_kvm::{Backing, Setting};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
@@ -46,93 +42,37 @@ impl Scenario for DirtyLog {
         if args.duration.is_some() {
             return super::live::run(args, session);
         }
-        let mut guest = Guest::new(args)?;
+        let (guest, phases) = guest(args)?;
         session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 0);
-        session.start(&guest.name(), guest.steps());
-        args.guest.run.repeat().run(&mut [&mut guest], session)?;
-        session.finish();
-        Ok(guest.measurements())
+        guest.alone(phases, session)
     }
 }
 
-/// One way of logging, which is measured in several runs of a guest; the first run warms up.
+/// Creates the guest that `args` describes, which is logged in one way, and checks the options.
+/// Returns the number of its phases, too.
 ///
 /// The first touch of memory that the host has not used before costs more than later touches, above
 /// all where the host is itself a guest. The run that warms up pays for that, and is not counted.
-pub struct Guest<'a> {
-    args: &'a DirtyLogArgs,
-    config: Config,
-    pin: Vec<usize>,
-    kept: Kept<Report>,
-}
-
-impl<'a> Guest<'a> {
-    /// Creates the guest that `args` describes, and checks the options.
-    ///
-    /// # Errors
-    ///
-    /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for values that cannot be right.
-    pub fn new(args: &'a DirtyLogArgs) -> anyhow::Result<Self> {
-        let config = config(args)?;
-        let pin = args.guest.run.kvm.cpus()?;
-        Ok(Self { args, config, pin, kept: Kept::new(Answer::Time(Phase::Dirty)) })
-    }
-
-    /// Returns the number of steps that all runs report to the session.
-    pub fn steps(&self) -> u64 {
-        let calls = if self.config.shape.mode.is_manual() { 3 } else { 2 };
-        let phases = 4 + u64::from(self.config.iterations) * calls;
-        phases * self.args.guest.run.repeat().steps()
-    }
-
-    /// Returns the measurements so far.
-    pub fn measurements(&self) -> Vec<Measurement> {
-        let params = self.kept.params(&params(self.args, &self.config));
-        let mut results = phases::measurements(DirtyLog::NAME, &params, &self.kept.phases);
-        if let Some(report) = self.kept.reports.last() {
-            let mut add = |phase: Phase, name: &str, count| {
-                let whole = |m: &&mut Measurement| phase == *m.variant;
-                if let Some(whole) = results.iter_mut().find(whole) {
-                    whole.counts.insert(name.to_owned(), count);
-                }
-            };
-            if let Some(bytes) = report.transparent_huge_bytes {
-                add(Phase::Populate, "transparent_huge_bytes", bytes);
-            }
-            add(Phase::Get, "left_after_last_round", report.left_in_log);
-            if report.config.shape.mode.is_ring() {
-                add(Phase::Dirty, "full_rings_of_last_run", report.full_rings);
-            }
-        }
-        results
-    }
-}
-
-impl Repeatable for Guest<'_> {
-    fn name(&self) -> String {
-        let (memory, backing) = (self.args.guest.memory, self.args.guest.backing);
-        format!("dirty-log, {memory} on {backing}, {}", self.config.shape.mode)
-    }
-
-    fn run(&mut self, session: &Session) -> anyhow::Result<()> {
-        let mut phases = Vec::new();
-        let name = self.name();
-        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
-            dirty_log::run(&self.config, setting)
-        })?;
-        if let Some(report) = &report {
-            let first = !self.kept.is_warm();
-            let lines =
-                [first.then(|| shortfall(self.args, report)).flatten(), left_behind(&name, report)];
-            lines.iter().flatten().for_each(|line| session.note(line));
-        }
-        self.kept.add(phases, report);
-        Ok(())
-    }
-
-    fn answer(&self) -> (String, &[f64]) {
-        self.kept.answer()
-    }
+///
+/// # Errors
+///
+/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for values that cannot be right.
+pub fn guest(args: &DirtyLogArgs) -> anyhow::Result<(Guest<'static, Report>, u64)> {
+    let config = config(args)?;
+    let mut params = log_params(args, config.clear_chunk)?;
+    params.insert("iterations".to_owned(), config.iterations.into());
+    let calls = if config.shape.mode.is_manual() { 3 } else { 2 };
+    let phases = 4 + u64::from(config.iterations) * calls;
+    let (memory, backing) = (args.guest.memory, args.guest.backing);
+    let name = format!("dirty-log, {memory} on {backing}, {}", config.shape.mode);
+    let run = move |setting: Setting<'_>| dirty_log::run(&config, setting);
+    let run_args = &args.guest.run;
+    let guest = Guest::new(DirtyLog::NAME, name, params, run_args, &dirty_log::OUTCOME, run)?;
+    let noting = guest.noting(|name, report, first| {
+        let shortfall = first.then(|| shortfall(report)).flatten();
+        shortfall.into_iter().chain(left_behind(name, report)).collect()
+    });
+    Ok((noting, phases))
 }
 
 fn config(args: &DirtyLogArgs) -> anyhow::Result<Config> {
@@ -145,21 +85,14 @@ fn config(args: &DirtyLogArgs) -> anyhow::Result<Config> {
     })
 }
 
-fn params(args: &DirtyLogArgs, config: &Config) -> Map<String, Value> {
-    // `log_params` fails only for options that `config` has refused before.
-    let mut params = log_params(args, config.clear_chunk).unwrap_or_default();
-    params.insert("iterations".to_owned(), config.iterations.into());
-    params
-}
-
 /// Returns the message for a kernel that gave fewer transparent huge pages than were asked for.
-fn shortfall(args: &DirtyLogArgs, report: &Report) -> Option<String> {
+fn shortfall(report: &Report) -> Option<String> {
     let asked = report.config.shape.memory;
     let found = report.transparent_huge_bytes?;
     (report.config.shape.backing == Backing::Thp && found < asked).then(|| {
         format!(
             "dirty-log on {}: the kernel found huge pages for {} of {} only, the rest is on {}",
-            args.guest.backing,
+            Backing::Thp,
             Size(found),
             Size(asked),
             Backing::Small
@@ -180,8 +113,10 @@ fn left_behind(name: &str, report: &Report) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::repeat::Repeatable;
     use super::*;
     use slat_kvm::Mode;
+    use slat_kvm::phase::Phase;
     use slat_lab::failure::Failure;
 
     fn args(options: &[&str]) -> DirtyLogArgs {
@@ -275,7 +210,7 @@ mod tests {
         // it has.
         let stopped_after = |wait| {
             let session = Session::quiet();
-            let mut guest = Guest::new(&args).unwrap();
+            let (mut guest, _) = guest(&args).unwrap();
             let stop = session.stop_flag();
             std::thread::scope(|scope| {
                 scope.spawn(|| {

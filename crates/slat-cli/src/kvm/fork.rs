@@ -1,16 +1,15 @@
 //! The scenario `fork`: many guests of one image.
 
-use super::kept::Answer;
-use super::one_way::{OneWay, admits, in_turns};
 use super::options::{GuestArgs, VisitArgs};
-use super::runs::asked;
-use super::tables::{MEANING, is, of, said};
+use super::runs::{Guest, admits, asked, in_turns};
+use super::tables::{renderer, said};
+use super::values::{all_or, name_of};
 use super::visits_tables::{lines_by, median_of};
 use crate::needs::GUEST;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use slat_kvm::Setting;
 use slat_kvm::image::Image;
-use slat_kvm::scenario::fork::{self, Config, Report, Way};
+use slat_kvm::scenario::fork::{self, Config, Way};
 use slat_lab::numbers::{bytes, seconds};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
@@ -22,29 +21,6 @@ use std::path::PathBuf;
 
 /// Phases of each guest.
 const PHASES: u64 = 3;
-
-/// Ways to give guests the contents of one image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ForkWay {
-    /// Each maps the file privately (MAP_PRIVATE)
-    Private,
-    /// Each has a copy in a memfd of its own
-    Memfd,
-    /// Each has a copy, and the kernel merges equal pages (needs root)
-    Ksm,
-}
-
-slat_lab::display_as_written!(ForkWay);
-
-impl ForkWay {
-    fn way(self) -> Way {
-        match self {
-            Self::Private => Way::Private,
-            Self::Memfd => Way::Copy,
-            Self::Ksm => Way::Merged,
-        }
-    }
-}
 
 const EXAMPLES: &str = "\
 Examples:
@@ -68,7 +44,7 @@ pub struct ForkArgs {
 
     /// Ways to give the guests their contents [default: all that this host has]
     #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
-    pub way: Vec<ForkWay>,
+    pub way: Vec<Way>,
 
     /// The accesses of each guest.
     #[command(flatten)]
@@ -95,17 +71,14 @@ impl Scenario for Fork {
     ];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const RENDERER: Renderer = Renderer {
-        reads: |m| is(m, fork::RESULTS.name),
         verdict,
-        tables: |results| of(results, &fork::RESULTS),
         plots: |results| {
             let title = "Memory that guests of one image hold";
             let axes = ["guests", "all of them hold"];
             let mib = |mib| bytes((mib * f64::from(1 << 20)) as u64);
             lines_by(results, fork::RESULTS.name, "guests", fork::ALL, title, axes, mib)
         },
-        meaning: MEANING,
-        ..Renderer::NONE
+        ..renderer!(fork::RESULTS)
     };
     type Settings = ForkArgs;
 
@@ -113,15 +86,16 @@ impl Scenario for Fork {
         let mut args = args.clone();
         args.guest.shrink();
         let host = slat_kvm::probe()?;
-        let ways = if args.way.is_empty() { ForkWay::value_variants() } else { &args.way[..] };
+        let asked = asked(&args.guest, false);
         let mut configs = Vec::new();
-        for (&way, &guests) in ways.iter().flat_map(|way| args.guests.iter().map(move |n| (way, n)))
+        for (&way, &guests) in
+            all_or(&args.way).iter().flat_map(|way| args.guests.iter().map(move |n| (way, n)))
         {
-            let shape = asked(&args.guest, false).shape()?;
-            let config = Config { shape, way: way.way(), guests, visits: args.visits.visits() };
-            let name = format!("fork, {guests} guests, {way}");
+            let visits = args.visits.visits();
+            let config = Config { shape: asked.shape()?, way, guests, visits };
+            let name = format!("fork, {guests} guests, {}", name_of(way));
             if admits(config.check(&host), &name, !args.way.is_empty(), session)? {
-                configs.push((name, way, config));
+                configs.push((name, config));
             }
         }
         let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
@@ -129,23 +103,18 @@ impl Scenario for Fork {
         let most = u64::from(args.guests.iter().copied().max().unwrap_or(1));
         session.announce(most * args.guest.memory.bytes(), args.guest.vcpus as usize, 1);
         let mut guests = Vec::new();
-        for (name, way, config) in configs {
-            let mut params = asked(&args.guest, false).params();
+        for (name, config) in configs {
+            let mut params = asked.params();
             // What backs the memory follows from the way.
             params.remove("backing");
-            params.insert("way".to_owned(), way.to_string().into());
-            params.insert("guests".to_owned(), config.guests.into());
             args.visits.add_to(&mut params);
-            let image = &image;
+            let (image, way, number) = (&image, config.way, config.guests);
             let run = move |setting: Setting<'_>| fork::run(&config, image, setting);
-            let answer = Answer::Figure(fork::EACH, |report: &Report| {
-                fork::each(report).unwrap_or(f64::NAN)
-            });
-            guests.push(OneWay::new(name, params, &args.guest.run, answer, run)?);
+            let run_args = &args.guest.run;
+            let guest = Guest::new(Self::NAME, name, params, run_args, &fork::OUTCOME, run)?;
+            guests.push(guest.with("way", name_of(way)).with("guests", number));
         }
-        in_turns(Fork::NAME, &mut guests, &args.guest.run, PHASES * most, session)?;
-        let of = |guest: &OneWay<'_, Report>| guest.measurements(Fork::NAME, fork::FIGURES);
-        Ok(guests.iter().flat_map(of).collect())
+        in_turns(Self::NAME, guests, PHASES * most, session)
     }
 }
 

@@ -113,6 +113,15 @@ pub struct Pattern {
 }
 
 impl Pattern {
+    /// Each step writes the next page.
+    pub const WRITES: Self = Self {
+        write_percent: 100,
+        others: Others::Skip,
+        random: false,
+        hot_set: None,
+        dirty_rate: None,
+    };
+
     /// Returns the pattern that the options of a log describe.
     pub fn of(args: &LogArgs) -> Self {
         Self {

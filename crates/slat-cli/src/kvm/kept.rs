@@ -1,58 +1,27 @@
 //! Keeps the results of one guest's runs, also where the last run was stopped.
 
 use serde_json::{Map, Value};
-use slat_kvm::figure::{Figure, Stall, stalls};
-use slat_kvm::phase::{Phase, PhaseRun};
-
-/// The figure of each run that decides how often a guest is run.
-pub enum Answer<R> {
-    /// The time of a phase: the sum over its rounds.
-    Time(Phase),
-    /// The time that stalls of a phase took for each page.
-    Stalls(Phase),
-    /// A figure of the report.
-    Figure(Figure, fn(&R) -> f64),
-}
-
-impl<R> Answer<R> {
-    /// Returns the name of the variant that has this figure in the results.
-    fn variant(&self) -> String {
-        let figure = match *self {
-            Self::Time(phase) => Figure::Time(phase),
-            Self::Stalls(phase) => Figure::Stall(phase, Stall::Page),
-            Self::Figure(figure, _) => figure,
-        };
-        figure.name().into_owned()
-    }
-
-    fn of(&self, phases: &[PhaseRun], report: &R) -> Option<f64> {
-        let runs = |phase: Phase| phases.iter().filter(move |run| run.phase == phase);
-        match *self {
-            Self::Time(phase) => Some(runs(phase).map(|run| run.seconds).sum()),
-            Self::Stalls(phase) => runs(phase).find_map(stalls).map(|[by_page, ..]| by_page),
-            Self::Figure(_, of) => Some(of(report)),
-        }
-    }
-}
+use slat_kvm::figure::Outcome;
+use slat_kvm::phase::PhaseRun;
 
 /// The phases and reports of a guest's runs.
 ///
 /// The first run warms the host's memory up. The next complete run replaces its results. If the
 /// session is stopped before that, the results of the warm-up stay, with the parameter `warm_up`,
 /// so that they are not compared with those of a warm guest.
-pub struct Kept<R> {
+pub struct Kept<R: 'static> {
     pub phases: Vec<PhaseRun>,
     pub reports: Vec<R>,
-    answer: Answer<R>,
+    pub outcome: &'static Outcome<R>,
     answers: Vec<f64>,
     warm: bool,
     counts: bool,
 }
 
 impl<R> Kept<R> {
-    pub fn new(answer: Answer<R>) -> Self {
+    pub fn new(outcome: &'static Outcome<R>) -> Self {
         let (phases, reports, answers) = Default::default();
-        Self { phases, reports, answer, answers, warm: false, counts: false }
+        Self { phases, reports, outcome, answers, warm: false, counts: false }
     }
 
     /// Returns whether the run that warms up is complete.
@@ -63,7 +32,7 @@ impl<R> Kept<R> {
     /// Adds the phases of a complete run and its report. A stopped run has no report, and only
     /// those phases that ended before.
     pub fn add(&mut self, phases: Vec<PhaseRun>, report: Option<R>) {
-        let answer = report.as_ref().and_then(|report| self.answer.of(&phases, report));
+        let answer = report.as_ref().and_then(|report| self.outcome.answer(&phases, report));
         // The run that warms up is no sample.
         self.answers.extend(answer.filter(|_| self.warm));
         if self.warm && !self.counts && report.is_some() {
@@ -82,7 +51,7 @@ impl<R> Kept<R> {
 
     /// Returns the variant of the answer, and one sample for each run that counts.
     pub fn answer(&self) -> (String, &[f64]) {
-        (self.answer.variant(), &self.answers)
+        (self.outcome.answer.name().into_owned(), &self.answers)
     }
 
     /// Returns `params`, with `warm_up` added if only the run that warms up is there.
@@ -98,11 +67,16 @@ impl<R> Kept<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slat_kvm::figure::Figure;
 
     #[test]
     fn the_run_that_warms_up_gives_way_to_the_next_and_stands_where_none_comes() {
-        let mut kept =
-            Kept::new(Answer::Figure(Figure::Own("total", "s"), |report: &i32| f64::from(*report)));
+        const TOTAL: Figure = Figure::Own("total", "s");
+        const OUTCOME: Outcome<i32> = Outcome {
+            figures: &[(TOTAL, |report| Some(f64::from(*report)))],
+            ..Outcome::of(TOTAL)
+        };
+        let mut kept = Kept::new(&OUTCOME);
         kept.add(Vec::new(), Some(1));
         assert_eq!(kept.reports, [1]);
         assert_eq!(kept.params(&Map::new())["warm_up"], true);

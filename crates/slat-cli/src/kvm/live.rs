@@ -1,14 +1,12 @@
 //! Measures vCPUs that keep running while the VMM fetches their log.
 
-use super::guest::{Pattern, course, figures, observe};
-use super::kept::{Answer, Kept};
+use super::guest::Pattern;
 use super::log_options::{DirtyLogArgs, asked, chunk, log_params};
-use super::phases;
-use super::repeat::Repeatable;
+use super::options::RunArgs;
+use super::runs::Guest;
 use serde_json::{Map, Value};
-use slat_kvm::phase::Phase;
+use slat_kvm::Setting;
 use slat_kvm::scenario::live::{self, Config, Report};
-use slat_kvm::scenario::pace;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use std::time::Duration;
@@ -38,71 +36,21 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     let mut params = log_params(args, clear_chunk)?;
     params.insert("duration".to_owned(), duration.as_secs_f64().into());
     params.insert("interval_ms".to_owned(), (interval.as_millis() as u64).into());
-    let mut guest = Live::new(config, params, args.guest.run.kvm.cpus()?);
+    let guest = guest(config, params, &args.guest.run)?;
     session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
-    let repeat = args.guest.run.repeat();
-    session.start(&guest.name(), repeat.steps() * PHASES);
-    repeat.run(&mut [&mut guest], session)?;
-    session.finish();
-    Ok(guest.measurements())
+    guest.alone(PHASES, session)
 }
 
-/// One way of logging, which is measured in several runs; the first run warms up.
-pub(super) struct Live {
-    pub config: Config,
+/// Returns a guest with one way of logging.
+pub(super) fn guest(
+    config: Config,
     params: Map<String, Value>,
-    pin: Vec<usize>,
-    pub kept: Kept<Report>,
-}
-
-impl Live {
-    pub fn new(config: Config, params: Map<String, Value>, pin: Vec<usize>) -> Self {
-        Self { config, params, pin, kept: Kept::new(Answer::Stalls(Phase::Run)) }
-    }
-
-    /// Returns the measurements so far.
-    pub fn measurements(&self) -> Vec<Measurement> {
-        let Kept { phases, reports: kept, .. } = &self.kept;
-        let params = self.kept.params(&self.params);
-        let mut results = phases::measurements(SCENARIO, &params, phases);
-        // A run that was stopped has no report, so it has no pace with logging off to compare with.
-        let Some(last) = kept.last() else { return results };
-        if let Some(run) = results.iter_mut().find(|m| Phase::Run == *m.variant) {
-            let reports = kept.iter().map(|report| {
-                let counts = [
-                    ("fetches", report.rounds),
-                    ("pages_named", report.named),
-                    ("pages_in_excess", report.verified.excess),
-                    ("writes_verified", report.verified.writes),
-                    ("full_rings", report.full_rings),
-                ];
-                counts.map(|(name, count)| (name.to_owned(), count)).into()
-            });
-            run.counts.extend(slat_lab::record::merged_counts(reports));
-        }
-        results.extend(figures(SCENARIO, &params, live::FIGURES, kept));
-        results.extend(course(SCENARIO, &params, pace::course(&last.samples, last.baseline)));
-        results
-    }
-}
-
-impl Repeatable for Live {
-    fn name(&self) -> String {
-        let shape = &self.config.shape;
-        format!("dirty-log beside running vCPUs, on {}, {}", shape.backing, shape.mode)
-    }
-
-    fn run(&mut self, session: &Session) -> anyhow::Result<()> {
-        let mut phases = Vec::new();
-        let name = self.name();
-        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
-            live::run(&self.config, setting)
-        })?;
-        self.kept.add(phases, report);
-        Ok(())
-    }
-
-    fn answer(&self) -> (String, &[f64]) {
-        self.kept.answer()
-    }
+    args: &RunArgs,
+) -> anyhow::Result<Guest<'static, Report>> {
+    let name = format!(
+        "dirty-log beside running vCPUs, on {}, {}",
+        config.shape.backing, config.shape.mode
+    );
+    let run = move |setting: Setting<'_>| live::run(&config, setting);
+    Guest::new(SCENARIO, name, params, args, &live::OUTCOME, run)
 }

@@ -107,7 +107,6 @@ pub fn log_params(args: &DirtyLogArgs, chunk: Option<u64>) -> anyhow::Result<Map
         }
     }
     params.insert("write_percent".to_owned(), args.log.write_percent.into());
-    params.insert("runs".to_owned(), args.guest.run.repeat().param());
     Pattern::of(&args.log).add_to(&mut params);
     Ok(params)
 }

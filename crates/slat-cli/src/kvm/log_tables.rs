@@ -3,7 +3,7 @@
 
 use super::logged;
 use super::stalls::{reads, touched, written};
-use super::tables::{MEANING, is, of, said, stalls};
+use super::tables::{MEANING, is, named, of, said, stalls};
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::{dirty_log, live};
 use slat_lab::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
@@ -188,13 +188,9 @@ fn vcpu(measurement: &Measurement) -> Option<u64> {
 fn rounds(results: &[Measurement]) -> Option<Chart> {
     let rows = rows(results, NAME, &["vcpu"]);
     let labels = Labels::of(&rows);
-    let named = |row: &Row| {
-        let parts = labels.headings().zip(labels.cells(row));
-        parts.map(|(heading, cell)| format!("{heading} {cell}")).collect::<Vec<_>>().join(", ")
-    };
     let lines: Vec<(String, Vec<f64>)> = rows
         .iter()
-        .filter_map(|row| Some((named(row), row.whole(Phase::Dirty)?.samples.clone())))
+        .filter_map(|row| Some((named(&labels, row), row.whole(Phase::Dirty)?.samples.clone())))
         .collect();
     lines::chart("Time of each round of dirtying", &lines)
 }

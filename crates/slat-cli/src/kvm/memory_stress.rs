@@ -1,15 +1,14 @@
 //! The scenario `memory-stress`: a guest fills its memory, the VMM takes it away, and the guest
 //! fills it again.
 
-use super::kept::Answer;
 use super::options::GuestArgs;
-use super::runs::{Runs, asked};
-use super::tables::{Shown, reader};
+use super::runs::{Guest, asked};
+use super::tables::renderer;
 use crate::needs::GUEST;
 use clap::Args;
+use slat_kvm::Setting;
 use slat_kvm::cgroup::MemoryLimit;
-use slat_kvm::figure::Results;
-use slat_kvm::phase::Phase;
+use slat_kvm::guest::Shape;
 use slat_kvm::scenario::memory_stress;
 use slat_lab::cli::count;
 use slat_lab::record::Measurement;
@@ -43,52 +42,38 @@ pub struct MemoryStressArgs {
     pub limit: Option<Size>,
 }
 
-impl MemoryStressArgs {
-    /// Returns the options, reduced if `--quick` is given.
-    pub fn sized(&self) -> Self {
-        let mut args = self.clone();
-        if args.guest.shrink() {
-            args.iterations = 1;
-        }
-        args
-    }
-}
-
 /// The scenario.
 pub struct MemoryStress;
 
-impl Shown for MemoryStress {
-    const RESULTS: Results = memory_stress::RESULTS;
-}
-
 impl Scenario for MemoryStress {
-    const NAME: &'static str = Self::RESULTS.name;
+    const NAME: &'static str = memory_stress::RESULTS.name;
     const ABOUT: &'static str =
         "Fill a guest's memory, take it away, fill it again, and move on to swap if asked";
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("memory", "512M")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const RENDERER: Renderer = reader::<Self>();
+    const RENDERER: Renderer = renderer!(memory_stress::RESULTS);
     type Settings = MemoryStressArgs;
 
     fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        let args = &args.sized();
-        let asked = asked(&args.guest, false);
-        let mut guests = Runs::new(MemoryStress::NAME, &asked)?;
-        guests.params.insert("iterations".to_owned(), args.iterations.into());
-        let limit = match args.limit {
-            Some(limit) => {
-                guests.params.insert("limit".to_owned(), limit.bytes().into());
-                Some(MemoryLimit::new(limit.bytes(), args.guest.memory.bytes())?)
-            }
-            None => None,
+        let mut args = args.clone();
+        if args.guest.shrink() {
+            args.iterations = 1;
+        }
+        let (memory, iterations) = (args.guest.memory.bytes(), args.iterations);
+        let run = move |shape: &Shape, setting: Setting<'_>| {
+            memory_stress::run(shape, iterations, setting)
         };
-        session.start(&guests.name(), guests.steps(2 + 4 * u64::from(args.iterations)));
-        let measured = guests.measure(session, Answer::Time(Phase::Refill), |shape, setting| {
-            memory_stress::run(shape, args.iterations, setting)
-        });
+        let asked = asked(&args.guest, false);
+        let mut guest = Guest::of(Self::NAME, &asked, &memory_stress::OUTCOME, run)?;
+        guest = guest.with("iterations", iterations);
+        if let Some(limit) = args.limit {
+            guest = guest.with("limit", limit.bytes());
+        }
+        let limit = args.limit.map(|limit| MemoryLimit::new(limit.bytes(), memory)).transpose()?;
+        session.announce(memory, args.guest.vcpus as usize, 0);
+        let results = guest.alone(2 + 4 * u64::from(iterations), session);
         drop(limit);
-        session.finish();
-        Ok(measured?.results)
+        results
     }
 }

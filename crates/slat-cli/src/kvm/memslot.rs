@@ -1,18 +1,14 @@
 //! The scenario `memslot`: the VMM adds, moves and deletes a memslot while vCPUs run.
 
-use super::guest::{Pattern, course, figures};
-use super::kept::Answer;
+use super::guest::Pattern;
 use super::options::GuestArgs;
-use super::runs::{Measured, Runs, asked};
-use super::tables::{Shown, reader};
-use super::values::Others;
+use super::runs::{Guest, asked};
+use super::tables::renderer;
 use crate::needs::GUEST;
 use clap::Args;
-use serde_json::Value;
-use slat_kvm::figure::Results;
-use slat_kvm::phase::Phase;
+use slat_kvm::Setting;
+use slat_kvm::guest::Shape;
 use slat_kvm::scenario::memslot::{self, Config};
-use slat_kvm::scenario::pace;
 use slat_lab::cli::time;
 use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
@@ -22,8 +18,6 @@ use slat_lab::session::Session;
 use slat_lab::size::Size;
 use std::time::Duration;
 
-/// Name of the scenario in results.
-const SCENARIO: &str = memslot::RESULTS.name;
 /// Phases of a run.
 const PHASES: u64 = 5;
 
@@ -69,70 +63,45 @@ pub struct MemslotArgs {
     pub disable_slot_zap_all: bool,
 }
 
-impl MemslotArgs {
-    /// Returns the options, reduced if `--quick` is given.
-    pub fn sized(&self) -> Self {
-        let mut args = self.clone();
+/// The scenario.
+pub struct Memslot;
+
+impl Scenario for Memslot {
+    const NAME: &'static str = memslot::RESULTS.name;
+    const ABOUT: &'static str = "Add, move and delete a memslot beside running vCPUs";
+    const EXAMPLES: &'static str = EXAMPLES;
+    const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    const RENDERER: Renderer = renderer!(memslot::RESULTS);
+    type Settings = MemslotArgs;
+
+    fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        let mut args = args.clone();
         if args.guest.shrink() {
             args.slot_size = args.slot_size.min(args.guest.memory);
             args.iterations = args.iterations.min(4);
         }
-        args
-    }
-}
-
-/// The scenario.
-pub struct Memslot;
-
-impl Shown for Memslot {
-    const RESULTS: Results = memslot::RESULTS;
-}
-
-impl Scenario for Memslot {
-    const NAME: &'static str = Self::RESULTS.name;
-    const ABOUT: &'static str = "Add, move and delete a memslot beside running vCPUs";
-    const EXAMPLES: &'static str = EXAMPLES;
-    const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const RENDERER: Renderer = reader::<Self>();
-    type Settings = MemslotArgs;
-
-    fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        let args = &args.sized();
-        let asked = asked(&args.guest, args.overlap);
-        let mut guests = Runs::new(SCENARIO, &asked)?;
-        guests.shape.slot_zap_all = !args.disable_slot_zap_all;
-        let pattern = Pattern {
-            write_percent: 100,
-            others: Others::Skip,
-            random: false,
-            hot_set: None,
-            dirty_rate: args.dirty_rate,
-        };
-        let mut add = |name: &str, value: Value| guests.params.insert(name.to_owned(), value);
-        add("slot_size", args.slot_size.bytes().into());
-        add("delay_us", (args.delay.as_micros() as u64).into());
-        add("iterations", args.iterations.into());
-        if args.disable_slot_zap_all {
-            add("slot_zap_all", "off".into());
-        }
-        pattern.add_to(&mut guests.params);
+        let pattern = Pattern { dirty_rate: args.dirty_rate, ..Pattern::WRITES };
         let work = pattern.work(args.guest.vcpus);
-        session.start(&guests.name(), guests.steps(PHASES));
-        let measured = guests.measure(session, Answer::Stalls(Phase::Run), |shape, setting| {
+        let run = |shape: &Shape, setting: Setting<'_>| {
             let config = Config {
-                shape: shape.clone(),
+                shape: Shape { slot_zap_all: !args.disable_slot_zap_all, ..shape.clone() },
                 work,
                 slot: args.slot_size.bytes(),
                 iterations: args.iterations,
                 delay: args.delay,
             };
             memslot::run(&config, setting)
-        });
-        session.finish();
-        let Measured { mut results, params, reports } = measured?;
-        results.extend(figures(SCENARIO, &params, memslot::FIGURES, &reports));
-        let pace = reports.last().map(|last| pace::course(&last.samples, last.baseline));
-        results.extend(course(SCENARIO, &params, pace.into_iter().flatten()));
-        Ok(results)
+        };
+        let asked = asked(&args.guest, args.overlap);
+        let mut guest = Guest::of(Self::NAME, &asked, &memslot::OUTCOME, run)?
+            .with("slot_size", args.slot_size.bytes())
+            .with("delay_us", args.delay.as_micros() as u64)
+            .with("iterations", args.iterations);
+        if args.disable_slot_zap_all {
+            guest = guest.with("slot_zap_all", "off");
+        }
+        pattern.add_to(&mut guest.params);
+        session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 0);
+        guest.alone(PHASES, session)
     }
 }

@@ -1,23 +1,18 @@
 //! The scenario `migrate`: migrates a running guest into a second memory, in each way of logging.
 
-use super::guest::{Asked, Pattern, course, figures, observe};
-use super::kept::{Answer, Kept};
+use super::guest::{Asked, Pattern};
 use super::migrate_tables;
 use super::options::{GuestArgs, LogArgs};
-use super::phases;
-use super::repeat::Repeatable;
+use super::runs::{Guest, admits, in_turns};
 use super::values::KvmWay;
 use crate::needs::GUEST;
 use anyhow::bail;
 use clap::Args;
 use clap::ValueEnum;
 use serde_json::{Map, Value};
-use slat_kvm::phase::Phase;
-use slat_kvm::scenario::migrate::{self, Config, Report};
-use slat_kvm::scenario::pace;
-use slat_kvm::{Backing, Mode};
+use slat_kvm::scenario::migrate::{self, Config};
+use slat_kvm::{Backing, Error, Mode, Setting};
 use slat_lab::cli::{count, time};
-use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
@@ -42,16 +37,6 @@ impl KvmWay {
             Self::Ring => Mode::Ring { entries },
         }
     }
-}
-
-/// A guest that is migrated with one way of logging.
-struct Migration {
-    way: KvmWay,
-    rate: Rate,
-    config: Config,
-    params: Map<String, Value>,
-    pin: Vec<usize>,
-    kept: Kept<Report>,
 }
 
 const EXAMPLES: &str = "\
@@ -136,32 +121,32 @@ impl Scenario for Migrate {
         let ways = if args.way.is_empty() { KvmWay::value_variants() } else { &args.way[..] };
         let mut guests = Vec::new();
         for (&way, rate) in ways.iter().flat_map(|way| args.rates().map(move |rate| (way, rate))) {
-            let guest = prepare(args, way, rate)?;
-            match guest.config.check(&host) {
-                Ok(()) => guests.push(guest),
-                Err(error @ slat_kvm::Error::Invalid { .. }) => {
-                    return Err(bad_input(error.to_string()));
-                }
-                // The host may lack a way of logging that was not asked for by name.
-                Err(error @ slat_kvm::Error::MissingCapability { .. }) if args.way.is_empty() => {
-                    session.skip(format!("migrate, {way}"), error.to_string());
-                }
-                Err(error) => return Err(error.into()),
+            let (config, params) = prepare(args, way, rate)?;
+            // The host may lack a way of logging that was not asked for by name.
+            let checked = config.check(&host);
+            let missing = |error: &Error| matches!(error, Error::MissingCapability { .. });
+            let asked = !args.way.is_empty() || !checked.as_ref().is_err_and(missing);
+            if !admits(checked, &format!("migrate, {way}"), asked, session)? {
+                continue;
             }
+            let name = format!("migrate, {way}, {rate}");
+            let run = move |setting: Setting<'_>| migrate::run(&config, setting);
+            let args = &args.guest.run;
+            guests.push(Guest::new(Self::NAME, name, params, args, &migrate::OUTCOME, run)?);
         }
         if guests.is_empty() {
             bail!("this host's KVM has no way of logging dirty pages that was asked for");
         }
         session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
-        let repeat = args.guest.run.repeat();
-        session.start(Migrate::NAME, guests.len() as u64 * repeat.steps() * PHASES);
-        repeat.run(&mut guests.iter_mut().collect::<Vec<_>>(), session)?;
-        session.finish();
-        Ok(guests.iter().flat_map(Migration::measurements).collect())
+        in_turns(Self::NAME, guests, PHASES, session)
     }
 }
 
-fn prepare(args: &MigrateArgs, way: KvmWay, rate: Rate) -> anyhow::Result<Migration> {
+fn prepare(
+    args: &MigrateArgs,
+    way: KvmWay,
+    rate: Rate,
+) -> anyhow::Result<(Config, Map<String, Value>)> {
     let mode = way.mode(args.dirty_ring_size);
     let asked = Asked {
         guest: &args.guest,
@@ -183,7 +168,6 @@ fn prepare(args: &MigrateArgs, way: KvmWay, rate: Rate) -> anyhow::Result<Migrat
     params.insert("link".to_owned(), (args.link.0.round() as u64).into());
     params.insert("max_downtime_ms".to_owned(), (args.max_downtime.as_millis() as u64).into());
     params.insert("max_rounds".to_owned(), args.max_rounds.into());
-    params.insert("runs".to_owned(), args.guest.run.repeat().param());
     if let Some(chunk) = chunk.filter(|_| mode.is_manual()) {
         params.insert("clear_chunk".to_owned(), chunk.into());
     }
@@ -198,56 +182,5 @@ fn prepare(args: &MigrateArgs, way: KvmWay, rate: Rate) -> anyhow::Result<Migrat
         // Only ways that clear the log by a call of its own can clear it in pieces.
         clear_chunk: chunk.filter(|_| mode.is_manual()),
     };
-    let pin = args.guest.run.kvm.cpus()?;
-    let kept = Kept::new(Answer::Figure(migrate::TOTAL, |report: &Report| report.seconds));
-    Ok(Migration { way, rate, config, params, pin, kept })
-}
-
-impl Repeatable for Migration {
-    fn name(&self) -> String {
-        format!("migrate, {}, {}", self.way, self.rate)
-    }
-
-    fn run(&mut self, session: &Session) -> anyhow::Result<()> {
-        let mut phases = Vec::new();
-        let name = self.name();
-        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
-            migrate::run(&self.config, setting)
-        })?;
-        self.kept.add(phases, report);
-        Ok(())
-    }
-
-    fn answer(&self) -> (String, &[f64]) {
-        self.kept.answer()
-    }
-}
-
-impl Migration {
-    fn measurements(&self) -> Vec<Measurement> {
-        let Kept { phases, reports, .. } = &self.kept;
-        let params = self.kept.params(&self.params);
-        let mut results = phases::measurements(Migrate::NAME, &params, phases);
-        let Some(last) = reports.last() else { return results };
-        if let Some(run) = results.iter_mut().find(|m| Phase::Run == *m.variant) {
-            let counts = reports.iter().map(|report| {
-                let counts = [
-                    ("converged", report.converged.into()),
-                    ("pages_compared", report.compared),
-                    ("writes_verified", report.verified.writes),
-                    ("pages_in_excess", report.verified.excess),
-                    ("full_rings", report.full_rings),
-                ];
-                counts.map(|(name, count)| (name.to_owned(), count)).into()
-            });
-            run.counts.extend(slat_lab::record::merged_counts(counts));
-        }
-        results.extend(figures(Migrate::NAME, &params, migrate::FIGURES, reports));
-        // The course over time of the last run. A short migration ends before the first sample of
-        // the guest's pace.
-        let pace = pace::course(&last.samples, last.baseline);
-        let all = pace.into_iter().chain(migrate::course(last));
-        results.extend(course(Migrate::NAME, &params, all));
-        results
-    }
+    Ok((config, params))
 }

@@ -2,7 +2,7 @@
 //! larger guest, and their course over time.
 
 use super::stalls::others;
-use super::tables::{MEANING, columns, is, of};
+use super::tables::{columns, named, renderer};
 use super::values::Others;
 use crate::forecast::{self, Guest};
 use slat_kvm::figure::Figure;
@@ -25,16 +25,13 @@ const USUAL: f64 = 16.0 * 1024.0 * MIB;
 
 /// Renderer of migrations.
 pub const RENDERER: Renderer = Renderer {
-    reads: |m| is(m, NAME),
     verdict,
-    tables: |results| of(results, &migrate::RESULTS),
     long: |results| {
         let title = "Calls of a migration (KVM)";
         columns(results, NAME, title, migrate::CALLS, "Medians over runs.").into_iter().collect()
     },
     plots,
-    meaning: MEANING,
-    ..Renderer::NONE
+    ..renderer!(migrate::RESULTS)
 };
 
 /// Returns the smallest and the largest of all samples of a variant.
@@ -162,10 +159,6 @@ fn rate((least, most): (f64, f64)) -> String {
 fn plots(results: &[Measurement]) -> Vec<Chart> {
     let rows = rows(results, NAME, &["vcpu"]);
     let labels = Labels::of(&rows);
-    let named = |row: &Row<'_>| {
-        let parts = labels.headings().zip(labels.cells(row));
-        parts.map(|(heading, cell)| format!("{heading} {cell}")).collect::<Vec<_>>().join(", ")
-    };
     let course = |row: &Row<'_>| {
         let samples = |figure: Figure| row.whole(figure).map(|m| m.samples.clone());
         let pairs = |x: Figure, y: Figure| -> Option<Vec<(f64, f64)>> {
@@ -180,7 +173,7 @@ fn plots(results: &[Measurement]) -> Vec<Chart> {
             .chain(left.into_iter().map(|(at, pages)| (at, pages * page)))
             .chain([(*stop.get(1)?, 0.0)])
             .collect();
-        let name = named(row);
+        let name = named(&labels, row);
         let title = match name.is_empty() {
             true => "The course of a migration".to_owned(),
             false => format!("The course of a migration: {name}"),

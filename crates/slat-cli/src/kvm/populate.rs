@@ -1,16 +1,15 @@
 //! The scenario `populate`: vCPUs touch memory of a guest for the first time.
 
-use super::kept::Answer;
 use super::options::{GuestArgs, RunArgs};
-use super::runs::{Runs, asked};
-use super::tables::{Shown, reader};
+use super::repeat::Repeatable;
+use super::runs::{Guest, asked};
+use super::tables::renderer;
 use super::values::KvmBacking;
 use crate::needs::GUEST;
 use clap::Args;
-use slat_kvm::Error;
-use slat_kvm::figure::Results;
-use slat_kvm::phase::Phase;
+use slat_kvm::guest::Shape;
 use slat_kvm::scenario::populate;
+use slat_kvm::{Error, Setting};
 use slat_lab::cli::count;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
@@ -65,52 +64,48 @@ pub struct PopulateArgs {
 /// The scenario.
 pub struct Populate;
 
-impl Shown for Populate {
-    const RESULTS: Results = populate::RESULTS;
-}
-
 impl Scenario for Populate {
-    const NAME: &'static str = Self::RESULTS.name;
+    const NAME: &'static str = populate::RESULTS.name;
     const ABOUT: &'static str = "Touch memory for the first time";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const RENDERER: Renderer = reader::<Self>();
+    const RENDERER: Renderer = renderer!(populate::RESULTS);
     type Settings = PopulateArgs;
 
     fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-        let pairs = args
-            .backing
-            .iter()
-            .flat_map(|&backing| args.vcpus.iter().map(move |&it| (backing, it)));
-        let guests = pairs.map(|(backing, vcpus)| {
+        let mut cases = Vec::new();
+        for (&backing, &vcpus) in
+            args.backing.iter().flat_map(|backing| args.vcpus.iter().map(move |it| (backing, it)))
+        {
             let (memory, run) = (args.memory, args.run.clone());
             let mut guest = GuestArgs { memory, vcpus, backing, run };
             guest.shrink();
-            guest
-        });
-        let case = |guest: GuestArgs| {
-            let mut case = Runs::new(Populate::NAME, &asked(&guest, args.overlap))?;
-            case.shape.prealloc = args.prealloc;
+            let run = |shape: &Shape, setting: Setting<'_>| {
+                populate::run(&Shape { prealloc: args.prealloc, ..shape.clone() }, setting)
+            };
+            let asked = asked(&guest, args.overlap);
+            let mut case = Guest::of(Self::NAME, &asked, &populate::OUTCOME, run)?;
             if args.prealloc {
-                case.params.insert("prealloc".to_owned(), true.into());
+                case = case.with("prealloc", true);
             }
-            Ok(case)
-        };
-        let cases: Vec<Runs> = guests.map(case).collect::<anyhow::Result<_>>()?;
-        session.start(Populate::NAME, cases.iter().map(|case| case.steps(2)).sum());
+            cases.push((guest.memory, vcpus, case));
+        }
+        session.start(Self::NAME, cases.iter().map(|(.., case)| case.steps(2)).sum());
+        let several = cases.len() > 1;
         let mut results = Vec::new();
-        for case in &cases {
+        for (memory, vcpus, case) in cases {
             if session.interrupted() {
                 break;
             }
-            match case.measure(session, Answer::Time(Phase::Populate), populate::run) {
-                Ok(measured) => results.extend(measured.results),
+            session.announce(memory.bytes(), vcpus as usize, 0);
+            let name = case.name();
+            match case.measure(session) {
+                Ok(measured) => results.extend(measured),
                 // A host that lacks one of several backings may have the others.
                 Err(error)
-                    if cases.len() > 1
-                        && error.downcast_ref().is_some_and(Error::is_missing_feature) =>
+                    if several && error.downcast_ref().is_some_and(Error::is_missing_feature) =>
                 {
-                    session.skip(case.name(), format!("{error:#}"));
+                    session.skip(name, format!("{error:#}"));
                 }
                 Err(error) => return Err(error),
             }

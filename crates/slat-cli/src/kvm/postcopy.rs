@@ -1,16 +1,15 @@
 //! The scenario `postcopy`: a guest that runs on before its memory is there.
 
-use super::guest::{Asked, course};
-use super::kept::Answer;
-use super::one_way::{OneWay, admits, in_turns};
+use super::guest::Asked;
 use super::options::{GuestArgs, VisitArgs};
-use super::runs::asked;
-use super::tables::{MEANING, is, of, said};
+use super::runs::{Guest, admits, asked, in_turns};
+use super::tables::{renderer, said};
+use super::values::{all_or, name_of, param_of};
 use super::visits_tables::{courses, median_of};
 use crate::needs::GUEST;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use slat_kvm::image::Image;
-use slat_kvm::scenario::postcopy::{self, Config, Link, Report, Way};
+use slat_kvm::scenario::postcopy::{self, Config, Link, Way};
 use slat_kvm::{Backing, Mode, Setting};
 use slat_lab::cli::{count, time};
 use slat_lab::numbers::{bytes, seconds};
@@ -27,17 +26,6 @@ use std::time::Duration;
 
 /// Phases of a run, at most.
 const PHASES: u64 = 4;
-
-/// Ways to move a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MoveWay {
-    /// The guest runs on at once, and its pages follow
-    PostCopy,
-    /// Its pages are copied before it moves
-    PreCopy,
-}
-
-slat_lab::display_as_written!(MoveWay);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -57,7 +45,7 @@ pub struct PostcopyArgs {
 
     /// Ways to move the guest [default: both]
     #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
-    pub way: Vec<MoveWay>,
+    pub way: Vec<Way>,
 
     /// The guest's accesses.
     #[command(flatten)]
@@ -113,15 +101,12 @@ impl Scenario for Postcopy {
         &[("runs", "3"), ("vcpus", "1"), ("accesses", "25"), ("write_percent", "50")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const RENDERER: Renderer = Renderer {
-        reads: |m| is(m, postcopy::RESULTS.name),
         verdict,
-        tables: |results| of(results, &postcopy::RESULTS),
         plots: |results| {
             let title = "When a guest that moved has done its accesses";
             courses(results, postcopy::RESULTS.name, postcopy::COURSE, title, "since it moved")
         },
-        meaning: MEANING,
-        ..Renderer::NONE
+        ..renderer!(postcopy::RESULTS)
     };
     type Settings = PostcopyArgs;
 
@@ -130,17 +115,16 @@ impl Scenario for Postcopy {
         args.guest.shrink();
         let host = slat_kvm::probe()?;
         let mut configs = Vec::new();
-        let ways = if args.way.is_empty() { MoveWay::value_variants() } else { &args.way[..] };
-        for &way in ways {
+        for &way in all_or(&args.way) {
             // Pre-copy has no faults that wait for the delay, or in the queue.
-            let once = way == MoveWay::PreCopy;
+            let once = way == Way::PreCopy;
             let delays = if once { &args.delay[..1] } else { &args.delay[..] };
             let queues = if once { &args.queue[..1] } else { &args.queue[..] };
             for (&delay, &queue) in delays.iter().flat_map(|d| queues.iter().map(move |q| (d, q))) {
                 let config = config(&args, way, Link { rate: args.link.0, delay, queue })?;
-                let name = format!("postcopy, {way}");
+                let name = format!("postcopy, {}", name_of(way));
                 if admits(config.check(&host), &name, !args.way.is_empty(), session)? {
-                    configs.push((name, way, config));
+                    configs.push((name, config));
                 }
             }
         }
@@ -148,41 +132,32 @@ impl Scenario for Postcopy {
         let image = Image::new(&folder, args.guest.memory.bytes())?;
         session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
         let mut guests = Vec::new();
-        for (name, way, config) in configs {
+        for (name, config) in configs {
             let mut params = asked(&args.guest, false).params();
-            params.insert("way".to_owned(), way.to_string().into());
-            params.insert("dirty_rate".to_owned(), (args.dirty_rate.0.round() as u64).into());
-            params.insert("link".to_owned(), (args.link.0.round() as u64).into());
-            if way == MoveWay::PostCopy {
-                let delay = config.link.delay.as_micros() as u64;
-                params.insert("delay_us".to_owned(), delay.into());
-                params.insert("queue".to_owned(), config.link.queue.into());
-            }
             args.visits.add_to(&mut params);
-            let image = &image;
+            let (image, way, link) = (&image, config.way, config.link);
             let run = move |setting: Setting<'_>| postcopy::run(&config, image, setting);
-            let answer = Answer::Figure(postcopy::ALL_THERE, |report: &Report| report.all_there);
-            guests.push(OneWay::new(name, params, &args.guest.run, answer, run)?);
+            let run_args = &args.guest.run;
+            let mut guest =
+                Guest::new(Self::NAME, name, params, run_args, &postcopy::OUTCOME, run)?
+                    .with("way", name_of(way))
+                    .with("dirty_rate", args.dirty_rate.0.round() as u64)
+                    .with("link", args.link.0.round() as u64);
+            if way == Way::PostCopy {
+                guest = guest.with("delay_us", link.delay.as_micros() as u64);
+                guest = guest.with("queue", link.queue);
+            }
+            guests.push(guest);
         }
-        in_turns(Postcopy::NAME, &mut guests, &args.guest.run, PHASES, session)?;
-        let results = guests.iter().flat_map(|guest| {
-            let mut results = guest.measurements(Postcopy::NAME, postcopy::FIGURES);
-            let last = guest.last().map(|last| (postcopy::COURSE, last.times.course(0.0)));
-            results.extend(course(Postcopy::NAME, &guest.params(), last));
-            results
-        });
-        Ok(results.collect())
+        in_turns(Self::NAME, guests, PHASES, session)
     }
 }
 
-fn config(args: &PostcopyArgs, way: MoveWay, link: Link) -> anyhow::Result<Config> {
+fn config(args: &PostcopyArgs, way: Way, link: Link) -> anyhow::Result<Config> {
     let asked = Asked { mode: Mode::Manual, ..asked(&args.guest, false) };
     Ok(Config {
         shape: asked.shape()?,
-        way: match way {
-            MoveWay::PostCopy => Way::PostCopy,
-            MoveWay::PreCopy => Way::PreCopy,
-        },
+        way,
         visits: args.visits.visits(),
         per_second: args.dirty_rate.0 / Backing::Small.page_size() as f64,
         link,
@@ -193,7 +168,7 @@ fn config(args: &PostcopyArgs, way: MoveWay, link: Link) -> anyhow::Result<Confi
 
 fn verdict(results: &[Measurement]) -> Verdict {
     let rows = rows(results, Postcopy::NAME, &["vcpu"]);
-    let pre = rows.iter().find(|row| row.param("way") == Some("pre-copy"));
+    let pre = rows.iter().find(|row| param_of(&row.params, "way") == Some(Way::PreCopy));
     let beside = pre.and_then(|row| {
         let [total, stopped] = [postcopy::ALL_THERE, postcopy::STOPPED]
             .map(|figure| median_of(row, figure).map(seconds));

@@ -1,18 +1,15 @@
 //! The scenario `reclaim`: a guest with less memory than it uses.
 
-use super::kept::Answer;
-use super::one_way::{OneWay, admits, in_turns};
 use super::options::GuestArgs;
-use super::runs::asked;
-use super::tables::{MEANING, is, of, said};
-use super::values::HotSet;
-use super::values::SEED;
+use super::runs::{Guest, admits, asked, in_turns};
+use super::tables::{renderer, said};
+use super::values::{HotSet, SEED, all_or, name_of};
 use super::visits_tables::{lines_by, median_of};
 use crate::needs::GUEST;
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use slat_kvm::Setting;
-use slat_kvm::scenario::reclaim::{self, Config, Report, Store, Way};
+use slat_kvm::scenario::reclaim::{self, Config, Store, Way};
 use slat_lab::cli::count;
 use slat_lab::files::write_whole;
 use slat_lab::numbers::thousands;
@@ -26,44 +23,6 @@ use std::path::PathBuf;
 
 /// Phases of a run.
 const PHASES: u64 = 5;
-
-/// Ways to take memory away from a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ReclaimWay {
-    /// MADV_PAGEOUT of pages in their order, by a VMM that does not know which are used
-    Pageout,
-    /// The limit of a control group (needs root)
-    Limit,
-    /// memory.reclaim of a control group of version 2, again and again (needs root)
-    MemoryReclaim,
-    /// A balloon: the guest gives back pages outside of its hot set (MADV_DONTNEED)
-    Balloon,
-    /// DAMON_RECLAIM: the kernel takes what was not used for 100 ms; it knows no limit (needs root)
-    Damon,
-}
-
-slat_lab::display_as_written!(ReclaimWay, StoreArg);
-
-impl ReclaimWay {
-    fn way(self) -> Way {
-        match self {
-            Self::Pageout => Way::PageOut,
-            Self::Limit => Way::Limit,
-            Self::MemoryReclaim => Way::Reclaim,
-            Self::Balloon => Way::Balloon,
-            Self::Damon => Way::Damon,
-        }
-    }
-}
-
-/// Where the contents of pages go that are taken away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StoreArg {
-    /// The host's swap: a disk, zram, or zswap before one
-    Swap,
-    /// The file that the memory is a shared mapping of
-    File,
-}
 
 const EXAMPLES: &str = "\
 Examples:
@@ -86,7 +45,7 @@ pub struct ReclaimArgs {
 
     /// Ways to take memory away [default: all that this host has]
     #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
-    pub way: Vec<ReclaimWay>,
+    pub way: Vec<Way>,
 
     /// Memory that the guest may have, in per cent of what it has, each of which is tried
     #[arg(long, value_name = "1..100,...", value_delimiter = ',', default_value = "100,75,50,25")]
@@ -95,7 +54,7 @@ pub struct ReclaimArgs {
 
     /// Where the contents go [default: swap if the host has enough of it, else a file]
     #[arg(long, value_name = "swap|file")]
-    pub store: Option<StoreArg>,
+    pub store: Option<Store>,
 
     /// Accesses of the guest, in per cent of its pages
     #[arg(long, value_name = "PERCENT", default_value_t = 100)]
@@ -131,9 +90,7 @@ impl Scenario for Reclaim {
         &[("runs", "3"), ("vcpus", "1"), ("memory", "64M")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const RENDERER: Renderer = Renderer {
-        reads: |m| is(m, reclaim::RESULTS.name),
         verdict,
-        tables: |results| of(results, &reclaim::RESULTS),
         plots: |results| {
             let title = "A guest's speed against the memory that it may have";
             let axes = ["memory allowed, in per cent", "speed"];
@@ -141,8 +98,7 @@ impl Scenario for Reclaim {
             let (name, speed) = (reclaim::RESULTS.name, reclaim::SPEED);
             lines_by(results, name, "allowed", speed, title, axes, shown)
         },
-        meaning: MEANING,
-        ..Renderer::NONE
+        ..renderer!(reclaim::RESULTS)
     };
     type Settings = ReclaimArgs;
 
@@ -153,75 +109,62 @@ impl Scenario for Reclaim {
         let store = match args.store {
             Some(store) => store,
             None => {
-                let swap = config(&args, ReclaimWay::Pageout, StoreArg::Swap, 50)?.check(&host);
-                if swap.is_ok() { StoreArg::Swap } else { StoreArg::File }
+                let swap = config(&args, Way::Pageout, Store::Swap, 50)?.check(&host);
+                if swap.is_ok() { Store::Swap } else { Store::File }
             }
         };
         if let Some(path) = &args.trace {
-            let config = config(&args, ReclaimWay::Pageout, store, 50)?;
+            let config = config(&args, Way::Pageout, store, 50)?;
             write_whole(path, trace(&config).as_bytes()).context("--trace")?;
         }
-        let all = ReclaimWay::value_variants();
-        let ways = if args.way.is_empty() { all } else { &args.way[..] };
         let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
         session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 1);
         let mut guests = Vec::new();
-        for &way in ways {
+        for &way in all_or(&args.way) {
             // With version 1, the kernel kills a process whose pages are all in use.
-            if way == ReclaimWay::Limit && args.way.is_empty() && slat_kvm::cgroup::may_kill() {
+            if way == Way::Limit && args.way.is_empty() && slat_kvm::cgroup::may_kill() {
                 let why = "a limit of control groups of version 1 may kill it; --way limit tries";
                 session.skip("reclaim, limit", why);
                 continue;
             }
             // A balloon has no contents to keep.
-            let balloon = way == ReclaimWay::Balloon;
-            let store = if balloon { StoreArg::Swap } else { store };
+            let balloon = way == Way::Balloon;
+            let store = if balloon { Store::Swap } else { store };
             // Without a limit, there is one run.
-            let damon = way == ReclaimWay::Damon;
+            let damon = way == Way::Damon;
             for &allowed in if damon { &args.allowed[..1] } else { &args.allowed[..] } {
                 let config = config(&args, way, store, allowed)?;
-                let name = format!("reclaim, {way}, {allowed} %");
+                let name = format!("reclaim, {}, {allowed} %", name_of(way));
                 if !admits(config.try_out(&host), &name, !args.way.is_empty(), session)? {
                     break;
                 }
-                let mut params = asked(&args.guest, false).params();
-                params.insert("way".to_owned(), way.to_string().into());
-                params.insert("accesses".to_owned(), args.accesses.into());
-                params.insert("hot_set".to_owned(), args.hot_set.to_string().into());
-                if !damon {
-                    params.insert("allowed".to_owned(), allowed.into());
-                }
-                if !balloon {
-                    params.insert("write_percent".to_owned(), args.write_percent.into());
-                    params.insert("store".to_owned(), store.to_string().into());
-                }
                 let folder = &folder;
                 let run = move |setting: Setting<'_>| reclaim::run(&config, folder, setting);
-                let answer = Answer::Figure(reclaim::SPEED, |report: &Report| {
-                    reclaim::speed(report).unwrap_or(f64::NAN)
-                });
-                guests.push(OneWay::new(name, params, &args.guest.run, answer, run)?);
+                let (params, run_args) = (asked(&args.guest, false).params(), &args.guest.run);
+                let mut guest =
+                    Guest::new(Self::NAME, name, params, run_args, &reclaim::OUTCOME, run)?
+                        .with("way", name_of(way))
+                        .with("accesses", args.accesses)
+                        .with("hot_set", args.hot_set.to_string());
+                if !damon {
+                    guest = guest.with("allowed", allowed);
+                }
+                if !balloon {
+                    guest = guest.with("write_percent", args.write_percent);
+                    guest = guest.with("store", name_of(store));
+                }
+                guests.push(guest);
             }
         }
-        in_turns(Reclaim::NAME, &mut guests, &args.guest.run, PHASES, session)?;
-        let of = |guest: &OneWay<'_, Report>| guest.measurements(Reclaim::NAME, reclaim::FIGURES);
-        Ok(guests.iter().flat_map(of).collect())
+        in_turns(Self::NAME, guests, PHASES, session)
     }
 }
 
-fn config(
-    args: &ReclaimArgs,
-    way: ReclaimWay,
-    store: StoreArg,
-    allowed: u8,
-) -> anyhow::Result<Config> {
+fn config(args: &ReclaimArgs, way: Way, store: Store, allowed: u8) -> anyhow::Result<Config> {
     Ok(Config {
         shape: asked(&args.guest, false).shape()?,
-        way: way.way(),
-        store: match store {
-            StoreArg::Swap => Store::Swap,
-            StoreArg::File => Store::File,
-        },
+        way,
+        store,
         allowed,
         accesses: args.accesses,
         writes: args.write_percent,

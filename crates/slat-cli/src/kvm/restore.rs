@@ -1,17 +1,17 @@
 //! The scenario `restore`: a guest's memory comes back from a file, in each way of VMMs.
 
-use super::guest::{course, observe};
-use super::kept::Answer;
-use super::one_way::{OneWay, admits, in_turns};
+use super::guest::observe;
 use super::options::{RunArgs, VisitArgs};
 use super::repeat::Times;
 use super::restore_tables;
+use super::runs::{Guest, admits, in_turns};
+use super::values::{all_or, name_of};
 use crate::needs::GUEST;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 use slat_kvm::guest::Shape;
 use slat_kvm::image::{Cache, Image};
-use slat_kvm::scenario::restore::{self, Config, Report, Slow, Way};
+use slat_kvm::scenario::restore::{self, Config, Slow, Way};
 use slat_kvm::{Backing, Mode, Setting};
 use slat_lab::cli::{count, time};
 use slat_lab::failure::bad_input;
@@ -28,39 +28,7 @@ use std::sync::Arc;
 /// Phases of a run.
 const PHASES: u64 = 3;
 
-/// Ways to bring a guest's memory back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RestoreWay {
-    /// All of the file is read before the guest runs
-    Eager,
-    /// The file is mapped privately (MAP_PRIVATE)
-    Private,
-    /// Userfaultfd: a missing page is copied from the file
-    #[value(name = "uffd-4k")]
-    Uffd4k,
-    /// The same, 2 MiB at a time
-    #[value(name = "uffd-2m")]
-    Uffd2m,
-    /// Userfaultfd on a memfd: a page is read into the file, then mapped (UFFDIO_CONTINUE)
-    Minor,
-    /// The same on a memfd of the pool of 2 MiB pages
-    MinorHugetlb,
-}
-
-slat_lab::display_as_written!(RestoreWay, Switch, PageCache);
-
-impl RestoreWay {
-    fn way(self) -> Way {
-        match self {
-            Self::Eager => Way::Eager,
-            Self::Private => Way::Private,
-            Self::Uffd4k => Way::Copy,
-            Self::Uffd2m => Way::CopyLarge,
-            Self::Minor => Way::Minor,
-            Self::MinorHugetlb => Way::MinorHuge,
-        }
-    }
-}
+slat_lab::display_as_written!(Switch);
 
 /// An option that is on or off, or both in turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -69,15 +37,6 @@ pub enum Switch {
     Off,
     /// With it
     On,
-}
-
-/// Where the file's pages are when a restore begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PageCache {
-    /// All in the page cache
-    Warm,
-    /// None of them
-    Cold,
 }
 
 /// Pages for which the handler is slow.
@@ -133,7 +92,7 @@ pub struct RestoreArgs {
 
     /// Ways to bring the memory back [default: all that this host has]
     #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
-    pub way: Vec<RestoreWay>,
+    pub way: Vec<Way>,
 
     /// Bring the pages of a recorded order before the guest runs: without, with, or both
     #[arg(long, value_name = "off|on,...", value_delimiter = ',', default_value = "off,on")]
@@ -150,7 +109,7 @@ pub struct RestoreArgs {
 
     /// Whether the file is in the page cache at the start
     #[arg(long, value_name = "warm|cold,...", value_delimiter = ',', default_value = "warm")]
-    pub cache: Vec<PageCache>,
+    pub cache: Vec<Cache>,
 
     /// The guest's accesses.
     #[command(flatten)]
@@ -190,7 +149,7 @@ impl Scenario for Restore {
             args.run.runs = Times::ONCE;
         }
         let host = slat_kvm::probe()?;
-        let first = config(&args, Way::Copy, Switch::Off, PageCache::Warm, 1)?;
+        let first = config(&args, Way::Copy, Switch::Off, Cache::Warm, 1)?;
         admits(first.shape.check(&host), Restore::NAME, true, session)?;
         let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
         let image = Image::new(&folder, args.memory.bytes())?;
@@ -202,26 +161,16 @@ impl Scenario for Restore {
         let mut guests = Vec::new();
         for choice in choices(&args) {
             let Some(config) = prepare(&args, &choice, order.as_ref())? else { continue };
-            let Choice { way, prefetch, cache, .. } = choice;
-            let name = format!("restore, {way}, prefetch {prefetch}, {cache}");
+            let (way, cache) = (name_of(choice.way), name_of(choice.cache));
+            let name = format!("restore, {way}, prefetch {}, {cache}", choice.prefetch);
             if admits(config.check(&host), &name, !args.way.is_empty(), session)? {
-                let answer = Answer::Figure(restore::WORKING_SET, |report: &Report| {
-                    restore::working_set(report).unwrap_or(f64::NAN)
-                });
-                let image = &image;
+                let (image, params) = (&image, params(&args, &choice));
                 let run = move |setting: Setting<'_>| restore::run(&config, image, setting);
-                guests.push(OneWay::new(name, params(&args, &choice), &args.run, answer, run)?);
+                let outcome = &restore::OUTCOME;
+                guests.push(Guest::new(Self::NAME, name, params, &args.run, outcome, run)?);
             }
         }
-        in_turns(Restore::NAME, &mut guests, &args.run, PHASES, session)?;
-        let results = guests.iter().flat_map(|guest| {
-            let mut results = guest.measurements(Restore::NAME, restore::FIGURES);
-            let last = guest.last();
-            let last = last.map(|last| (restore::COURSE, last.times.course(last.prepare)));
-            results.extend(course(Restore::NAME, &guest.params(), last));
-            results
-        });
-        Ok(results.collect())
+        in_turns(Self::NAME, guests, PHASES, session)
     }
 }
 
@@ -253,23 +202,22 @@ fn recorded(
 
 /// One combination of the options that are lists.
 struct Choice {
-    way: RestoreWay,
+    way: Way,
     thp: Switch,
     prefetch: Switch,
-    cache: PageCache,
+    cache: Cache,
     handlers: u32,
 }
 
 /// Returns the combinations that make a difference.
 fn choices(args: &RestoreArgs) -> Vec<Choice> {
-    let ways = if args.way.is_empty() { RestoreWay::value_variants() } else { &args.way[..] };
     let mut all = Vec::new();
-    for &way in ways {
+    for &way in all_or(&args.way) {
         // An option that changes nothing is taken once, at its first value.
-        let thps = if way.way().is_anonymous() { &args.thp[..] } else { &[Switch::Off] };
-        let eager = way == RestoreWay::Eager;
+        let thps = if way.is_anonymous() { &args.thp[..] } else { &[Switch::Off] };
+        let eager = way == Way::Eager;
         let prefetches = if eager { &[Switch::Off] } else { &args.prefetch[..] };
-        let handlers = if way.way().has_handler() { &args.handlers[..] } else { &[1] };
+        let handlers = if way.has_handler() { &args.handlers[..] } else { &[1] };
         for (&thp, &prefetch) in
             thps.iter().flat_map(|thp| prefetches.iter().map(move |p| (thp, p)))
         {
@@ -287,7 +235,7 @@ fn config(
     args: &RestoreArgs,
     way: Way,
     thp: Switch,
-    cache: PageCache,
+    cache: Cache,
     handlers: u32,
 ) -> anyhow::Result<Config> {
     let kvm = &args.run.kvm;
@@ -309,10 +257,7 @@ fn config(
             ..Shape::default()
         },
         way,
-        cache: match cache {
-            PageCache::Warm => Cache::Warm,
-            PageCache::Cold => Cache::Cold,
-        },
+        cache,
         prefetch: None,
         handlers,
         visits: args.visits.visits(),
@@ -331,7 +276,7 @@ fn prepare(
     if prefetched == Some(None) {
         return Ok(None);
     }
-    let config = config(args, way.way(), thp, cache, handlers)?;
+    let config = config(args, way, thp, cache, handlers)?;
     Ok(Some(Config { prefetch: prefetched.flatten().cloned(), ..config }))
 }
 
@@ -341,9 +286,9 @@ fn params(args: &RestoreArgs, choice: &Choice) -> Map<String, Value> {
     let mut add = |name: &str, value: Value| params.insert(name.to_owned(), value);
     add("memory", args.memory.bytes().into());
     add("vcpus", args.vcpus.into());
-    add("way", choice.way.to_string().into());
+    add("way", name_of(choice.way).into());
     add("prefetch", choice.prefetch.to_string().into());
-    add("cache", choice.cache.to_string().into());
+    add("cache", name_of(choice.cache).into());
     if args.thp != [Switch::Off] {
         add("thp", choice.thp.to_string().into());
     }

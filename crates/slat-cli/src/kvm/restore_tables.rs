@@ -1,6 +1,8 @@
 //! Renderer of the scenario `restore`: which way was faster, what prefetch saved, and the course.
 
-use super::tables::{MEANING, is, of, said};
+use super::restore::Switch;
+use super::tables::{renderer, said};
+use super::values::param_of;
 use super::visits_tables::{courses, median_of};
 use slat_kvm::scenario::restore;
 use slat_lab::numbers::{seconds, thousands};
@@ -13,15 +15,12 @@ const NAME: &str = restore::RESULTS.name;
 
 /// Renderer of restores.
 pub const RENDERER: Renderer = Renderer {
-    reads: |m| is(m, NAME),
     verdict,
-    tables: |results| of(results, &restore::RESULTS),
     plots: |results| {
         let title = "When a restored guest has its pages";
         courses(results, NAME, restore::COURSE, title, "since the restore began")
     },
-    meaning: MEANING,
-    ..Renderer::NONE
+    ..renderer!(restore::RESULTS)
 };
 
 fn verdict(results: &[Measurement]) -> Verdict {
@@ -66,11 +65,12 @@ struct Saved {
 
 /// Returns what prefetch did, if the row has it and its like without it was measured, too.
 fn saved(rows: &[Row<'_>], row: &Row<'_>) -> Option<Saved> {
-    if row.param("prefetch")? != "on" {
+    let prefetch = |row: &Row<'_>| param_of::<Switch>(&row.params, "prefetch");
+    if prefetch(row)? != Switch::On {
         return None;
     }
     let without = rows.iter().find(|other| {
-        other.param("prefetch") == Some("off")
+        prefetch(other) == Some(Switch::Off)
             && other
                 .params
                 .iter()

@@ -1,16 +1,15 @@
 //! The scenario `snapshot`: incremental snapshots of a guest, in each way to find written pages.
 
 use super::guest::Asked;
-use super::kept::Answer;
-use super::one_way::{OneWay, admits, in_turns};
 use super::options::{GuestArgs, VisitArgs};
-use super::tables::{MEANING, is, of, said};
+use super::runs::{Guest, admits, in_turns};
+use super::tables::{renderer, said};
+use super::values::{all_or, name_of};
 use super::visits_tables::strips_of;
 use crate::needs::GUEST;
-use clap::{Args, ValueEnum};
-use serde_json::{Map, Value};
+use clap::Args;
 use slat_kvm::Setting;
-use slat_kvm::scenario::snapshot::{self, Config, Report, Way};
+use slat_kvm::scenario::snapshot::{self, Config, Way};
 use slat_lab::cli::count;
 use slat_lab::numbers::thousands;
 use slat_lab::record::Measurement;
@@ -19,38 +18,6 @@ use slat_lab::report::tables::rows;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::verdict::Verdict;
-
-/// Ways to find the pages that a guest wrote.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SnapshotWay {
-    /// KVM's dirty log, fetched and cleared
-    Log,
-    /// KVM's dirty rings
-    Ring,
-    /// Write-protecting userfaultfd: a handler takes each first write
-    UffdWp,
-    /// Userfaultfd with WP_ASYNC, and PAGEMAP_SCAN
-    PagemapScan,
-    /// Soft-dirty bits of the process
-    SoftDirty,
-    /// All pages that are in memory, as mincore tells
-    Mincore,
-}
-
-slat_lab::display_as_written!(SnapshotWay);
-
-impl SnapshotWay {
-    fn way(self) -> Way {
-        match self {
-            Self::Log => Way::Log,
-            Self::Ring => Way::Ring,
-            Self::UffdWp => Way::Protect,
-            Self::PagemapScan => Way::Scan,
-            Self::SoftDirty => Way::SoftDirty,
-            Self::Mincore => Way::Mincore,
-        }
-    }
-}
 
 const EXAMPLES: &str = "\
 Examples:
@@ -68,7 +35,7 @@ pub struct SnapshotArgs {
 
     /// Ways to find written pages [default: all that this host has]
     #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
-    pub way: Vec<SnapshotWay>,
+    pub way: Vec<Way>,
 
     /// Epochs, each of which ends with a snapshot
     #[arg(long, short = 'i', value_name = "N", default_value_t = 4, value_parser = count::rounds())]
@@ -90,15 +57,12 @@ impl Scenario for Snapshot {
         &[("runs", "3"), ("vcpus", "1"), ("accesses", "20"), ("write_percent", "50")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const RENDERER: Renderer = Renderer {
-        reads: |m| is(m, snapshot::RESULTS.name),
         verdict,
-        tables: |results| of(results, &snapshot::RESULTS),
         plots: |results| {
             let title = "How long an incremental snapshot stops the guest";
             strips_of(results, snapshot::RESULTS.name, snapshot::ROUND, title)
         },
-        meaning: MEANING,
-        ..Renderer::NONE
+        ..renderer!(snapshot::RESULTS)
     };
     type Settings = SnapshotArgs;
 
@@ -106,34 +70,24 @@ impl Scenario for Snapshot {
         let mut args = args.clone();
         args.guest.shrink();
         let host = slat_kvm::probe()?;
-        let ways = if args.way.is_empty() { SnapshotWay::value_variants() } else { &args.way[..] };
         let mut guests = Vec::new();
-        for &way in ways {
-            let (config, params) = prepare(&args, way)?;
-            let name = format!("snapshot, {way}");
+        for &way in all_or(&args.way) {
+            let (mode, visits) = (way.mode(), args.visits.visits());
+            let asked = Asked { guest: &args.guest, overlap: false, mode, eager_split: None };
+            let config = Config { shape: asked.shape()?, way, epochs: args.epochs, visits };
+            let name = format!("snapshot, {}", name_of(way));
             if admits(config.check(&host), &name, !args.way.is_empty(), session)? {
-                let answer = Answer::Figure(snapshot::ROUND, snapshot::round);
                 let run = move |setting: Setting<'_>| snapshot::run(&config, setting);
-                guests.push(OneWay::new(name, params, &args.guest.run, answer, run)?);
+                let (mut params, run_args) = (asked.params(), &args.guest.run);
+                args.visits.add_to(&mut params);
+                let outcome = &snapshot::OUTCOME;
+                let guest = Guest::new(Self::NAME, name, params, run_args, outcome, run)?;
+                guests.push(guest.with("way", name_of(way)).with("epochs", args.epochs));
             }
         }
         session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 1);
-        let phases = 2 + 4 * u64::from(args.epochs);
-        in_turns(Snapshot::NAME, &mut guests, &args.guest.run, phases, session)?;
-        let of = |guest: &OneWay<'_, Report>| guest.measurements(Snapshot::NAME, snapshot::FIGURES);
-        Ok(guests.iter().flat_map(of).collect())
+        in_turns(Self::NAME, guests, 2 + 4 * u64::from(args.epochs), session)
     }
-}
-
-fn prepare(args: &SnapshotArgs, way: SnapshotWay) -> anyhow::Result<(Config, Map<String, Value>)> {
-    let mode = way.way().mode();
-    let asked = Asked { guest: &args.guest, overlap: false, mode, eager_split: None };
-    let mut params = asked.params();
-    params.insert("way".to_owned(), way.to_string().into());
-    params.insert("epochs".to_owned(), args.epochs.into());
-    args.visits.add_to(&mut params);
-    let visits = args.visits.visits();
-    Ok((Config { shape: asked.shape()?, way: way.way(), epochs: args.epochs, visits }, params))
 }
 
 fn verdict(results: &[Measurement]) -> Verdict {

@@ -2,8 +2,7 @@
 //! touched in it.
 
 use super::guest::measurement;
-use super::values::Others;
-use clap::ValueEnum;
+use super::values::{Others, param_of};
 use serde_json::{Map, Value};
 use slat_kvm::figure::{Figure, Stall, stalls};
 use slat_kvm::phase::{Phase, PhaseRun};
@@ -50,5 +49,5 @@ pub(super) fn reads(m: &Measurement) -> bool {
 
 /// Returns what the steps that do not write do, if the parameters tell.
 pub(super) fn others(params: &Map<String, Value>) -> Option<Others> {
-    Others::from_str(params.get("others")?.as_str()?, false).ok()
+    param_of(params, "others")
 }

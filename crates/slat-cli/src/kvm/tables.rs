@@ -4,7 +4,6 @@
 use slat_kvm::figure::{Column, Figure, Results, Said, Stall};
 use slat_kvm::phase::Phase;
 use slat_lab::record::{KVM, Measurement};
-use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::{Summary, median};
 use slat_lab::table::{NOTHING, Table};
@@ -22,22 +21,20 @@ pub fn is(m: &Measurement, scenario: &str) -> bool {
     m.target == KVM && m.scenario == scenario
 }
 
-/// A scenario whose results are shown in the one way that all guests have in common.
-pub trait Shown {
-    /// Its results.
-    const RESULTS: Results;
+/// Returns the renderer of a scenario's results, which shows them in the one way that all guests have
+/// in common.
+macro_rules! renderer {
+    ($results:path) => {
+        slat_lab::renderer::Renderer {
+            reads: |m| $crate::kvm::tables::is(m, $results.name),
+            verdict: |results| $crate::kvm::tables::said(results, &$results),
+            tables: |results| $crate::kvm::tables::of(results, &$results),
+            meaning: $crate::kvm::tables::MEANING,
+            ..slat_lab::renderer::Renderer::NONE
+        }
+    };
 }
-
-/// Returns the reader of a scenario's results.
-pub const fn reader<S: Shown>() -> Renderer {
-    Renderer {
-        reads: |m| is(m, S::RESULTS.name),
-        verdict: |results| said(results, &S::RESULTS),
-        tables: |results| of(results, &S::RESULTS),
-        meaning: MEANING,
-        ..Renderer::NONE
-    }
-}
+pub(super) use renderer;
 
 /// Returns the tables of a scenario: one with a column for each figure that was measured, then the
 /// stalls.
@@ -83,15 +80,10 @@ fn extremes(
 ) -> Verdict {
     let rows = rows(results, scenario, &["vcpu"]);
     let labels = Labels::of(&rows);
-    let named = |row: &Row| {
-        let names = labels.headings().zip(labels.cells(row));
-        let name: Vec<_> = names.map(|(heading, cell)| format!("{heading} {cell}")).collect();
-        name.join(", ")
-    };
     let mut all: Vec<(f64, String)> = rows
         .iter()
         .filter_map(|row| {
-            let ((unit, summary), name) = (of(row)?, named(row));
+            let ((unit, summary), name) = (of(row)?, named(&labels, row));
             let shown = unit.with_spread(&summary);
             let said = if name.is_empty() { shown } else { format!("{shown} ({name})") };
             Some((summary.median, said))
@@ -103,6 +95,12 @@ fn extremes(
         [(_, only)] => Some(format!("{said} {only}.")),
         [(_, least), .., (_, most)] => Some(format!("{said} {least} to {most}.")),
     })
+}
+
+/// Returns the name of a row: the parameters in which it differs from others.
+pub fn named(labels: &Labels, row: &Row) -> String {
+    let parts = labels.headings().zip(labels.cells(row));
+    parts.map(|(heading, cell)| format!("{heading} {cell}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the table of how long vCPUs stood still, with a row for each guest and phase.

@@ -5,17 +5,19 @@
 //! each run.
 
 use super::guest::{Asked, Pattern};
-use super::live::Live;
+use super::live::guest;
 use super::options::{GuestArgs, QUICK_RUN};
 use super::ranking;
-use super::values::{HotSet, Others};
+use super::runs::{admits, in_turns};
+use super::values::HotSet;
 use super::way::{Way, ways};
 use crate::needs::GUEST;
 use clap::Args;
+use serde_json::{Map, Value};
 use slat_kvm::Error;
 use slat_kvm::scenario::live::Config;
 use slat_lab::cli::time;
-use slat_lab::failure::{bad_input, cannot};
+use slat_lab::failure::cannot;
 use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
@@ -94,28 +96,23 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
     let ways = ways(&host);
     let mut guests = Vec::new();
     for way in &ways {
-        let guest = prepare(args, way)?;
-        match guest.config.check(&host) {
-            Ok(()) => guests.push((way, guest)),
-            Err(error @ Error::Invalid { .. }) => return Err(bad_input(error.to_string())),
-            Err(error @ Error::MissingCapability { .. }) => {
-                session.skip(format!("tune, {}", way.name), error.to_string());
-            }
-            Err(error) => return Err(error.into()),
+        let (config, params) = prepare(args, way)?;
+        let name = format!("tune, {}", way.name);
+        let missing = |error: &Error| matches!(error, Error::MissingCapability { .. });
+        let checked = config.check(&host);
+        let asked = !checked.as_ref().is_err_and(missing);
+        if admits(checked, &name, asked, session)? {
+            guests.push(guest(config, params, &args.guest.run)?);
         }
     }
     if guests.is_empty() {
         return Err(cannot("this host's KVM cannot log dirty pages"));
     }
     session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
-    let repeat = args.guest.run.repeat();
-    session.start("tune dirty-log", guests.len() as u64 * repeat.steps() * PHASES);
-    repeat.run(&mut guests.iter_mut().map(|(_, guest)| guest).collect::<Vec<_>>(), session)?;
-    session.finish();
-    Ok(guests.iter().flat_map(|(_, guest)| guest.measurements()).collect())
+    in_turns("tune dirty-log", guests, PHASES, session)
 }
 
-fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
+fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<(Config, Map<String, Value>)> {
     let asked = Asked {
         guest: &args.guest,
         overlap: false,
@@ -123,17 +120,15 @@ fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
         eager_split: way.eager_split.map(slat_lab::size::Size),
     };
     let pattern = Pattern {
-        write_percent: 100,
-        others: Others::Skip,
         random: true,
         hot_set: args.hot_set,
         dirty_rate: Some(args.dirty_rate),
+        ..Pattern::WRITES
     };
     let mut params = asked.params();
     params.insert("way".to_owned(), way.name.clone().into());
     params.insert("duration".to_owned(), args.duration.as_secs_f64().into());
     params.insert("interval_ms".to_owned(), (args.interval.as_millis() as u64).into());
-    params.insert("runs".to_owned(), args.guest.run.repeat().param());
     pattern.add_to(&mut params);
     let config = Config {
         shape: asked.shape()?,
@@ -142,5 +137,5 @@ fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
         interval: args.interval,
         clear_chunk: way.chunk,
     };
-    Ok(Live::new(config, params, args.guest.run.kvm.cpus()?))
+    Ok((config, params))
 }

@@ -1,7 +1,7 @@
 //! Finds the way to restore a guest that is best on this host, for each purpose.
 
 use super::restore::{Restore, RestoreArgs};
-use super::tables::{MEANING, columns, is};
+use super::tables::{MEANING, columns, is, named};
 use super::visits_tables::{median_of, strips_of};
 use crate::needs::GUEST;
 use slat_kvm::figure::Figure;
@@ -9,7 +9,7 @@ use slat_kvm::scenario::restore;
 use slat_lab::numbers::seconds;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
-use slat_lab::report::tables::{Labels, Row, rows};
+use slat_lab::report::tables::{Labels, rows};
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::verdict::Verdict;
@@ -74,10 +74,6 @@ const PURPOSES: [(Figure, &str); 4] = [
 fn verdict(results: &[Measurement]) -> Verdict {
     let rows = rows(results, RESULTS, &["vcpu"]);
     let labels = Labels::of(&rows);
-    let named = |row: &Row<'_>| {
-        let parts = labels.headings().zip(labels.cells(row));
-        parts.map(|(heading, cell)| format!("{heading} {cell}")).collect::<Vec<_>>().join(", ")
-    };
     Verdict::of_lines(PURPOSES.iter().filter_map(|(figure, purpose)| {
         let known = rows.iter().filter_map(|row| Some((median_of(row, *figure)?, row)));
         let (value, best) = known.min_by(|a, b| a.0.total_cmp(&b.0))?;
@@ -86,6 +82,9 @@ fn verdict(results: &[Measurement]) -> Verdict {
             unit => format!("{value:.1} {unit}"),
         };
         let all = seconds(median_of(best, restore::WORKING_SET)?);
-        Some(format!("For a guest {purpose}: {} ({value}; working set after {all}).", named(best)))
+        Some(format!(
+            "For a guest {purpose}: {} ({value}; working set after {all}).",
+            named(&labels, best)
+        ))
     }))
 }

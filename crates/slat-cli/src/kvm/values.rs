@@ -1,6 +1,7 @@
 //! Values of options that describe a guest: ways of logging, hot sets, backings, sizes of a clear.
 
 use clap::ValueEnum;
+use serde_json::{Map, Value};
 use slat_kvm::Backing;
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
@@ -30,6 +31,21 @@ pub enum Others {
     Read,
     /// Nothing
     Skip,
+}
+
+/// Returns the name of a value on the command line, which is also the one in results.
+pub fn name_of(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// Returns a parameter that has a name for its value, if results have it.
+pub fn param_of<T: ValueEnum>(params: &Map<String, Value>, name: &str) -> Option<T> {
+    T::from_str(params.get(name)?.as_str()?, false).ok()
+}
+
+/// Returns the ways to measure: all where none was asked for.
+pub fn all_or<T: ValueEnum>(asked: &[T]) -> &[T] {
+    if asked.is_empty() { T::value_variants() } else { asked }
 }
 
 /// A part of the pages that most steps touch.

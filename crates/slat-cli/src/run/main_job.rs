@@ -5,11 +5,12 @@ use crate::PROGRAM;
 use crate::brief;
 use crate::cli::MainArgs;
 use crate::ideas::{self, Sizes};
-use crate::kvm::dirty_log::Guest;
+use crate::kvm::dirty_log::guest;
 use crate::kvm::log_options::DirtyLogArgs;
 use crate::kvm::migrate::Migrate;
 use crate::kvm::options::{GuestArgs, KvmArgs, LogArgs, RunArgs};
 use crate::kvm::repeat::{Repeatable, Times};
+use crate::kvm::runs::Guest;
 use crate::kvm::values::{KvmBacking, KvmWay};
 use slat_kvm::Backing;
 use slat_lab::cli::ReportFormat;
@@ -232,14 +233,17 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
 fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
     let mut wrong = false;
     let ways = plan.guests();
-    let mut guests = Vec::new();
+    let (mut guests, mut steps) = (Vec::new(), 0);
     for way in &ways {
-        match Guest::new(way) {
-            Ok(guest) => guests.push(Some(guest)),
+        match guest(way) {
+            Ok((guest, phases)) => {
+                steps += guest.steps(phases);
+                guests.push(Some(guest));
+            }
             Err(error) => session.skip(way.guest.backing.to_string(), format!("{error:#}")),
         }
     }
-    session.start("guests", guests.iter().flatten().map(Guest::steps).sum());
+    session.start("guests", steps);
     let begin = Instant::now();
     let runs = plan.runs;
     for run in 0..=runs {

@@ -6,7 +6,7 @@
 
 use super::live::check_reads;
 use crate::Error;
-use crate::figure::{Figure::Time, Results, Said, WHOLE_PHASES};
+use crate::figure::{Figure::Time, Outcome, Results, Said, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::idle::{Marker, Tracking};
 use crate::phase::{Phase, PhaseRun};
@@ -27,6 +27,16 @@ pub const RESULTS: Results = Results {
     ],
     note: WHOLE_PHASES,
     said: Said::PerPage(Phase::WriteIdle, "A write to memory that was marked idle"),
+};
+
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    counts: &[
+        (Phase::WriteIdle, "idle_after", |report| report.idle_after_writes),
+        (Phase::ReadIdle, "idle_after", |report| report.idle_after_reads),
+        (Phase::MarkIdle, "marked", |report| report.marked),
+    ],
+    ..Outcome::of(Time(Phase::WriteIdle))
 };
 
 /// Results of a run.

@@ -8,7 +8,7 @@
 
 use super::live::check_reads;
 use crate::Error;
-use crate::figure::{Figure::Time, Results, Said, WHOLE_PHASES};
+use crate::figure::{Figure::Time, Outcome, Results, Said, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
@@ -22,6 +22,12 @@ pub const RESULTS: Results = Results {
     columns: &[(Time(Phase::Populate), "populate"), (Time(Phase::Toggle), "switch")],
     note: WHOLE_PHASES,
     said: Said::Whole(Time(Phase::Toggle), "Switching the caches of all vCPUs off and on takes"),
+};
+
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    counts: &[(Phase::Toggle, "cache_toggles", |report| report.toggles)],
+    ..Outcome::of(Time(Phase::Toggle))
 };
 
 /// Results of a run.

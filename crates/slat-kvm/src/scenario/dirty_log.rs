@@ -26,6 +26,7 @@
 
 use super::harvest::{check_chunk, clear};
 use crate::bitmap::{DirtyBitmap, Missing, Tally};
+use crate::figure::{Figure, Outcome};
 use crate::guest::{Guest, Shape};
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, Stage, perform};
@@ -35,6 +36,18 @@ use std::time::Duration;
 
 /// Name of the scenario.
 pub const NAME: &str = "dirty-log";
+
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    last: &[
+        (Phase::Populate, "transparent_huge_bytes", |report| report.transparent_huge_bytes),
+        (Phase::Get, "left_after_last_round", |report| Some(report.left_in_log)),
+        (Phase::Dirty, "full_rings_of_last_run", |report| {
+            report.config.shape.mode.is_ring().then_some(report.full_rings)
+        }),
+    ],
+    ..Outcome::of(Figure::Time(Phase::Dirty))
+};
 
 /// Configuration of a run. [`Default`] is a short run, in manual mode.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,7 +5,7 @@
 //! host that maps huge pages no-execute, the first call in a huge page splits it.
 
 use crate::Error;
-use crate::figure::{Figure::Time, Results, Said, WHOLE_PHASES};
+use crate::figure::{Figure::Time, Outcome, Results, Said, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
@@ -24,6 +24,9 @@ pub const RESULTS: Results = Results {
     note: WHOLE_PHASES,
     said: Said::PerPage(Phase::Execute, "Executing from memory for the first time"),
 };
+
+/// What its runs give.
+pub const OUTCOME: Outcome<Vec<PhaseRun>> = Outcome::of(Time(Phase::Execute));
 
 /// Writes, then executes `iterations` times, then reads and writes again.
 ///

@@ -8,7 +8,7 @@
 
 use super::times::Times;
 use super::visits::{Visit, Visits, recorded};
-use crate::figure::{Figure, Results, Said, Value};
+use crate::figure::{Figure, Outcome, Results, Said};
 use crate::guest::{Guest, Shape};
 use crate::image::Image;
 use crate::ksm::Merging;
@@ -57,13 +57,14 @@ pub const RESULTS: Results = Results {
 
 /// Ways to give guests the contents of one image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Way {
-    /// Each maps the file privately.
+    /// Each maps the file privately (MAP_PRIVATE).
     Private,
     /// Each has a copy in a memfd of its own.
-    Copy,
-    /// Each has a copy in anonymous memory, and the kernel merges equal pages (KSM).
-    Merged,
+    Memfd,
+    /// Each has a copy, and the kernel merges equal pages (needs root).
+    Ksm,
 }
 
 /// Longest time that the kernel gets to merge pages, for each guest.
@@ -94,7 +95,7 @@ impl Config {
         }
         self.visits.work(&self.shape, 1).check()?;
         self.shape.check(host)?;
-        if self.way == Way::Merged {
+        if self.way == Way::Ksm {
             Merging::check()?;
         }
         // Until pages are merged, each guest has its own. A little for each guest's tables.
@@ -127,19 +128,22 @@ pub struct Report {
     pub merged: bool,
 }
 
-/// Its figures.
-pub const FIGURES: &[Value<Report>] = &[
-    (EACH, |report| each(report)),
-    (ALL, |report| report.resident.map(mib)),
-    (FIRST, |report| median(report, |one| Some(one.prepare + one.times.share(0.0)?))),
-    (FIRST_MAX, |report| {
-        let first =
-            report.guests.iter().filter_map(|one| Some(one.prepare + one.times.share(0.0)?));
-        first.reduce(f64::max)
-    }),
-    (WORKING_SET, |report| median(report, |one| Some(one.prepare + one.times.share(1.0)?))),
-    (SLOWDOWN, |report| median(report, |one| Some(one.second / one.times.again.max(1e-9)))),
-];
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    figures: &[
+        (EACH, |report| each(report)),
+        (ALL, |report| report.resident.map(mib)),
+        (FIRST, |report| median(report, |one| Some(one.prepare + one.times.share(0.0)?))),
+        (FIRST_MAX, |report| {
+            let first =
+                report.guests.iter().filter_map(|one| Some(one.prepare + one.times.share(0.0)?));
+            first.reduce(f64::max)
+        }),
+        (WORKING_SET, |report| median(report, |one| Some(one.prepare + one.times.share(1.0)?))),
+        (SLOWDOWN, |report| median(report, |one| Some(one.second / one.times.again.max(1e-9)))),
+    ],
+    ..Outcome::of(EACH)
+};
 
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
@@ -163,7 +167,7 @@ fn median(report: &Report, of: impl Fn(&One) -> Option<f64>) -> Option<f64> {
 /// [`Error::Misread`] if a page is wrong; any other [`Error`] of a guest or the kernel.
 pub fn run(config: &Config, image: &Image, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
-    let merging = (config.way == Way::Merged).then(Merging::start).transpose()?;
+    let merging = (config.way == Way::Ksm).then(Merging::start).transpose()?;
     let fleet = Fleet { config, image, merging, pin: setting.pin.to_vec() };
     fleet.guest(1, &mut Vec::new(), setting)
 }
@@ -191,11 +195,11 @@ impl Fleet<'_> {
         let guest = Guest::with_memory(&shape, || {
             let memory = match config.way {
                 Way::Private => return self.image.map_private(),
-                Way::Copy => HostMemory::new(shape.memory, Backing::Memfd)?,
-                Way::Merged => HostMemory::new(shape.memory, Backing::Small)?,
+                Way::Memfd => HostMemory::new(shape.memory, Backing::Memfd)?,
+                Way::Ksm => HostMemory::new(shape.memory, Backing::Small)?,
             };
             memory.fill(self.image.file(), 0..shape.memory)?;
-            if config.way == Way::Merged {
+            if config.way == Way::Ksm {
                 memory.allow_merging()?;
             }
             Ok(memory)

@@ -10,9 +10,9 @@
 //! Each log is checked against the model of the vCPUs' writes, step by step ([`Verification`]).
 
 use super::harvest::{Harvester, LOGS, check_chunk};
-use super::pace::{Sample, loss, worst, written};
+use super::pace::{Sample, course, loss, worst, written};
 use crate::figure::Figure::{self, LongestCall, Time};
-use crate::figure::{Results, Said, Value};
+use crate::figure::{Outcome, Results, Said, Stall};
 use crate::guest::{Guest, Shape};
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Calls, Setting, Stage, perform};
@@ -44,18 +44,29 @@ pub const RESULTS: Results = Results {
     ),
 };
 
-/// Its figures.
-pub const FIGURES: &[Value<Report>] = &[
-    (Figure::WRITE_RATE, |report| Some(written(&report.samples, &report.config.work))),
-    (Figure::LOSS, |report| Some(loss(&report.samples, report.baseline))),
-    (Figure::WORST_LOSS, |report| Some(worst(&report.samples, report.baseline))),
-    (Time(Phase::Enable), |report| report.enable.mean()),
-    (LongestCall(Phase::Enable), |report| report.enable.longest()),
-    (Time(Phase::Get), |report| report.get.mean()),
-    (LongestCall(Phase::Get), |report| report.get.longest()),
-    (Time(Phase::Clear), |report| report.clear.mean()),
-    (LongestCall(Phase::Clear), |report| report.clear.longest()),
-];
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    figures: &[
+        (Figure::WRITE_RATE, |report| Some(written(&report.samples, &report.config.work))),
+        (Figure::LOSS, |report| Some(loss(&report.samples, report.baseline))),
+        (Figure::WORST_LOSS, |report| Some(worst(&report.samples, report.baseline))),
+        (Time(Phase::Enable), |report| report.enable.mean()),
+        (LongestCall(Phase::Enable), |report| report.enable.longest()),
+        (Time(Phase::Get), |report| report.get.mean()),
+        (LongestCall(Phase::Get), |report| report.get.longest()),
+        (Time(Phase::Clear), |report| report.clear.mean()),
+        (LongestCall(Phase::Clear), |report| report.clear.longest()),
+    ],
+    counts: &[
+        (Phase::Run, "fetches", |report| Some(report.rounds)),
+        (Phase::Run, "pages_named", |report| Some(report.named)),
+        (Phase::Run, "pages_in_excess", |report| Some(report.verified.excess)),
+        (Phase::Run, "writes_verified", |report| Some(report.verified.writes)),
+        (Phase::Run, "full_rings", |report| Some(report.full_rings)),
+    ],
+    course: |report| course(&report.samples, report.baseline).into(),
+    ..Outcome::of(Figure::Stall(Phase::Run, Stall::Page))
+};
 
 /// Time between two samples of the vCPUs' positions and stalls.
 const SAMPLE: Duration = Duration::from_millis(100);

@@ -6,7 +6,7 @@
 //! faults, which exposes errors in the order of locks.
 
 use crate::Error;
-use crate::figure::{Figure::Time, Results, Said, WHOLE_PHASES};
+use crate::figure::{Figure::Time, Outcome, Results, Said, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
@@ -26,6 +26,9 @@ pub const RESULTS: Results = Results {
     note: WHOLE_PHASES,
     said: Said::PerPage(Phase::Refill, "Filling memory again that was taken away"),
 };
+
+/// What its runs give.
+pub const OUTCOME: Outcome<Vec<PhaseRun>> = Outcome::of(Time(Phase::Refill));
 
 /// Populates the memory; then `iterations` times writes all of it, deletes and adds the memslots,
 /// writes again, and reads.

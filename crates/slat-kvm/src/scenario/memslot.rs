@@ -16,11 +16,11 @@
 //! | read | every vCPU reads each of its pages |
 
 use super::live::{CallTimes, baseline, check_reads, sampled, wait};
-use super::pace::{Sample, loss, worst};
+use super::pace::{Sample, course, loss, worst};
 use super::writes::{check_last, positions};
 use crate::error::size_name;
 use crate::figure::Figure::{self, LongestCall, Time};
-use crate::figure::{Results, Said, Value};
+use crate::figure::{Outcome, Results, Said, Stall};
 use crate::guest::{Guest, Shape};
 use crate::phase::{Phase, PhaseRun, VcpuRun};
 use crate::stage::{Calls, Setting, perform};
@@ -52,18 +52,22 @@ pub const RESULTS: Results = Results {
 /// The faults of all vCPUs for each move and deletion.
 const FAULTS: Figure = Figure::Own("faults", "faults");
 
-/// Its figures.
-pub const FIGURES: &[Value<Report>] = &[
-    (Figure::LOSS, |report| Some(loss(&report.samples, report.baseline))),
-    (Figure::WORST_LOSS, |report| Some(worst(&report.samples, report.baseline))),
-    (FAULTS, faults),
-    (Time(Phase::Add), |report| report.add.mean()),
-    (LongestCall(Phase::Add), |report| report.add.longest()),
-    (Time(Phase::Move), |report| report.shift.mean()),
-    (LongestCall(Phase::Move), |report| report.shift.longest()),
-    (Time(Phase::Delete), |report| report.delete.mean()),
-    (LongestCall(Phase::Delete), |report| report.delete.longest()),
-];
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    figures: &[
+        (Figure::LOSS, |report| Some(loss(&report.samples, report.baseline))),
+        (Figure::WORST_LOSS, |report| Some(worst(&report.samples, report.baseline))),
+        (FAULTS, faults),
+        (Time(Phase::Add), |report| report.add.mean()),
+        (LongestCall(Phase::Add), |report| report.add.longest()),
+        (Time(Phase::Move), |report| report.shift.mean()),
+        (LongestCall(Phase::Move), |report| report.shift.longest()),
+        (Time(Phase::Delete), |report| report.delete.mean()),
+        (LongestCall(Phase::Delete), |report| report.delete.longest()),
+    ],
+    course: |report| course(&report.samples, report.baseline).into(),
+    ..Outcome::of(Figure::Stall(Phase::Run, Stall::Page))
+};
 
 /// Time that the vCPUs run undisturbed.
 const BASELINE: Duration = Duration::from_millis(500);

@@ -7,10 +7,10 @@
 
 use super::harvest::{Harvester, check_chunk};
 use super::live::{CallTimes, Verification, baseline, check_reads, keep_emptying, sampled, wait};
-use super::pace::{Sample, loss, worst, written};
+use super::pace::{self, Sample, loss, worst, written};
 use crate::bitmap::DirtyBitmap;
 use crate::figure::Figure::{self, LongestCall, Time};
-use crate::figure::{Column, Results, Said, Value};
+use crate::figure::{Column, Outcome, Results, Said};
 use crate::guest::{Guest, Shape};
 use crate::memory::HostMemory;
 use crate::phase::{Phase, PhaseRun};
@@ -64,20 +64,35 @@ pub const CALLS: &[Column] = &[
     (LongestCall(Phase::Clear), "longest clear"),
 ];
 
-/// Its figures.
-pub const FIGURES: &[Value<Report>] = &[
-    (TOTAL, |report| Some(report.seconds)),
-    (DOWNTIME, |report| Some(report.downtime)),
-    (ROUNDS, |report| Some(report.passes.len() as f64)),
-    (COPIED, |report| Some(report.bytes as f64 / f64::from(1 << 20))),
-    (Figure::WRITE_RATE, |report| Some(written(&report.samples, &report.config.work))),
-    (COPY_RATE, |report| Some(copied(report))),
-    (Figure::LOSS, |report| Some(loss(&report.samples, report.baseline))),
-    (Figure::WORST_LOSS, |report| Some(worst(&report.samples, report.baseline))),
-    (Time(Phase::Enable), |report| Some(report.enable.seconds)),
-    (LongestCall(Phase::Get), |report| Some(report.get.longest)),
-    (LongestCall(Phase::Clear), |report| report.clear.longest()),
-];
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    figures: &[
+        (TOTAL, |report| Some(report.seconds)),
+        (DOWNTIME, |report| Some(report.downtime)),
+        (ROUNDS, |report| Some(report.passes.len() as f64)),
+        (COPIED, |report| Some(report.bytes as f64 / f64::from(1 << 20))),
+        (Figure::WRITE_RATE, |report| Some(written(&report.samples, &report.config.work))),
+        (COPY_RATE, |report| Some(copied(report))),
+        (Figure::LOSS, |report| Some(loss(&report.samples, report.baseline))),
+        (Figure::WORST_LOSS, |report| Some(worst(&report.samples, report.baseline))),
+        (Time(Phase::Enable), |report| Some(report.enable.seconds)),
+        (LongestCall(Phase::Get), |report| Some(report.get.longest)),
+        (LongestCall(Phase::Clear), |report| report.clear.longest()),
+    ],
+    counts: &[
+        (Phase::Run, "converged", |report| Some(report.converged.into())),
+        (Phase::Run, "pages_compared", |report| Some(report.compared)),
+        (Phase::Run, "writes_verified", |report| Some(report.verified.writes)),
+        (Phase::Run, "pages_in_excess", |report| Some(report.verified.excess)),
+        (Phase::Run, "full_rings", |report| Some(report.full_rings)),
+    ],
+    course: |report| {
+        // A short migration ends before the first sample of the guest's pace.
+        let pace = pace::course(&report.samples, report.baseline);
+        pace.into_iter().chain(course(report)).collect()
+    },
+    ..Outcome::of(TOTAL)
+};
 
 /// Returns the rate at which pages were copied while the vCPUs ran, in MiB/s.
 fn copied(report: &Report) -> f64 {
@@ -89,7 +104,7 @@ fn copied(report: &Report) -> f64 {
 }
 
 /// Returns the course of the passes over time.
-pub fn course(report: &Report) -> [(Figure, Vec<f64>); 4] {
+fn course(report: &Report) -> [(Figure, Vec<f64>); 4] {
     let of = |of: fn(&Pass) -> f64| report.passes.iter().map(of).collect();
     [
         (Figure::Own("pass", "pages"), of(|pass| pass.pages as f64)),

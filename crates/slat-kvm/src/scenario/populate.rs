@@ -1,7 +1,7 @@
 //! First touches of a guest's memory: the cost of allocating and mapping it.
 
 use crate::Error;
-use crate::figure::{Figure::Time, Results, Said, WHOLE_PHASES};
+use crate::figure::{Figure::Time, Outcome, Results, Said, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::scenario::live::check_reads;
@@ -16,6 +16,9 @@ pub const RESULTS: Results = Results {
     note: WHOLE_PHASES,
     said: Said::PerPage(Phase::Populate, "The first touch of memory"),
 };
+
+/// What its runs give.
+pub const OUTCOME: Outcome<Vec<PhaseRun>> = Outcome::of(Time(Phase::Populate));
 
 /// Writes each page for the first time, and then reads it.
 ///

@@ -14,7 +14,7 @@ use super::migrate;
 use super::times::Times;
 use super::visits::{Visit, Visits, listed, recorded};
 use crate::error::size_name;
-use crate::figure::{Figure, Results, Said, Value};
+use crate::figure::{Figure, Outcome, Results, Said};
 use crate::guest::{Guest, Shape};
 use crate::image::Image;
 use crate::memory::HostMemory;
@@ -70,10 +70,11 @@ pub const RESULTS: Results = Results {
 
 /// Ways to move a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Way {
-    /// The guest runs on before its memory is there.
+    /// The guest runs on at once, and its pages follow.
     PostCopy,
-    /// Its memory is copied before it moves.
+    /// Its pages are copied before it moves.
     PreCopy,
 }
 
@@ -155,19 +156,23 @@ pub struct Report {
     pub times: Times,
 }
 
-/// Its figures.
-pub const FIGURES: &[Value<Report>] = &[
-    (STOPPED, |report| Some(report.stopped)),
-    (ALL_THERE, |report| Some(report.all_there)),
-    (REMOTE, |report| report.times.share(1.0).map(|_| report.asked.len() as f64)),
-    (REMOTE_P50, |report| report.times.stall(0.5)),
-    (REMOTE_P99, |report| report.times.stall(0.99)),
-    (REMOTE_MAX, |report| report.times.stall(1.0)),
-    (WORKING_SET, |report| report.times.share(1.0)),
-    (COPIED, |report| Some(report.bytes as f64 / MIB)),
-    (COPY_RATE, |report| Some(report.bytes as f64 / MIB / report.all_there.max(1e-9))),
-    (Figure::LOSS, |report| Some(report.lost)),
-];
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    figures: &[
+        (STOPPED, |report| Some(report.stopped)),
+        (ALL_THERE, |report| Some(report.all_there)),
+        (REMOTE, |report| report.times.share(1.0).map(|_| report.asked.len() as f64)),
+        (REMOTE_P50, |report| report.times.stall(0.5)),
+        (REMOTE_P99, |report| report.times.stall(0.99)),
+        (REMOTE_MAX, |report| report.times.stall(1.0)),
+        (WORKING_SET, |report| report.times.share(1.0)),
+        (COPIED, |report| Some(report.bytes as f64 / MIB)),
+        (COPY_RATE, |report| Some(report.bytes as f64 / MIB / report.all_there.max(1e-9))),
+        (Figure::LOSS, |report| Some(report.lost)),
+    ],
+    course: |report| vec![(COURSE, report.times.course(0.0))],
+    ..Outcome::of(ALL_THERE)
+};
 
 const MIB: f64 = (1 << 20) as f64;
 

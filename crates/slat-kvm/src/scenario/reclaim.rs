@@ -12,7 +12,7 @@ pub use keeper::Way;
 
 use super::times::Times;
 use super::visits::{Visit, recorded};
-use crate::figure::{Figure, Results, Said, Value};
+use crate::figure::{Figure, Outcome, Results, Said};
 use crate::guest::{Guest, Shape};
 use crate::image::{Cache, Image};
 use crate::memory::HostMemory;
@@ -61,10 +61,11 @@ pub const RESULTS: Results = Results {
 
 /// Where the contents of pages go that are taken away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Store {
-    /// The host's swap.
+    /// The host's swap: a disk, zram, or zswap before one.
     Swap,
-    /// The file that the guest's memory is a shared mapping of.
+    /// The file that the memory is a shared mapping of.
     File,
 }
 
@@ -161,16 +162,19 @@ pub struct Report {
     pub resident: Option<f64>,
 }
 
-/// Its figures.
-pub const FIGURES: &[Value<Report>] = &[
-    (SPEED, |report| speed(report)),
-    (TIME, |report| report.times.share(1.0)),
-    (STALL_P99, |report| report.times.stall(0.99)),
-    (STALL_MAX, |report| report.times.stall(1.0)),
-    (READ, |report| report.faults.map(|[read, _]| read as f64)),
-    (FAULTS, |report| report.faults.map(|[_, other]| other as f64)),
-    (RESIDENT, |report| report.resident.map(|bytes| bytes / f64::from(1 << 20))),
-];
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    figures: &[
+        (SPEED, |report| speed(report)),
+        (TIME, |report| report.times.share(1.0)),
+        (STALL_P99, |report| report.times.stall(0.99)),
+        (STALL_MAX, |report| report.times.stall(1.0)),
+        (READ, |report| report.faults.map(|[read, _]| read as f64)),
+        (FAULTS, |report| report.faults.map(|[_, other]| other as f64)),
+        (RESIDENT, |report| report.resident.map(|bytes| bytes / f64::from(1 << 20))),
+    ],
+    ..Outcome::of(SPEED)
+};
 
 /// Returns the pace under the limit, in per cent of the pace undisturbed.
 pub fn speed(report: &Report) -> Option<f64> {

@@ -15,7 +15,7 @@ use super::handler::{Handler, Served};
 use super::visits::{Visit, recorded};
 use crate::error::size_name;
 use crate::figure::Figure::{self, Time};
-use crate::figure::{Results, Said, Value};
+use crate::figure::{Outcome, Results, Said};
 use crate::guest::{Guest, Shape};
 use crate::image::{Cache, Image};
 use crate::memory::HostMemory;
@@ -78,19 +78,22 @@ pub const RESULTS: Results = Results {
 
 /// Ways to bring a guest's memory back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Way {
-    /// All of the file is read into memory before the vCPUs run.
+    /// All of the file is read before the guest runs.
     Eager,
-    /// The file is mapped privately.
+    /// The file is mapped privately (MAP_PRIVATE).
     Private,
-    /// Userfaultfd: each page is copied from the file when it is missing.
+    /// Userfaultfd: a missing page is copied from the file.
+    #[cfg_attr(feature = "clap", value(name = "uffd-4k"))]
     Copy,
-    /// The same, in pieces of 2 MiB.
+    /// The same, 2 MiB at a time.
+    #[cfg_attr(feature = "clap", value(name = "uffd-2m"))]
     CopyLarge,
-    /// Userfaultfd on a memfd: each page is read into the memfd by another mapping, then mapped.
+    /// Userfaultfd on a memfd: a page is read into the file, then mapped (UFFDIO_CONTINUE).
     Minor,
-    /// The same on a memfd of huge pages of 2 MiB.
-    MinorHuge,
+    /// The same on a memfd of the pool of 2 MiB pages.
+    MinorHugetlb,
 }
 
 impl Way {
@@ -107,7 +110,7 @@ impl Way {
     /// Returns the bytes that a fault brings.
     fn chunk(self) -> u64 {
         match self {
-            Self::CopyLarge | Self::MinorHuge => LARGE,
+            Self::CopyLarge | Self::MinorHugetlb => LARGE,
             _ => Backing::Small.page_size(),
         }
     }
@@ -150,7 +153,7 @@ impl Config {
         self.visits.work(&self.shape, 0).check()?;
         self.shape.check(host)?;
         match self.way {
-            Way::MinorHuge => Backing::MemfdHugetlb(LARGE).check(self.shape.memory),
+            Way::MinorHugetlb => Backing::MemfdHugetlb(LARGE).check(self.shape.memory),
             _ => Ok(()),
         }
     }
@@ -179,23 +182,27 @@ pub struct Report {
     pub slowed: (u64, f64),
 }
 
-/// Its figures.
-pub const FIGURES: &[Value<Report>] = &[
-    (FIRST, |report| Some(report.prepare + report.times.share(0.0)?)),
-    (HALF, |report| Some(report.prepare + report.times.share(0.5)?)),
-    (WORKING_SET, |report| working_set(report)),
-    (STALL_P99, |report| report.times.stall(0.99)),
-    (STALL_MAX, |report| report.times.stall(1.0)),
-    (FAULTS, |report| report.faults.map(|faults| faults as f64)),
-    (RESIDENT, |report| report.resident.map(mib)),
-    (READ, |report| report.read.filter(|read| *read > 0).map(mib)),
-    (HANDLER, |report| report.handler),
-    (SLOW, |report| slow(report).map(|pages| pages.len() as f64)),
-    (SLOW_TIME, |report| {
-        let pages = slow(report)?;
-        Some(pages.get(pages.len() / 2)? - report.times.stall(0.5)?)
-    }),
-];
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    figures: &[
+        (FIRST, |report| Some(report.prepare + report.times.share(0.0)?)),
+        (HALF, |report| Some(report.prepare + report.times.share(0.5)?)),
+        (WORKING_SET, |report| working_set(report)),
+        (STALL_P99, |report| report.times.stall(0.99)),
+        (STALL_MAX, |report| report.times.stall(1.0)),
+        (FAULTS, |report| report.faults.map(|faults| faults as f64)),
+        (RESIDENT, |report| report.resident.map(mib)),
+        (READ, |report| report.read.filter(|read| *read > 0).map(mib)),
+        (HANDLER, |report| report.handler),
+        (SLOW, |report| slow(report).map(|pages| pages.len() as f64)),
+        (SLOW_TIME, |report| {
+            let pages = slow(report)?;
+            Some(pages.get(pages.len() / 2)? - report.times.stall(0.5)?)
+        }),
+    ],
+    course: |report| vec![(COURSE, report.times.course(report.prepare))],
+    ..Outcome::of(WORKING_SET)
+};
 
 /// Returns the stalls of the pages that came slowly, where the handler was told to be slow: without
 /// that, what a busy host does would be told as pages.
@@ -224,8 +231,8 @@ pub fn run(config: &Config, image: &Image, setting: Setting<'_>) -> Result<Repor
     let mut alias = None;
     let guest = Guest::with_memory(&shape, || match config.way {
         Way::Private => image.map_private(),
-        Way::Minor | Way::MinorHuge => {
-            let huge = (config.way == Way::MinorHuge).then_some(LARGE);
+        Way::Minor | Way::MinorHugetlb => {
+            let huge = (config.way == Way::MinorHugetlb).then_some(LARGE);
             let [memory, other] = HostMemory::twice(shape.memory, huge)?;
             alias = Some(other);
             Ok(memory)
@@ -243,7 +250,7 @@ pub fn run(config: &Config, image: &Image, setting: Setting<'_>) -> Result<Repor
             let mut handler = None;
             stage.calls(Phase::Prepare, None, |_, calls| {
                 calls.time(|| {
-                    let huge = config.way == Way::MinorHuge;
+                    let huge = config.way == Way::MinorHugetlb;
                     let chunk = config.way.chunk();
                     let made =
                         Handler::new(image, memory, alias.as_ref(), huge, chunk, config.slow)?;

@@ -13,7 +13,7 @@ use super::migrate::{compare, copy_page};
 use super::writes::{Writes, positions};
 use crate::bitmap::DirtyBitmap;
 use crate::figure::Figure::{self, Time};
-use crate::figure::{Results, Said, Value};
+use crate::figure::{Outcome, Results, Said};
 use crate::guest::{Guest, Shape};
 use crate::memory::HostMemory;
 use crate::phase::{Phase, PhaseRun};
@@ -57,18 +57,19 @@ pub const RESULTS: Results = Results {
 
 /// Ways to find the pages that a guest wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Way {
     /// KVM's dirty log, fetched and cleared.
     Log,
     /// KVM's dirty rings.
     Ring,
-    /// Userfaultfd tells each first write, and a handler lets it go on.
-    Protect,
-    /// Userfaultfd lets writes go on by itself, and `PAGEMAP_SCAN` tells which pages were written.
-    Scan,
-    /// The soft-dirty bits of the process.
+    /// Write-protecting userfaultfd: a handler takes each first write.
+    UffdWp,
+    /// Userfaultfd with WP_ASYNC, and PAGEMAP_SCAN.
+    PagemapScan,
+    /// Soft-dirty bits of the process.
     SoftDirty,
-    /// `mincore`: the pages that are in memory, which is more, and with swap also less.
+    /// All pages that are in memory, as mincore tells.
     Mincore,
 }
 
@@ -143,14 +144,17 @@ pub struct Report {
     pub compared: u64,
 }
 
-/// Its figures.
-pub const FIGURES: &[Value<Report>] = &[
-    (ROUND, |report| Some(round(report))),
-    (WRITTEN, |report| Some(report.written as f64)),
-    (REPORTED, |report| Some(report.reported as f64)),
-    (MISSED, |report| Some(report.missed as f64)),
-    (SURPLUS, |report| Some(report.surplus as f64)),
-];
+/// What its runs give.
+pub const OUTCOME: Outcome<Report> = Outcome {
+    figures: &[
+        (ROUND, |report| Some(round(report))),
+        (WRITTEN, |report| Some(report.written as f64)),
+        (REPORTED, |report| Some(report.reported as f64)),
+        (MISSED, |report| Some(report.missed as f64)),
+        (SURPLUS, |report| Some(report.surplus as f64)),
+    ],
+    ..Outcome::of(ROUND)
+};
 
 /// Returns how long the guest stood still for each snapshot, in seconds.
 pub fn round(report: &Report) -> f64 {
@@ -179,12 +183,12 @@ pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
         let taker = Taker { config, guest, snapshot: &snapshot };
         let shared = config.is_shared();
         match config.way {
-            Way::Protect => {
+            Way::UffdWp => {
                 let handler = Handler::of_writes(guest.memory(), shared)?;
                 handler.protect()?;
                 handler.serve(1, || taker.epochs(stage, &mut Tracker::Protect(&handler)))
             }
-            Way::Scan => {
+            Way::PagemapScan => {
                 let of_memory = if shared { feature::WP_SHMEM } else { 0 };
                 let features = feature::WP_ASYNC | feature::WP_UNPOPULATED | of_memory;
                 let uffd = Uffd::open(features)?;

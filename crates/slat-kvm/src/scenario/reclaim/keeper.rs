@@ -13,17 +13,18 @@ pub const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Ways to take memory away from a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Way {
-    /// `MADV_PAGEOUT` of the pages in their order, by a VMM that does not know which are used.
-    PageOut,
-    /// The limit of a control group; the kernel chooses. With version 1, it kills a process of
-    /// which it finds no page that is not in use.
+    /// MADV_PAGEOUT of pages in their order, by a VMM that does not know which are used.
+    Pageout,
+    /// The limit of a control group (needs root).
+    // With version 1, the kernel kills a process of which it finds no page that is not in use.
     Limit,
-    /// `memory.reclaim` of a control group, again and again; the kernel chooses.
-    Reclaim,
-    /// A balloon: the guest gives back pages outside of its hot set (`MADV_DONTNEED`).
+    /// memory.reclaim of a control group of version 2, again and again (needs root).
+    MemoryReclaim,
+    /// A balloon: the guest gives back pages outside of its hot set (MADV_DONTNEED).
     Balloon,
-    /// DAMON_RECLAIM: the kernel takes what was not used lately. It knows no limit.
+    /// DAMON_RECLAIM: the kernel takes what was not used for 100 ms; it knows no limit (needs root).
     Damon,
 }
 
@@ -78,10 +79,10 @@ impl Keeper {
         let memory = config.shape.memory;
         let page = Backing::Small.page_size();
         let group = match config.way {
-            Way::Limit | Way::Reclaim => Some(MemoryLimit::new(memory + ROOM, 0)?),
+            Way::Limit | Way::MemoryReclaim => Some(MemoryLimit::new(memory + ROOM, 0)?),
             _ => None,
         };
-        if let (Way::Reclaim, Some(group)) = (config.way, &group) {
+        if let (Way::MemoryReclaim, Some(group)) = (config.way, &group) {
             group.takes_requests()?;
         }
         let cold = memory * u64::from(config.hot.0) / 100 / page * page;
@@ -123,8 +124,8 @@ impl Keeper {
             return Ok(());
         }
         match self.way {
-            Way::PageOut | Way::Balloon => self.sweep(memory, excess),
-            Way::Reclaim => {
+            Way::Pageout | Way::Balloon => self.sweep(memory, excess),
+            Way::MemoryReclaim => {
                 self.group.as_ref().expect("it was made with the keeper").reclaim(excess)
             }
             Way::Limit | Way::Damon => Ok(()),
