@@ -11,6 +11,7 @@
 
 use crate::Error;
 use crate::memory::HostMemory;
+use crate::pagemap::{self, FRAME, PRESENT};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -23,9 +24,6 @@ const LRU_GEN: &str = "sys/kernel/debug/lru_gen";
 const COMPONENTS: &str = "sys/kernel/mm/lru_gen/enabled";
 /// The bit of the components that asks KVM for 64 pages at once, with the series `batched-ageing`.
 const BATCHES: u32 = 1 << 3;
-/// Bits of a pagemap entry: the page is present, and the number of its frame (pagemap.rst).
-const PRESENT: u64 = 1 << 63;
-const FRAME: u64 = (1 << 55) - 1;
 
 /// An interface of the kernel for access tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -202,29 +200,18 @@ impl Marker {
 
 /// Returns the words of the bitmap that cover the memory's pages, by number, with the pages' bits.
 fn frames(memory: &HostMemory) -> Result<BTreeMap<u64, u64>, Error> {
-    let page = rustix::param::page_size() as u64;
-    let map = File::open("/proc/self/pagemap").map_err(Error::os("open of pagemap"))?;
-    let mut words = BTreeMap::new();
-    let mut entries = vec![0; 8 << 10];
-    let mut at = memory.host_address() / page;
-    let end = at + memory.len() / page;
-    while at < end {
-        let count = (end - at).min(1 << 10) as usize;
-        let bytes = &mut entries[..count * 8];
-        map.read_exact_at(bytes, at * 8).map_err(Error::os("read of pagemap"))?;
-        for entry in bytes.as_chunks::<8>().0 {
-            let entry = u64::from_ne_bytes(*entry);
-            if entry & PRESENT != 0 {
-                let frame = entry & FRAME;
-                // No process has frame 0: the kernel hides the frames (pagemap.rst).
-                if frame == 0 {
-                    let refused = "/proc/self/pagemap hides frames without CAP_SYS_ADMIN";
-                    return Err(Error::NoAccessTracking { refused: Some(refused.to_owned()) });
-                }
-                *words.entry(frame / 64).or_default() |= 1 << (frame % 64);
-            }
+    let (mut words, mut hidden) = (BTreeMap::new(), false);
+    pagemap::entries(memory, |_, entry| {
+        if entry & PRESENT != 0 {
+            let frame = entry & FRAME;
+            // No process has frame 0: the kernel hides the frames (pagemap.rst).
+            hidden |= frame == 0;
+            *words.entry(frame / 64).or_default() |= 1 << (frame % 64);
         }
-        at += count as u64;
+    })?;
+    if hidden {
+        let refused = "/proc/self/pagemap hides frames without CAP_SYS_ADMIN";
+        return Err(Error::NoAccessTracking { refused: Some(refused.to_owned()) });
     }
     Ok(words)
 }
@@ -244,37 +231,65 @@ fn group(text: &str, path: &str) -> Option<u64> {
     if path.contains(char::REPLACEMENT_CHARACTER) {
         return None;
     }
-    let mut groups = text.lines().filter_map(|line| {
-        // A path may have blanks. The root's is empty.
-        let line = line.strip_prefix("memcg")?.trim();
-        let (number, of) = line.split_once(' ').unwrap_or((line, ""));
-        let of = of.trim();
-        Some((number.parse().ok()?, if of.is_empty() { "/" } else { of }))
-    });
-    groups.find(|(_, of)| *of == path).map(|(number, _)| number)
+    let groups = text.lines().filter_map(head);
+    groups.into_iter().find(|group| group.path == path).map(|group| group.number)
 }
 
-/// Returns each node and its newest generation of a cgroup; nothing of a text that is none.
-fn generations(text: &str, group: u64) -> Vec<(u64, u64)> {
-    let (mut inside, mut found) = (false, Vec::<(u64, u64)>::new());
+/// A control group in `lru_gen`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub number: u64,
+    pub path: String,
+}
+
+/// Number of anonymous and shared pages of a generation, for a control group on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub node: u64,
+    pub generation: u64,
+    pub pages: u64,
+}
+
+/// Parses the line that begins a control group.
+pub(crate) fn head(line: &str) -> Option<Group> {
+    // A path may have blanks. The root's is empty.
+    let line = line.strip_prefix("memcg")?.trim();
+    let (number, path) = line.split_once(' ').unwrap_or((line, "/"));
+    Some(Group { number: number.parse().ok()?, path: path.trim().to_owned() })
+}
+
+/// Returns the rows of a control group; `None` of a text in another form, as what follows an odd
+/// line could count for another node.
+pub(crate) fn rows(text: &str, group: u64) -> Option<Vec<Row>> {
+    let (mut inside, mut node, mut rows) = (false, 0, Vec::new());
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
-        match words[..] {
-            ["memcg", number, ..] => inside = number.parse() == Ok(group),
-            ["node", number] if inside => match number.parse() {
-                Ok(node) => found.push((node, 0)),
-                // What follows would count for another node.
-                Err(_) => return Vec::new(),
-            },
-            [generation, ..] if inside => {
-                if let (Some(last), Ok(number)) = (found.last_mut(), generation.parse()) {
-                    last.1 = last.1.max(number);
-                }
+        let number = |word: usize| words.get(word).and_then(|word| word.parse::<u64>().ok());
+        match words.first() {
+            Some(&"memcg") => inside = number(1) == Some(group),
+            Some(&"node") if inside => node = number(1)?,
+            Some(_) if inside => {
+                // Generation, age in ms, anonymous pages, pages of files. "-0" is a negative number
+                // of pages.
+                let pages = if words.get(2) == Some(&"-0") { 0 } else { number(2)? };
+                rows.push(Row { node, generation: number(0)?, pages });
             }
             _ => {}
         }
     }
-    found
+    Some(rows)
+}
+
+/// Returns each node and its newest generation.
+pub(crate) fn newest(rows: &[Row]) -> Vec<(u64, u64)> {
+    let nodes = rows.chunk_by(|one, next| one.node == next.node);
+    let newest = nodes.filter_map(|rows| rows.iter().max_by_key(|row| row.generation));
+    newest.map(|row| (row.node, row.generation)).collect()
+}
+
+/// Returns each node and its newest generation of a cgroup; nothing of a text that is none.
+fn generations(text: &str, group: u64) -> Vec<(u64, u64)> {
+    newest(&rows(text, group).unwrap_or_default())
 }
 
 #[cfg(test)]

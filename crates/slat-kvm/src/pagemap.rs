@@ -8,7 +8,9 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-const PRESENT: u64 = 1 << 63;
+/// Bits of an entry: the page is present, and the number of its frame (pagemap.rst).
+pub(crate) const PRESENT: u64 = 1 << 63;
+pub(crate) const FRAME: u64 = (1 << 55) - 1;
 const SOFT_DIRTY: u64 = 1 << 55;
 
 /// The argument of `PAGEMAP_SCAN`.
@@ -131,27 +133,30 @@ pub(crate) fn in_core(memory: &HostMemory) -> Result<Vec<u64>, Error> {
 /// Returns how many pages of a memory are mapped, where procfs tells.
 pub(crate) fn present(memory: &HostMemory) -> Option<u64> {
     let mut pages = 0;
-    entries(memory, |_, entry| pages += u64::from(entry & PRESENT != 0))?;
+    entries(memory, |_, entry| pages += u64::from(entry & PRESENT != 0)).ok()?;
     Some(pages)
 }
 
 /// Calls `each` with the number and the entry of each page.
-fn entries(memory: &HostMemory, mut each: impl FnMut(u64, u64)) -> Option<()> {
+///
+/// # Errors
+/// [`Error::Os`].
+pub(crate) fn entries(memory: &HostMemory, mut each: impl FnMut(u64, u64)) -> Result<(), Error> {
     let page = rustix::param::page_size() as u64;
-    let map = File::open("/proc/self/pagemap").ok()?;
+    let map = File::open("/proc/self/pagemap").map_err(Error::os("open of pagemap"))?;
     let (first, pages) = (memory.host_address() / page, memory.len() / page);
     let mut bytes = vec![0; 8 << 10];
     let mut at = 0;
     while at < pages {
         let count = (pages - at).min(1 << 10);
         let part = &mut bytes[..count as usize * 8];
-        map.read_exact_at(part, (first + at) * 8).ok()?;
+        map.read_exact_at(part, (first + at) * 8).map_err(Error::os("read of pagemap"))?;
         for (place, entry) in (at..).zip(part.as_chunks::<8>().0) {
             each(place, u64::from_ne_bytes(*entry));
         }
         at += count;
     }
-    Some(())
+    Ok(())
 }
 
 #[cfg(test)]

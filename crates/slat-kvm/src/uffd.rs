@@ -11,11 +11,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 // Request codes of `<linux/userfaultfd.h>`.
 const API: u64 = 0xc018_aa3f;
-const REGISTER: u64 = 0xc020_aa00;
-const UNREGISTER: u64 = 0x8010_aa01;
-const COPY: u64 = 0xc028_aa03;
-const WRITE_PROTECT: u64 = 0xc018_aa06;
-const CONTINUE: u64 = 0xc020_aa07;
+pub(crate) const REGISTER: u64 = 0xc020_aa00;
+pub(crate) const UNREGISTER: u64 = 0x8010_aa01;
+pub(crate) const WAKE: u64 = 0x8010_aa02;
+pub(crate) const COPY: u64 = 0xc028_aa03;
+pub(crate) const ZEROPAGE: u64 = 0xc020_aa04;
+pub(crate) const WRITE_PROTECT: u64 = 0xc018_aa06;
+pub(crate) const CONTINUE: u64 = 0xc020_aa07;
 /// `USERFAULTFD_IOC_NEW` of `/dev/userfaultfd`.
 const NEW: u64 = 0xaa00;
 
@@ -26,8 +28,13 @@ pub(crate) const WP: u64 = 2;
 /// Faults on pages that the file of a shared mapping has, and the mapping does not map.
 pub(crate) const MINOR: u64 = 4;
 
+/// Flags of a fault: a write to a protected page, and [`MINOR`].
+pub(crate) const FAULT_WP: u64 = 2;
+pub(crate) const FAULT_MINOR: u64 = 4;
+
 /// Features that a kernel may lack.
 pub(crate) mod feature {
+    pub const WP: u64 = 1;
     pub const MISSING_HUGETLBFS: u64 = 1 << 4;
     pub const MISSING_SHMEM: u64 = 1 << 5;
     pub const MINOR_HUGETLBFS: u64 = 1 << 9;
@@ -53,6 +60,18 @@ impl Uffd {
     /// # Errors
     /// [`Error::NoUserfaultfd`] if this process may not, or the kernel lacks one of `features`.
     pub fn open(features: u64) -> Result<Self, Error> {
+        Ok(Self::told(features)?.0)
+    }
+
+    /// Returns the features that the kernel has.
+    ///
+    /// # Errors
+    /// [`Error::NoUserfaultfd`] if this process may not.
+    pub fn features() -> Result<u64, Error> {
+        Ok(Self::told(0)?.1)
+    }
+
+    fn told(features: u64) -> Result<(Self, u64), Error> {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         // SAFETY: only memory of this crate's own guests is registered, which is accessed by
         // atomic operations alone; whoever registers it answers its faults.
@@ -64,10 +83,11 @@ impl Uffd {
         };
         let uffd = Self { fd };
         // Version 0xaa, the features, and space for the kernel's requests.
-        uffd.call(API, &mut [0xaa, features, 0, 0, 0]).map_err(|answer| Error::NoUserfaultfd {
+        let mut words = [0xaa, features, 0, 0, 0];
+        uffd.call(API, &mut words).map_err(|answer| Error::NoUserfaultfd {
             why: format!("the kernel lacks a feature ({answer})"),
         })?;
-        Ok(uffd)
+        Ok((uffd, words[1]))
     }
 
     fn of_device(flags: u32) -> Option<OwnedFd> {
@@ -78,7 +98,8 @@ impl Uffd {
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    fn call(&self, request: u64, words: &mut [u64; WORDS]) -> Result<(), Errno> {
+    /// Makes a request of this module.
+    pub fn call(&self, request: u64, words: &mut [u64; WORDS]) -> Result<(), Errno> {
         // SAFETY: each request of this module reads and writes a structure of at most five words.
         // Addresses among them are of mappings that their owner keeps while this is called; the
         // kernel reads and writes their contents as it does for a fault.
@@ -172,11 +193,17 @@ impl Uffd {
 
     /// Takes one fault, and returns the address of its page. Returns `None` if there is none now.
     pub fn take(&self) -> Result<Option<u64>, Error> {
+        Ok(self.fault()?.map(|(_, page)| page))
+    }
+
+    /// The same, with the flags of the fault before the address.
+    pub fn fault(&self) -> Result<Option<(u64, u64)>, Error> {
         let mut event = [0u8; 32];
         match rustix::io::read(&self.fd, &mut event) {
             Ok(32) => {
-                let word = event[16..24].try_into().map_or(0, u64::from_ne_bytes);
-                Ok(Some(word & !(rustix::param::page_size() as u64 - 1)))
+                let words = event.as_chunks::<8>().0;
+                let [flags, address] = [1, 2].map(|word| u64::from_ne_bytes(words[word]));
+                Ok(Some((flags, address & !(rustix::param::page_size() as u64 - 1))))
             }
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(answer) => Err(Error::os("read of a userfaultfd")(answer)),

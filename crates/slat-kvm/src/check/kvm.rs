@@ -67,9 +67,9 @@ impl Host {
                     (Act::Minor, has(had.minor).map_err(str::to_owned)),
                 ]
             }
-            Err(error) => [Act::Late, Act::Guard, Act::Minor]
-                .map(|act| (act, Err(format!("{error} (root, or vm.unprivileged_userfaultfd=1)"))))
-                .into(),
+            Err(error) => {
+                [Act::Late, Act::Guard, Act::Minor].map(|act| (act, Err(error.to_string()))).into()
+            }
         };
         let own = [(Act::Punch, private::check(&opened)), (Act::Recover, recovers(&kvm).map(drop))];
         for (act, able) in able(bytes).into_iter().chain(pager).chain(own) {

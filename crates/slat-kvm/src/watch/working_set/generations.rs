@@ -3,6 +3,7 @@
 //! since the last generation are in the two newest.
 
 use super::{Seen, page};
+use crate::idle::{Group, Row, head, newest, rows};
 use crate::procfs::Files;
 use crate::watch::debugfs;
 use rustix::mount::MountAttrFlags;
@@ -25,21 +26,6 @@ pub(super) struct Generations {
     group: Group,
     /// The newest generation of each node after the mark was made.
     since: Vec<(u64, u64)>,
-}
-
-/// A control group in `lru_gen`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Group {
-    number: u64,
-    path: String,
-}
-
-/// Number of anonymous and shared pages of a generation, for a control group on a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Row {
-    node: u64,
-    generation: u64,
-    pages: u64,
 }
 
 /// Returns whether this kernel's walks of page tables ask KVM as well.
@@ -162,40 +148,6 @@ fn group(text: &str, groups: &str) -> Option<Group> {
     let mut above = above.filter(|path| *path != "/");
     let known: Vec<Group> = text.lines().filter_map(head).collect();
     above.find_map(|path| known.iter().find(|group| group.path == path).cloned())
-}
-
-/// Parses the line that begins a control group.
-fn head(line: &str) -> Option<Group> {
-    let (number, path) = line.strip_prefix("memcg")?.trim().split_once(' ')?;
-    Some(Group { number: number.parse().ok()?, path: path.trim().to_owned() })
-}
-
-/// Returns the rows of a control group; `None` of a text in another form, as what follows an odd
-/// line could count for another node.
-fn rows(text: &str, group: u64) -> Option<Vec<Row>> {
-    let (mut inside, mut node, mut rows) = (false, 0, Vec::new());
-    for line in text.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let number = |word: usize| words.get(word).and_then(|word| word.parse::<u64>().ok());
-        match words.first() {
-            Some(&"memcg") => inside = number(1) == Some(group),
-            Some(&"node") if inside => node = number(1)?,
-            Some(_) if inside => {
-                // Generation, age in ms, anonymous pages, pages of files. "-0" is a negative number
-                // of pages.
-                let pages = if words.get(2) == Some(&"-0") { 0 } else { number(2)? };
-                rows.push(Row { node, generation: number(0)?, pages });
-            }
-            _ => {}
-        }
-    }
-    Some(rows)
-}
-
-fn newest(rows: &[Row]) -> Vec<(u64, u64)> {
-    let nodes = rows.chunk_by(|one, next| one.node == next.node);
-    let newest = nodes.filter_map(|rows| rows.iter().max_by_key(|row| row.generation));
-    newest.map(|row| (row.node, row.generation)).collect()
 }
 
 /// Returns the pages of the generations since the mark.

@@ -2,6 +2,7 @@
 //! its frame number, and any access clears the mark, including one of a KVM guest.
 
 use super::{Seen, page};
+use crate::pagemap::{FRAME, PRESENT};
 use crate::procfs::Files;
 use crate::watch::task;
 use std::fs::{File, OpenOptions};
@@ -14,10 +15,6 @@ pub(super) const ERROR: &str = "exact to a page, huge ones as a whole; pages cou
                                 a TLB kept all the time, and pages in hugetlbfs are not looked at";
 pub(super) const CHANGES: &str = "marks pages as idle, which disturbs others that use the idle \
                                   bitmap; the host's reclaim is not";
-
-/// Bits of an entry of pagemap: the page is present, and its frame number (pagemap.rst).
-const PRESENT: u64 = 1 << 63;
-const FRAME: u64 = (1 << 55) - 1;
 
 /// Bits of a frame's flags (kpageflags).
 const LRU: u64 = 1 << 5;
