@@ -52,11 +52,9 @@ const CRATE: &str = "crate";
 const STREAMING: &str = "slat, streaming";
 
 /// Variant of the engine with tables that have one owner, for the comparison with crates.
-#[cfg(feature = "peers")]
 const OWNED: &str = "slat, owned";
 
 /// A walk of the engine's tables that promises no more than the crates' do.
-#[cfg(feature = "peers")]
 const PLAIN: &str = "slat, plain walk";
 
 /// The scenario of comparisons with Linux, crates and limits.

@@ -1,4 +1,9 @@
-//! Published figures of the ideas that led to Slat, with their sources.
+//! Published figures of the ideas that led to Slat, with their sources, and the commands that measure
+//! the same here.
+
+use slat_lab::record::Measurement;
+use slat_lab::scenario::{self, Scenario};
+use slat_lab::session::Session;
 
 /// A figure and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,3 +61,54 @@ pub const EXECUTE_PHASES: Rows = &[
     ("published, before", &[("populate", "2.75 s"), ("execute", "2.90 s")]),
     ("published, after", &[("populate", "2.73 s"), ("execute", "112 ms")]),
 ];
+
+/// A command, and its results.
+#[derive(Debug, Default)]
+pub struct Ran {
+    /// The command line.
+    pub command: String,
+    /// What it measured.
+    pub results: Vec<Measurement>,
+}
+
+impl Ran {
+    /// Runs a scenario by its command line after its name.
+    ///
+    /// # Errors
+    /// The errors of the scenario.
+    pub fn by<S: Scenario>(line: &str, session: &mut Session) -> anyhow::Result<Self> {
+        let results = scenario::run::<S>(line, session)?;
+        let command = format!("slat-bench {} {line}", S::NAME).trim_end().to_owned();
+        Ok(Self { command, results })
+    }
+
+    /// Returns a figure of one way.
+    pub fn figure(&self, way: &str, name: &str) -> Option<&Measurement> {
+        let named = |m: &&Measurement| m.params.get("figure").is_some_and(|figure| figure == name);
+        self.results.iter().find(|m| m.variant == way && named(m))
+    }
+
+    /// Returns the samples of a figure of one way; none if it was not measured.
+    pub fn samples(&self, way: &str, figure: &str) -> &[f64] {
+        self.figure(way, figure).map_or(&[], |m| &m.samples)
+    }
+
+    /// Returns a figure of one way by that of another, by round.
+    pub fn quotients(&self, of: &str, by: &str, figure: &str) -> Vec<f64> {
+        quotients(self.samples(of, figure), self.samples(by, figure))
+    }
+
+    /// Returns the bytes whose cache lines were maintained in one way of switching caches.
+    pub fn maintained(&self, way: &str) -> Option<f64> {
+        let counts = &self.figure(way, SWITCHES)?.counts;
+        Some((counts["bytes-switching"] + counts["bytes-touching"]) as f64)
+    }
+}
+
+/// The figure of switches of caches.
+pub const SWITCHES: &str = "switches, all vCPUs";
+
+/// Returns the quotients of two figures, by round.
+pub fn quotients(of: &[f64], by: &[f64]) -> Vec<f64> {
+    of.iter().zip(by).map(|(of, by)| of / by).collect()
+}

@@ -11,14 +11,16 @@ use crate::guest::age::Age;
 use crate::guest::cache_toggle::CacheToggle;
 use crate::guest::execute::Execute;
 use crate::guest::reclaim::Reclaim;
+use crate::published::{Ran, SWITCHES, quotients};
 use crate::settings::peers::NamedTree;
 use crate::split::Split;
 use crate::split::When;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, json};
+use slat_lab::cli::param_of;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
-use slat_lab::scenario::{self, Scenario};
+use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 use std::path::PathBuf;
@@ -157,14 +159,10 @@ impl Rows<'_> {
     }
 
     /// Runs a scenario by the command line that is printed with its claim.
-    fn replayed<S: Scenario>(
-        &mut self,
-        line: &str,
-        session: &mut Session,
-    ) -> anyhow::Result<(String, Vec<Measurement>)> {
-        let results = scenario::run::<S>(line, session)?;
-        self.results.extend(results.iter().cloned());
-        Ok((format!("slat-bench {} {line}", S::NAME).trim_end().to_owned(), results))
+    fn replayed<S: Scenario>(&mut self, line: &str, session: &mut Session) -> anyhow::Result<Ran> {
+        let ran = Ran::by::<S>(line, session)?;
+        self.results.extend(ran.results.iter().cloned());
+        Ok(ran)
     }
 
     /// Replays the proposal: 1 GiB, the split alone, as logging is enabled.
@@ -174,7 +172,7 @@ impl Rows<'_> {
             "-b 1g --when enable --what split --walk every-entry,bounded,childless,tested \
              --samples {samples}"
         );
-        let (command, results) = self.replayed::<Split>(&line, session)?;
+        let Ran { command, results } = self.replayed::<Split>(&line, session)?;
         let told = Told { claim: SKIP, command, why: SKIP_WHY };
         for (backing, name, published) in [
             (4 << 10, "split already", "−97.33 %"),
@@ -202,7 +200,7 @@ impl Rows<'_> {
                 "-b {memory} --granule {granule} --what call --walk every-entry,bounded,childless \
                  --samples 10"
             );
-            let (command, results) = self.replayed::<Split>(&line, session)?;
+            let Ran { command, results } = self.replayed::<Split>(&line, session)?;
             all.push((results, backings));
             commands.push(command);
             if session.interrupted() {
@@ -250,21 +248,20 @@ impl Rows<'_> {
             true => "--backing 1g --vcpus 2 --memory 1g --rounds 1",
             false => "--backing 1g --vcpus 2",
         };
-        let (command, results) = self.replayed::<Execute>(line, session)?;
+        let ran = self.replayed::<Execute>(line, session)?;
         let told = Told {
             claim: "split on fault",
-            command,
+            command: ran.command.clone(),
             why: "another machine, 2 vCPUs and 2 GiB in place of 96 and their memory; a fault is \
                 a call here, not an exit to a kernel (--exit models one), so zap costs less than \
                 it did there.",
         };
-        let time = |way: &str, figure: &str| find(&results, way, "figure", figure);
-        let seconds = |way, figure| time(way, figure).map_or(Vec::new(), |m| m.samples.clone());
-        self.row(&told, "execute, zap", "2.90 s", "s", seconds("zap", "execute"));
-        self.row(&told, "execute, split", "0.112 s", "s", seconds("split", "execute"));
-        let (split, zap) = (seconds("split", "execute"), seconds("zap", "execute"));
-        self.row(&told, "execute, split by zap", "0.039 ×", "x", quotients(&split, &zap));
-        let faults = |way| time(way, "execute").map_or(0.0, |m| m.counts["faults"] as f64);
+        let seconds = |way| ran.samples(way, "execute").to_vec();
+        self.row(&told, "execute, zap", "2.90 s", "s", seconds("zap"));
+        self.row(&told, "execute, split", "0.112 s", "s", seconds("split"));
+        let by_zap = ran.quotients("split", "zap", "execute");
+        self.row(&told, "execute, split by zap", "0.039 ×", "x", by_zap);
+        let faults = |way| ran.figure(way, "execute").map_or(0.0, |m| m.counts["faults"] as f64);
         let ratio = faults("split") / faults("zap").max(1.0);
         self.row(&told, "faults, split by zap", "1/512 expected", "x", vec![ratio]);
         Ok(())
@@ -272,7 +269,7 @@ impl Rows<'_> {
 
     fn ageing(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let line = if self.quick { "--quick" } else { "" };
-        let (command, results) = self.replayed::<Age>(line, session)?;
+        let Ran { command, results } = self.replayed::<Age>(line, session)?;
         let told = Told {
             claim: "lock-free ageing",
             command,
@@ -301,21 +298,17 @@ impl Rows<'_> {
         let policies = "locked-page,locked-bitmap,free-bitmap";
         let quick = if self.quick { " --quick" } else { "" };
         let line = format!("--pattern fill --policy {policies}{quick}");
-        let (command, results) = self.replayed::<Reclaim>(&line, session)?;
+        let ran = self.replayed::<Reclaim>(&line, session)?;
         let told = Told {
             claim: "lock-free ageing",
-            command,
+            command: ran.command.clone(),
             why: "there 64 vCPUs and swap in memory, here one vCPU, a thread that reclaims, and \
                 1.5 times the memory that there is: the second fill.",
-        };
-        let seconds = |policy| {
-            let found = find(&results, policy, "figure", "time");
-            found.map_or(Vec::new(), |m| m.samples.clone())
         };
         for (locked, published) in [("locked-page", "51 s / 64 s = 0.80 ×"), ("locked-bitmap", "")]
         {
             let what = format!("fill again: free-bitmap by {locked}");
-            let ratio = quotients(&seconds("free-bitmap"), &seconds(locked));
+            let ratio = ran.quotients("free-bitmap", locked, "time");
             self.row(&told, what, published, "x", ratio);
         }
         Ok(())
@@ -324,16 +317,15 @@ impl Rows<'_> {
     fn flush_once(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let memory = if self.quick { "1g" } else { "128g" };
         let line = format!("--count -b {memory} -v 64 --rounds 1");
-        let (command, results) = self.replayed::<CacheToggle>(&line, session)?;
+        let ran = self.replayed::<CacheToggle>(&line, session)?;
         let why = "there the boot of a Linux guest, here its switches alone; on 1 GiB the CPU's \
             own flush, on 128 GiB by count. exact is right for guests that rely on the \
             hypervisor, which vcpu0 and first are not.";
-        let told = Told { claim: "flush once", command, why };
+        let told = Told { claim: "flush once", command: ran.command.clone(), why };
         for (way, published) in
             [("every", "33 s of boot"), ("vcpu0", "5 s"), ("first", ""), ("exact", "")]
         {
-            let bytes = find(&results, way, "figure", "switches, all vCPUs")
-                .map(|m| (m.counts["bytes-switching"] + m.counts["bytes-touching"]) as f64);
+            let bytes = ran.maintained(way);
             let what = format!("64 vCPUs, 128 GiB, {way}: bytes maintained");
             self.row(&told, what, published, "bytes", bytes.into_iter().collect());
         }
@@ -341,40 +333,27 @@ impl Rows<'_> {
             return Ok(());
         }
         let line = if self.quick { "--quick" } else { "" };
-        let (command, results) = self.replayed::<CacheToggle>(line, session)?;
-        let told = Told { command, ..told };
+        let ran = self.replayed::<CacheToggle>(line, session)?;
+        let told = Told { command: ran.command.clone(), ..told };
         for (way, published) in
             [("every", ""), ("vcpu0", "0.15 × of a boot"), ("first", ""), ("exact", "")]
         {
-            let time = |way| {
-                let found = find(&results, way, "figure", "switches, all vCPUs");
-                found.map_or(Vec::new(), |m| m.samples.clone())
-            };
             let what = format!("8 vCPUs, 1 GiB, {way}: time in switches, by every");
-            self.row(&told, what, published, "x", quotients(&time(way), &time("every")));
+            self.row(&told, what, published, "x", ran.quotients(way, "every", SWITCHES));
         }
         Ok(())
     }
 }
 
-fn find<'m>(
-    results: &'m [Measurement],
-    variant: &str,
-    param: &str,
-    value: &str,
-) -> Option<&'m Measurement> {
-    results.iter().find(|m| m.variant == variant && m.params.get(param) == Some(&json!(value)))
-}
-
 /// Returns the change of a walk's time against the walk over every entry, in percent, by round.
 fn changes(results: &[Measurement], walk: &str, backing: u64, when: When) -> Vec<f64> {
-    let (backing, when) = (json!(Size(backing).to_string()), json!(when.to_string()));
+    let backing = json!(Size(backing).to_string());
     let of = |walk: &str| {
         let fits = |m: &&Measurement| {
-            m.scenario == "split"
+            m.scenario == Split::NAME
                 && m.variant == walk
                 && m.params.get("backing") == Some(&backing)
-                && m.params.get("when") == Some(&when)
+                && param_of(&m.params, "when") == Some(when)
         };
         results.iter().find(fits).map_or(Vec::new(), |m| m.samples.clone())
     };
@@ -386,10 +365,6 @@ fn mean(parts: &[Vec<f64>]) -> Vec<f64> {
     let rounds = parts.iter().map(Vec::len).min().unwrap_or(0);
     let of = |round: usize| parts.iter().map(|part| part[round]).sum::<f64>();
     (0..rounds).map(|round| of(round) / parts.len() as f64).collect()
-}
-
-fn quotients(of: &[f64], by: &[f64]) -> Vec<f64> {
-    of.iter().zip(by).map(|(of, by)| of / by).collect()
 }
 
 #[cfg(test)]

@@ -189,22 +189,6 @@ fn table(explained: &[Explained]) -> Table {
         .map(|it| Row { params: it.params.clone(), measurements: Vec::new() })
         .collect();
     let labels = Labels::of(&rows);
-    let mut columns: Vec<String> = ["scenario", "phase"].map(str::to_owned).into();
-    columns.splice(0..0, labels.headings());
-    let label_count = columns.len();
-    let headings = [
-        "time",
-        "as usual",
-        "faults",
-        "a fault",
-        "all faults",
-        "waited",
-        "paused",
-        "calls",
-        "a call",
-        "unexplained",
-    ];
-    columns.extend(headings.map(str::to_owned));
     let cells = explained.iter().zip(&rows).map(|(it, row)| {
         let shown = |value: f64| if value == 0.0 { NOTHING.to_owned() } else { seconds(value) };
         let number = |count: f64| match count {
@@ -236,22 +220,15 @@ fn table(explained: &[Explained]) -> Table {
         ]);
         cells
     });
-    let cells = cells.collect();
-    Table {
-        title: "Where the time went".to_owned(),
-        common: labels.common.clone(),
-        columns,
-        labels: label_count,
-        rows: cells,
-        notes: vec![
-            "Time of all vCPUs of a phase, or of the host's calls. As usual: accesses at the time \
-             that one takes on warm memory. A fault: the median stall by the guest's own clock, \
-             times the kernel's count of faults (of exits where it counts no faults). Paused: a \
-             guest that keeps to a dirty rate, between its accesses. Unexplained is what is left: \
-             below 0 if most faults were quicker than the median of the stalls."
-                .to_owned(),
-        ],
-    }
+    let columns = "scenario|phase|time|as usual|faults|a fault|all faults|waited|paused|calls|\
+                   a call|unexplained";
+    labels.table("Where the time went", 2, columns.split('|'), cells).noting(
+        "Time of all vCPUs of a phase, or of the host's calls. As usual: accesses at the time \
+         that one takes on warm memory. A fault: the median stall by the guest's own clock, \
+         times the kernel's count of faults (of exits where it counts no faults). Paused: a \
+         guest that keeps to a dirty rate, between its accesses. Unexplained is what is left: \
+         below 0 if most faults were quicker than the median of the stalls.",
+    )
 }
 
 #[cfg(test)]

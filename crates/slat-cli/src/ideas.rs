@@ -10,12 +10,12 @@ use slat_bench::format::TableFormat;
 use slat_bench::guest::age::Age;
 use slat_bench::guest::cache_toggle::CacheToggle;
 use slat_bench::guest::execute::Execute;
-use slat_bench::published::{self, Published};
+use slat_bench::published::{self, Published, Ran, quotients};
 use slat_bench::split::Split;
 use slat_lab::numbers::{thousands, three_digits};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
-use slat_lab::scenario::{self, Scenario};
+use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 use slat_lab::stats::Summary;
@@ -118,18 +118,12 @@ struct Ideas {
     all: Vec<Measurement>,
 }
 
-/// A command, and its results.
-struct Ran {
-    command: String,
-    results: Vec<Measurement>,
-}
-
 impl Ideas {
     /// Runs a scenario by the command line that the idea's row shows.
     fn ran<S: Scenario>(&mut self, line: &str, session: &mut Session) -> anyhow::Result<Ran> {
-        let results = scenario::run::<S>(line, session)?;
-        self.all.extend(results.iter().cloned());
-        Ok(Ran { command: format!("slat-bench {} {line}", S::NAME), results })
+        let ran = Ran::by::<S>(line, session)?;
+        self.all.extend(ran.results.iter().cloned());
+        Ok(ran)
     }
 
     fn row(&mut self, idea: &Idea, variant: &str, ran: &Ran, samples: Vec<f64>) {
@@ -203,11 +197,7 @@ impl Ideas {
     fn flushes(&mut self, sizes: &Sizes, session: &mut Session) -> anyhow::Result<()> {
         let line = format!("--count --memory {} --vcpus 64 --rounds 1", sizes.flushed);
         let ran = self.ran::<CacheToggle>(&line, session)?;
-        let bytes = |way: &str| -> Vec<f64> {
-            let found = ran.figure(way, "switches, all vCPUs");
-            let both = |m: &Measurement| m.counts["bytes-switching"] + m.counts["bytes-touching"];
-            found.map(|m| both(m) as f64).into_iter().collect()
-        };
+        let bytes = |way| ran.maintained(way).into_iter().collect::<Vec<_>>();
         let every = bytes("every");
         for (kind, way) in [(AS_PROPOSED, "vcpu0"), (FURTHER, "exact")] {
             self.row(&FLUSH, kind, &ran, quotients(&bytes(way), &every));
@@ -216,26 +206,10 @@ impl Ideas {
     }
 }
 
-impl Ran {
-    fn figure(&self, way: &str, name: &str) -> Option<&Measurement> {
-        let named = |m: &&Measurement| m.params.get("figure").is_some_and(|figure| figure == name);
-        self.results.iter().find(|m| m.variant == way && named(m))
-    }
-
-    fn quotients(&self, of: &str, by: &str, figure: &str) -> Vec<f64> {
-        let samples = |way| self.figure(way, figure).map_or(&[][..], |m| &m.samples[..]);
-        quotients(samples(of), samples(by))
-    }
-}
-
 /// Variant of an idea as it was proposed.
 pub const AS_PROPOSED: &str = "as proposed";
 /// Variant of what Slat does beyond the proposal.
 pub const FURTHER: &str = "further";
-
-fn quotients(of: &[f64], by: &[f64]) -> Vec<f64> {
-    of.iter().zip(by).map(|(of, by)| of / by).collect()
-}
 
 /// Formats a ratio; below 0.01 as a fraction.
 fn times(ratio: f64) -> String {
@@ -271,23 +245,15 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
             vec![idea, text("what"), text("published"), here, further, command]
         })
         .collect();
-    (!rows.is_empty()).then(|| Table {
-        title: "What it could cost: five ideas, in the engine's own tables".to_owned(),
-        common:
-            "Time (or bytes) of the new way, divided by that of KVM's way before: less is better."
-                .to_owned(),
-        columns: ["idea", "what", "published", "here", "further", "command"]
-            .map(str::to_owned)
-            .into(),
-        labels: 2,
-        rows,
-        notes: vec![
-            "“published”: by the idea's authors; “here”: the same idea in the engine; “further”: \
-             with what the engine adds. No guest runs, so what hardware adds is left out. Sources \
-             and every sample: report.html, docs/sources.md."
-                .to_owned(),
-        ],
-    })
+    let title = "What it could cost: five ideas, in the engine's own tables";
+    let table = Table::new(title, 2, "idea|what|published|here|further|command", rows).noting(
+        "“published”: by the idea's authors; “here”: the same idea in the engine; “further”: with \
+         what the engine adds. No guest runs, so what hardware adds is left out. Sources and every \
+         sample: report.html, docs/sources.md.",
+    );
+    let common =
+        "Time (or bytes) of the new way, divided by that of KVM's way before: less is better.";
+    Table { common: common.to_owned(), ..table }.some()
 }
 
 #[cfg(test)]

@@ -194,39 +194,23 @@ pub fn table(args: &PredictArgs, all: &[Prediction]) -> Table {
             faults,
         ]
     });
-    let columns = [
-        "dirty rate",
-        "hot",
-        "link",
-        "allowed",
-        "way",
-        "total",
-        "downtime",
-        "rounds",
-        "guest lost",
-        "remote faults",
-    ];
-    Table {
-        title: format!("Forecasts of a migration: {}", bytes(args.memory.bytes())),
-        common: format!(
-            "vCPUs {}, order {}, zero pages {}, a logged write {}, stop {}, round trip {}",
-            args.vcpus,
-            if args.dirty.is_empty() { args.order } else { WriteOrder::Random },
-            args.zero_pages,
-            seconds(args.logged_write.as_secs_f64()),
-            seconds(args.stop_time.as_secs_f64()),
-            seconds(args.round_trip.as_secs_f64()),
-        ),
-        columns: columns.map(str::to_owned).into(),
-        labels: 5,
-        rows: cells.collect(),
-        notes: vec![
-            "By calculation, at constant rates. Rounds with * did not come to fit into the \
-             downtime allowed. “guest lost” until it is stopped: to logged writes, and to \
-             slowing down. “remote faults”: at most so many, each for so long."
-                .to_owned(),
-        ],
-    }
+    let common = format!(
+        "vCPUs {}, order {}, zero pages {}, a logged write {}, stop {}, round trip {}",
+        args.vcpus,
+        if args.dirty.is_empty() { args.order } else { WriteOrder::Random },
+        args.zero_pages,
+        seconds(args.logged_write.as_secs_f64()),
+        seconds(args.stop_time.as_secs_f64()),
+        seconds(args.round_trip.as_secs_f64()),
+    );
+    let columns = "dirty rate|hot|link|allowed|way|total|downtime|rounds|guest lost|remote faults";
+    let title = format!("Forecasts of a migration: {}", bytes(args.memory.bytes()));
+    let table = Table::new(title, 5, columns, cells).noting(
+        "By calculation, at constant rates. Rounds with * did not come to fit into the downtime \
+         allowed. “guest lost” until it is stopped: to logged writes, and to slowing down. \
+         “remote faults”: at most so many, each for so long.",
+    );
+    Table { common, ..table }
 }
 
 #[cfg(test)]

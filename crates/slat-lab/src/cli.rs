@@ -15,6 +15,7 @@ pub use plan::{MergeArgs, PlanArgs, Share};
 pub use render::RenderArgs;
 
 use clap::{Subcommand, ValueEnum};
+use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// What is done with results, and how command lines are repeated.
@@ -63,6 +64,12 @@ impl Switch {
     pub const fn is_on(self) -> bool {
         matches!(self, Self::On)
     }
+}
+
+/// Returns a parameter of results, of which there is one if its value is written as on the command
+/// line.
+pub fn param_of<T: ValueEnum>(params: &Map<String, Value>, name: &str) -> Option<T> {
+    T::from_str(params.get(name)?.as_str()?, false).ok()
 }
 
 /// Prints the name that is written on the command line, which is also the one in `results.json`.

@@ -19,3 +19,34 @@ pub struct Table {
     /// Notes on how to read it.
     pub notes: Vec<String>,
 }
+
+impl Table {
+    /// Creates a table without parameters in common and without notes. `|` divides the names of its
+    /// columns, of which the first `labels` name a row.
+    pub fn new(
+        title: impl Into<String>,
+        labels: usize,
+        columns: &str,
+        rows: impl IntoIterator<Item = Vec<String>>,
+    ) -> Self {
+        Self {
+            title: title.into(),
+            common: String::new(),
+            columns: columns.split('|').map(str::to_owned).collect(),
+            labels,
+            rows: rows.into_iter().collect(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Adds a note.
+    pub fn noting(mut self, note: impl Into<String>) -> Self {
+        self.notes.push(note.into());
+        self
+    }
+
+    /// Returns the table, if it has a row.
+    pub fn some(self) -> Option<Self> {
+        (!self.rows.is_empty()).then_some(self)
+    }
+}

@@ -58,30 +58,13 @@ fn times(results: &[Measurement]) -> Option<Table> {
             ])
         })
         .collect();
-    (!rows.is_empty()).then(|| Table {
-        title: "The times behind them".to_owned(),
-        common: String::new(),
-        columns: [
-            "what",
-            "format",
-            "memory",
-            "variant",
-            "time",
-            "least",
-            "ns a page",
-            "entries read",
-            "TLBIs",
-        ]
-        .map(str::to_owned)
-        .into(),
-        labels: 4,
-        rows,
-        notes: vec![
+    let columns = "what|format|memory|variant|time|least|ns a page|entries read|TLBIs";
+    Table::new("The times behind them", 4, columns, rows)
+        .noting(
             "“ns a page” is by the pages of the memory, whatever the variant touched. TLBIs: \
-             invalidations. Beside: a sample is the 99th percentile of 64 faults."
-                .to_owned(),
-        ],
-    })
+             invalidations. Beside: a sample is the 99th percentile of 64 faults.",
+         )
+         .some()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 use super::tables::{Figures, MEANING, renderer};
 use super::turns::{Recorder, counts, ratios, take_turns};
 use crate::lines;
+use crate::published::SWITCHES;
 use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::json;
@@ -238,7 +239,7 @@ impl Scenario for CacheToggle {
 fn results(recorder: &Recorder, samples: &[Vec<Boot>], args: &CacheToggleArgs) -> Vec<Measurement> {
     let mut results = Vec::new();
     for ((name, _), boots) in WAYS.iter().zip(samples) {
-        let target = if *name == "every" { "baseline" } else { "engine" };
+        let target = if *name == WAYS[EVERY].0 { "baseline" } else { "engine" };
         let counted = || {
             boots.iter().map(|boot| {
                 counts([
@@ -252,7 +253,7 @@ fn results(recorder: &Recorder, samples: &[Vec<Boot>], args: &CacheToggleArgs) -
             let seconds = boots.iter().map(seconds).collect();
             results.push(recorder.figure(name, target, what, "s", seconds, counted()));
         };
-        figure("switches, all vCPUs", |boot| boot.seconds);
+        figure(SWITCHES, |boot| boot.seconds);
         figure("longest switch", |boot| boot.longest);
     }
     let of = |way: usize, what: fn(&Boot) -> f64| samples[way].iter().map(what).collect::<Vec<_>>();

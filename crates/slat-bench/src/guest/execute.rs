@@ -151,7 +151,7 @@ fn measure<F: Format, A: Arch>(
         for (number, phase) in PHASES.iter().enumerate() {
             let of_phase = || samples.iter().map(|phases| &phases[number]);
             let seconds = of_phase().map(|run| run.seconds).collect();
-            let target = if *name == "zap" { "baseline" } else { "engine" };
+            let target = if *name == WAYS[ZAP].0 { "baseline" } else { "engine" };
             let counts = of_phase().map(PhaseRun::counts);
             results.push(recorder.figure(name, target, phase, "s", seconds, counts));
         }

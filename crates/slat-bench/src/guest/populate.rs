@@ -174,7 +174,7 @@ fn measure<F: Format, A: Arch>(
     let recorder = Recorder { scenario: "guest-populate", params };
     let mut results = Vec::new();
     for (way, samples) in WAYS.iter().zip(&samples) {
-        let target = if *way == "lock-free" { "engine" } else { "baseline" };
+        let target = if *way == WAYS[0] { "engine" } else { "baseline" };
         let counts = || samples.iter().map(PhaseRun::counts);
         let mut add = |figure: &str, unit: &str, of: fn(&PhaseRun) -> f64| {
             let values = samples.iter().map(of).collect();

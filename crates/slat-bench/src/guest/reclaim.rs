@@ -412,11 +412,13 @@ impl Bench<'_> {
         let fewest = self.case.fewest.filter(|&fewest| fewest != 0);
         let lru = self.case.lru.filter(|&lru| lru != 0);
         let bounds = [("belady", fewest), ("by frequency", by_frequency), ("lru", lru)];
-        let bounds = bounds.map(|(bound, best)| (bound, best.map(|best| best as f64)));
+        let bounds = bounds.map(|(bound, best)| (bound, best.map(|best| best as f64), None));
         let no_foresight = self.case.no_foresight.filter(|&best| best != 0.0);
-        for (bound, best) in bounds.into_iter().chain([("no foresight", no_foresight)]) {
+        for (bound, best, beside) in
+            bounds.into_iter().chain([("no foresight", no_foresight, fewest)])
+        {
             let Some(best) = best else { continue };
-            if let (true, Some(fewest)) = (bound == "no foresight", fewest) {
+            if let Some(fewest) = beside {
                 // The figure that the others are compared with, in the same unit.
                 let values = vec![best / fewest as f64];
                 results.push(recorder.ratio(name("refaults"), bound, "belady", values));

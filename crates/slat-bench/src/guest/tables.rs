@@ -44,20 +44,10 @@ fn asked(results: &[Measurement]) -> Option<Table> {
             ])
         })
         .collect();
-    (!rows.is_empty()).then(|| Table {
-        title: "The engine's guests against their baselines".to_owned(),
-        common: String::new(),
-        columns: ["what", "of", "against", "at most", "reached", "half of rounds", ""]
-            .map(str::to_owned)
-            .into(),
-        labels: 3,
-        rows,
-        notes: vec![
-            "Ratios of each round, in which all took turns: their median, and where half of them \
-             lie."
-                .to_owned(),
-        ],
-    })
+    let columns = "what|of|against|at most|reached|half of rounds|";
+    Table::new("The engine's guests against their baselines", 3, columns, rows)
+        .noting("Ratios of each round, in which all took turns: their median, and where half of them lie.")
+        .some()
 }
 
 /// Formats a ratio, which can be far below one.
@@ -136,11 +126,10 @@ impl Figures {
                 figures.push(figure);
             }
         }
-        let mut columns: Vec<String> = labels.headings().collect();
-        columns.push("way".to_owned());
-        let label_count = columns.len();
+        let mut columns = vec!["way".to_owned()];
         columns.extend(figures.iter().map(|figure| heading(&rows, figure)));
         columns.extend(self.counts.iter().map(|(_, _, heading)| (*heading).to_owned()));
+        let before = labels.differing.len();
         let mut cells = Vec::new();
         for row in &rows {
             let mut ways: Vec<&str> = Vec::new();
@@ -159,24 +148,17 @@ impl Figures {
         }
         if rows.iter().any(|row| row.param("backing") == Some("1g")) {
             for (way, values) in self.published {
-                let mut line = vec![NOTHING.to_owned(); columns.len()];
-                line[label_count - 1] = (*way).to_owned();
+                let mut line = vec![NOTHING.to_owned(); before + columns.len()];
+                line[before] = (*way).to_owned();
                 for (figure, value) in *values {
                     if let Some(place) = figures.iter().position(|name| name == figure) {
-                        line[label_count + place] = (*value).to_owned();
+                        line[before + 1 + place] = (*value).to_owned();
                     }
                 }
                 cells.push(line);
             }
         }
-        Some(Table {
-            title: self.title.to_owned(),
-            common: labels.common.clone(),
-            columns,
-            labels: label_count,
-            rows: cells,
-            notes: vec![self.note.to_owned()],
-        })
+        labels.table(self.title, 1, columns, cells).noting(self.note).some()
     }
 
     fn shown(&self, row: &Row, way: &str, figure: &str) -> String {

@@ -62,31 +62,15 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
             ])
         })
         .collect();
-    (!rows.is_empty()).then(|| Table {
-        title: "Formats beside each other".to_owned(),
-        common: String::new(),
-        columns: [
-            "operation",
-            "memory",
-            "format",
-            "leaves",
-            "time of a page",
-            "by the first's",
-            "by the machine's",
-            "entries read",
-            "TLBIs",
-        ]
-        .map(str::to_owned)
-        .into(),
-        labels: 4,
-        rows,
-        notes: vec![
+    let columns = "operation|memory|format|leaves|time of a page|by the first's|by the machine's|\
+                   entries read|TLBIs";
+    Table::new("Formats beside each other", 4, columns, rows)
+        .noting(
             "A page is the format's own: of 16k and 64k there are fewer. Ratios are medians of \
              those of each round, in which all took turns, and where half of them lie. “the \
-             machine's”: a plain loop over the same entries, or the same bytes filled."
-                .to_owned(),
-        ],
-    })
+             machine's”: a plain loop over the same entries, or the same bytes filled.",
+        )
+        .some()
 }
 
 #[cfg(test)]

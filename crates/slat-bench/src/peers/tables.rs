@@ -1,7 +1,7 @@
 //! Reports of the engine and others: two tables of ratios, one of counts, one of histories.
 
 use super::known::{DIFFERENCES, SLAT};
-use super::{CRATE, LINUX, Peers};
+use super::{CRATE, LINUX, OWNED, PLAIN, Peers};
 use crate::contest::{ENGINE, MACHINE};
 use slat_lab::numbers::{thousands, three_digits};
 use slat_lab::record::Measurement;
@@ -162,15 +162,15 @@ fn ratios_of(results: &[Measurement]) -> Vec<Table> {
     }
     let mut beside_crates =
         vec![format!("{how} none: the crate has no such operation; –: it has other levels.")];
-    if crates.iter().flat_map(|row| &row.measurements).any(|m| m.variant.ends_with(", owned")) {
+    let has = |variant: &str| crates.iter().any(|row| row.variant(variant).is_some());
+    if has(OWNED) {
         beside_crates.push(
             "owned: the engine’s live tables with one owner, AddressSpace, in place of inactive \
              ones."
                 .to_owned(),
         );
     }
-    if crates.iter().flat_map(|row| &row.measurements).any(|m| m.variant.ends_with(", plain walk"))
-    {
+    if has(PLAIN) {
         beside_crates.push(
             "plain walk: of the engine’s tables, by a loop that promises what the crates do: roots \
              of one level, no range of addresses, no rights of tables, no other thread."
@@ -201,16 +201,9 @@ fn ratios_among(
             lines.extend(line(row, base, &who));
         }
     }
-    let mut names = vec!["operation".to_owned(), format!("{SLAT},\nns")];
-    names.extend(who.iter().map(Column::heading));
-    (!lines.is_empty()).then(|| Table {
-        title: title.to_owned(),
-        common: common(rows),
-        columns: names,
-        labels: 1,
-        rows: lines,
-        notes,
-    })
+    let mut table = Table::new(title, 1, &format!("operation|{SLAT},\nns"), lines);
+    table.columns.extend(who.iter().map(Column::heading));
+    Table { common: common(rows), notes, ..table }.some()
 }
 
 /// Returns a line: one variant of the engine, and the others in multiples of it.
@@ -293,19 +286,6 @@ fn counts(results: &[Measurement]) -> Option<Table> {
             ]);
         }
     }
-    let heads = [
-        "operation",
-        "whose",
-        "visits",
-        "callbacks",
-        "TLBIs",
-        "barriers",
-        "tables",
-        "slat: entries",
-        "TLBIs",
-        "leaves",
-        "differ",
-    ];
     let mut notes = vec![
         "visits: entries that Linux’s walk looked at; callbacks: calls of its visitor on the way \
          down. TLBIs: requests of invalidation, whose own barriers are not counted. tables: pages \
@@ -315,14 +295,9 @@ fn counts(results: &[Measurement]) -> Option<Table> {
             .to_owned(),
     ];
     notes.extend(reasons.iter().map(|reason| format!("They may: {reason}.")));
-    (!lines.is_empty()).then(|| Table {
-        title: "What Linux’s walks did".to_owned(),
-        common: String::new(),
-        columns: heads.map(str::to_owned).into(),
-        labels: 2,
-        rows: lines,
-        notes,
-    })
+    let columns = "operation|whose|visits|callbacks|TLBIs|barriers|tables|slat: entries|TLBIs|\
+                   leaves|differ";
+    Table { notes, ..Table::new("What Linux’s walks did", 2, columns, lines) }.some()
 }
 
 /// Returns a table of random histories.
@@ -342,21 +317,15 @@ fn histories(results: &[Measurement]) -> Option<Table> {
             ]
         })
         .collect();
-    (!lines.is_empty()).then(|| Table {
-        title: "Random histories through Linux’s tables and the engine’s: no difference".to_owned(),
-        common: String::new(),
-        columns: ["tree", "version", "walks", "histories", "operations", "leaves compared"]
-            .map(str::to_owned)
-            .into(),
-        labels: 3,
-        rows: lines,
-        notes: vec![
+    let title = "Random histories through Linux’s tables and the engine’s: no difference";
+    let columns = "tree|version|walks|histories|operations|leaves compared";
+    Table::new(title, 3, columns, lines)
+        .noting(
             "After each operation all leaves of both were compared. Two things may differ: Linux \
              makes pages young as it splits them off an old block, and protects the pages between \
-             two that are cleared."
-                .to_owned(),
-        ],
-    })
+             two that are cleared.",
+        )
+        .some()
 }
 
 /// Returns a chart of the times in multiples of the engine's, with a row for each operation.

@@ -1,8 +1,9 @@
 //! Claims about Linux's walks, replayed on Linux's own code: unchanged, and with each change as an
 //! edit to a copy of it.
 
-use super::{Cells, GRANULES, KINDS, Rows, SKIP, Told, mean, quotients};
+use super::{Cells, GRANULES, KINDS, Rows, SKIP, Told, mean};
 use crate::peers;
+use crate::published::{Ran, quotients};
 use crate::split::Split;
 use crate::split::When;
 use serde_json::json;
@@ -16,11 +17,7 @@ const WHY: &str = "Linux's code in user space on another CPU: what its walk cost
                    invalidations, locks, or the rest of the call.";
 
 /// Returns the command and its results; no results if no tree was given.
-fn measured(
-    replay: &mut Rows,
-    session: &mut Session,
-    options: &str,
-) -> anyhow::Result<(String, Vec<Measurement>)> {
+fn measured(replay: &mut Rows, session: &mut Session, options: &str) -> anyhow::Result<Ran> {
     let Some(tree) = &replay.args.linux_tree else { return Ok(Default::default()) };
     let quoted = |text: &str| shlex::try_quote(text).map(|text| text.into_owned());
     let named = tree.name.as_ref().map_or(String::new(), |name| format!("{name}="));
@@ -59,7 +56,7 @@ fn told(command: String) -> Told {
 pub fn skip_levels(replay: &mut Rows, session: &mut Session) -> anyhow::Result<()> {
     let samples = if replay.quick { 10 } else { 21 };
     let options = format!("-b 1g --when enable --what split --samples {samples}");
-    let (command, results) = measured(replay, session, &options)?;
+    let Ran { command, results } = measured(replay, session, &options)?;
     let told = told(command);
     for (backing, name, published) in [
         (4 << 10, "split already", "−97.33 %"),
@@ -88,7 +85,7 @@ pub fn skip_levels_hardware(
     let (mut all, mut commands) = (Vec::new(), Vec::new());
     for (granule, backings) in GRANULES {
         let options = format!("-b {memory} --granule {granule} --what call --samples 10");
-        let (command, results) = measured(replay, session, &options)?;
+        let Ran { command, results } = measured(replay, session, &options)?;
         all.push((results, backings));
         commands.push(command);
         if session.interrupted() {

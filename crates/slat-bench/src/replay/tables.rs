@@ -54,16 +54,9 @@ fn claims(results: &[Measurement]) -> Option<Table> {
         .collect();
     let listed = commands.iter().enumerate();
     let listed = listed.map(|(at, command)| format!("{}  {command}", letter(at)));
-    (!rows.is_empty()).then(|| Table {
-        title: "What was published, and what this machine gives".to_owned(),
-        common: String::new(),
-        columns: ["claim", "what", "by", "published", "here", "half of rounds"]
-            .map(str::to_owned)
-            .into(),
-        labels: 3,
-        rows,
-        notes: listed.chain(whys).collect(),
-    })
+    let title = "What was published, and what this machine gives";
+    let table = Table::new(title, 3, "claim|what|by|published|here|half of rounds", rows);
+    Table { notes: listed.chain(whys).collect(), ..table }.some()
 }
 
 fn figure(unit: &Unit, value: f64) -> String {

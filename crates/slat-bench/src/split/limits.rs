@@ -1,6 +1,8 @@
 //! Limits of the machine's memory: the least time that the same work can take here.
 
+use super::{What, When};
 use serde_json::{Map, Value};
+use slat_lab::cli::param_of;
 use slat_lab::numbers::{three_digits, with_spread};
 use slat_lab::record::Measurement;
 use slat_lab::report::tables::Row;
@@ -31,11 +33,12 @@ impl Limit {
         let backing = row.param("backing")?;
         let target = row.param("target_size").unwrap_or("4k");
         let already_split = backing == target;
-        Some(match (already_split, row.param("what")?, row.param("when")?) {
-            (false, "call", "clear") => Self::FillAndSwap,
+        let (what, when) = (param_of(&row.params, "what")?, param_of(&row.params, "when")?);
+        Some(match (already_split, what, when) {
+            (false, What::Call, When::Clear) => Self::FillAndSwap,
             (false, ..) => Self::Fill,
-            (true, "call", _) => Self::CompareAndSwap,
-            (true, _, "clear") => Self::Nothing,
+            (true, What::Call, _) => Self::CompareAndSwap,
+            (true, _, When::Clear) => Self::Nothing,
             (true, ..) => Self::ReadUpper,
         })
     }
@@ -103,18 +106,11 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
             number(pool.ptes.map(|ptes| summary.median / ptes * 1e9)),
         ])
     });
-    Some(Table {
-        title: "What the machine allows".to_owned(),
-        common: String::new(),
-        rows: rows.collect(),
-        columns: ["what", "MiB", "time", "GB/s", "ns an entry"].map(str::to_owned).into(),
-        labels: 1,
-        notes: vec![
-            "The same bytes and entries, with nothing to decide about them, in turns with the \
-             splits. Each ratio above is to the limit that took turns with its own row."
-                .to_owned(),
-        ],
-    })
+    let table = Table::new("What the machine allows", 1, "what|MiB|time|GB/s|ns an entry", rows);
+    Some(table.noting(
+        "The same bytes and entries, with nothing to decide about them, in turns with the splits. \
+         Each ratio above is to the limit that took turns with its own row.",
+    ))
 }
 
 /// Samples of the same work.

@@ -1,8 +1,10 @@
 //! Reports of splits by the engine: the times of each walk, and the entries that each reads.
 
-use super::Split;
 use super::limits::{self, Limit, limit_of};
+use super::{Split, What, When};
+use crate::format::TableFormat;
 use crate::published::{self, SKIP_LEVELS};
+use slat_lab::cli::param_of;
 use slat_lab::numbers::{change, thousands, three_digits, with_spread};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::{Chart, Renderer};
@@ -58,10 +60,10 @@ fn said(results: &[Measurement], walk: &str) -> Option<String> {
 /// measured.
 fn published(row: &Row) -> Option<&'static str> {
     let granule = row.params.get("granule").and_then(|g| g.as_u64());
-    let same = row.param("when") == Some("enable")
-        && row.param("what") == Some("split")
+    let same = param_of(&row.params, "when") == Some(When::Enable)
+        && param_of(&row.params, "what") == Some(What::Split)
         && granule.is_none_or(|granule| granule == 4096)
-        && row.param("format").is_none_or(|format| format == "arm64-4k")
+        && [None, Some(TableFormat::Arm64K4)].contains(&param_of(&row.params, "format"))
         && row.param("target_size").is_none_or(|target| target == "4k");
     let backing = row.param("backing").filter(|_| same)?;
     published::SPLIT_CHANGES.iter().find(|(of, _)| *of == backing).map(|(_, change)| *change)
@@ -83,19 +85,15 @@ fn times(results: &[Measurement]) -> Option<Table> {
     let walks = walks(&rows);
     let compared = walks.contains(&EVERY_ENTRY);
     let published_here = rows.iter().any(|row| published(row).is_some());
-    let mut columns: Vec<String> = labels.headings().collect();
-    let label_count = columns.len();
+    let mut columns = Vec::new();
     for walk in &walks {
-        columns.push((*walk).to_owned());
-        if *walk != EVERY_ENTRY && compared {
-            columns.push("change".to_owned());
-        }
-        if *walk == BOUNDED && published_here {
-            columns.push("published".to_owned());
-        }
+        columns.push(*walk);
+        columns.extend((*walk != EVERY_ENTRY && compared).then_some("change"));
+        columns.extend((*walk == BOUNDED && published_here).then_some("published"));
     }
     let best = walks.last().copied().unwrap_or_default();
-    columns.push(format!("{best} ÷ limit"));
+    let limit = format!("{best} ÷ limit");
+    columns.push(&limit);
 
     let cells = rows.iter().map(|row| {
         let mut cells = labels.cells(row);
@@ -126,14 +124,8 @@ fn times(results: &[Measurement]) -> Option<Table> {
     if published_here {
         notes.push(format!("published: bounded in {SKIP_LEVELS}."));
     }
-    Some(Table {
-        title: "Splitting a guest's tables in the engine".to_owned(),
-        common: labels.common.clone(),
-        rows: cells.collect(),
-        columns,
-        labels: label_count,
-        notes,
-    })
+    let title = "Splitting a guest's tables in the engine";
+    Some(Table { notes, ..labels.table(title, 0, columns, cells) })
 }
 
 /// Returns the time in multiples of the limit's, and the name of the limit.
@@ -162,13 +154,9 @@ fn entries(results: &[Measurement]) -> Option<Table> {
         return None;
     }
     let labels = Labels::of(&rows);
-    let mut columns: Vec<String> = labels.headings().collect();
-    let label_count = columns.len();
-    columns.extend(walks.iter().map(|walk| (*walk).to_owned()));
     let timed = walks.contains(&EVERY_ENTRY);
-    if timed {
-        columns.push("every-entry, ns an entry".to_owned());
-    }
+    let each = timed.then_some("every-entry, ns an entry");
+    let columns: Vec<&str> = walks.iter().copied().chain(each).collect();
     let cells = rows.iter().map(|row| {
         let mut cells = labels.cells(row);
         for walk in &walks {
@@ -183,14 +171,8 @@ fn entries(results: &[Measurement]) -> Option<Table> {
         }
         cells
     });
-    Some(Table {
-        title: "Entries read for each GiB of the guest".to_owned(),
-        common: labels.common.clone(),
-        rows: cells.collect(),
-        columns,
-        labels: label_count,
-        notes: vec!["Counts are exact and the same on every machine.".to_owned()],
-    })
+    let table = labels.table("Entries read for each GiB of the guest", 0, columns, cells);
+    Some(table.noting("Counts are exact and the same on every machine."))
 }
 
 /// Returns a chart for each `when` and `what`: every sample of every split is a dot on a
@@ -200,11 +182,11 @@ fn charts(results: &[Measurement]) -> Vec<Chart> {
     let mut groups: Vec<(String, Vec<Strip>)> = Vec::new();
     for row in &rows {
         let name = |key: &str| row.param(key).unwrap_or("?").to_owned();
-        let title = match (row.param("when"), row.param("what")) {
-            (Some("enable"), Some("split")) => "Split all at once: the split alone",
-            (Some("enable"), Some("call")) => "Split all at once: the whole call",
-            (Some("clear"), Some("split")) => "64 pages at a time: the split alone",
-            (Some("clear"), Some("call")) => "64 pages at a time: the whole call",
+        let title = match (param_of(&row.params, "when"), param_of(&row.params, "what")) {
+            (Some(When::Enable), Some(What::Split)) => "Split all at once: the split alone",
+            (Some(When::Enable), Some(What::Call)) => "Split all at once: the whole call",
+            (Some(When::Clear), Some(What::Split)) => "64 pages at a time: the split alone",
+            (Some(When::Clear), Some(What::Call)) => "64 pages at a time: the whole call",
             _ => "Splits",
         };
         let strips = row.measurements.iter().map(|m| Strip {

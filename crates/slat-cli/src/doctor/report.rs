@@ -86,24 +86,12 @@ impl Examination {
                 let cells = cells.into_iter().map(str::to_owned);
                 cells.chain([finding.why.to_owned(), change]).collect()
             });
-            text += &markdown::table(&Table {
-                title: findings[0].group.title().to_owned(),
-                common: String::new(),
-                columns: ["", "what", "found", "why", "change"].map(str::to_owned).into(),
-                labels: 5,
-                rows: rows.collect(),
-                notes: Vec::new(),
-            });
+            let title = findings[0].group.title();
+            text += &markdown::table(&Table::new(title, 5, "|what|found|why|change", rows));
         }
         let rows = self.verdicts.iter().map(|v| vec![v.scenario.clone(), v.sentence()]);
-        text + &markdown::table(&Table {
-            title: "What can run here".to_owned(),
-            common: String::new(),
-            columns: ["scenario", ""].map(str::to_owned).into(),
-            labels: 2,
-            rows: rows.collect(),
-            notes: vec![ROOT.to_owned()],
-        })
+        let table = Table::new("What can run here", 2, "scenario|", rows).noting(ROOT);
+        text + &markdown::table(&table)
     }
 
     /// Returns all of it as JSON.

@@ -8,6 +8,7 @@ use slat_kvm::guest::Shape;
 use slat_kvm::phase::PhaseRun;
 use slat_kvm::work::{Order, Touch, Work};
 use slat_kvm::{Error, Event, Mode, Setting};
+use slat_lab::cli::param_of;
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
 use slat_lab::record::{KVM, Measurement};
@@ -151,6 +152,25 @@ impl Pattern {
             per_second: self.dirty_rate.map(|rate| rate.0 / page / f64::from(vcpus)),
             ..Work::each_page(Touch::Write)
         }
+    }
+
+    /// Returns the pattern of results, of which [`Self::add_to`] and their `write_percent` tell.
+    pub fn read(params: &Map<String, Value>) -> Self {
+        let text = |name| params.get(name).and_then(Value::as_str);
+        let percent = params.get("write_percent").and_then(Value::as_u64);
+        Self {
+            write_percent: percent.map_or(100, |percent| percent as u8),
+            others: param_of(params, "others").unwrap_or(Others::Skip),
+            random: text("order").is_some(),
+            hot_set: text("hot_set").and_then(|hot| hot.parse().ok()),
+            dirty_rate: params.get("dirty_rate").and_then(Value::as_f64).map(Rate),
+        }
+    }
+
+    /// Returns the bytes that are written a second, of those that are touched.
+    pub fn written_rate(&self) -> Option<f64> {
+        let percent = if self.others == Others::Read { self.write_percent } else { 100 };
+        Some(self.dirty_rate?.0 * f64::from(percent) / 100.0)
     }
 
     /// Adds the pattern's parameters, without options that have their usual value.

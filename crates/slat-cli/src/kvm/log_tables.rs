@@ -55,14 +55,8 @@ fn phases(results: &[Measurement]) -> Option<Table> {
         return None;
     }
     let labels = Labels::of(&rows);
-    let mut columns: Vec<String> = labels.headings().collect();
-    let label_count = columns.len();
-    for (phase, heading) in PHASES {
-        columns.push(heading.to_owned());
-        if phase == Phase::Dirty {
-            columns.push("page, vCPU".to_owned());
-        }
-    }
+    let mut columns = PHASES.map(|(_, heading)| heading).to_vec();
+    columns.insert(3, "page, vCPU");
     let cells = rows.iter().map(|row| {
         let mut cells = labels.cells(row);
         for (phase, _) in PHASES {
@@ -75,21 +69,18 @@ fn phases(results: &[Measurement]) -> Option<Table> {
     });
     let reads = rows.iter().any(|row| row.measurements.iter().any(|m| reads(m)));
     let with_reads = if reads { ", with its share of reads of other pages" } else { "" };
-    Some(Table {
-        title: "What a guest on this host pays for dirty logging (KVM)".to_owned(),
-        common: labels.common.clone(),
-        rows: cells.collect(),
-        columns,
-        labels: label_count,
-        notes: vec![format!(
+    let title = "What a guest on this host pays for dirty logging (KVM)";
+    labels
+        .table(title, 0, columns, cells)
+        .noting(format!(
             "Times of whole phases, seen from user space: populate is the first touch of all \
              pages, dirty a write to each, get and clear the calls that read and reset the log; \
              medians with ± half the interquartile range, and the least to the most where that is \
              50 % and more. Populating with huge pages is slow where the host has to make them \
              first. “page, vCPU” is what one page of a round costs the vCPU that writes to \
              it{with_reads}."
-        )],
-    })
+        ))
+        .some()
 }
 
 /// Formats the time of a whole phase, for all vCPUs.
@@ -139,10 +130,6 @@ fn vcpus(results: &[Measurement]) -> Option<Table> {
         return None;
     }
     let labels = Labels::of(&parts);
-    let mut columns: Vec<String> = labels.headings().collect();
-    columns.push("phase".to_owned());
-    let label_count = columns.len();
-    columns.extend(["time", "pages", "a page", "faults"].map(str::to_owned));
     let mut cells = Vec::new();
     for row in &parts {
         for part in &row.measurements {
@@ -161,18 +148,13 @@ fn vcpus(results: &[Measurement]) -> Option<Table> {
             cells.push(line);
         }
     }
-    Some(Table {
-        title: "Each vCPU".to_owned(),
-        common: labels.common.clone(),
-        rows: cells,
-        columns,
-        labels: label_count,
-        notes: vec![
+    labels
+        .table("Each vCPU", 1, ["phase", "time", "pages", "a page", "faults"], cells)
+        .noting(
             "Pages and faults of one round; faults are those that KVM counted for the vCPU \
-             (pf_taken), in its worst round, where the kernel tells."
-                .to_owned(),
-        ],
-    })
+             (pf_taken), in its worst round, where the kernel tells.",
+        )
+        .some()
 }
 
 /// Returns the faults of a round; where rounds differ, the largest number.

@@ -1,6 +1,7 @@
 //! The cost of logging for each page: the verdict on dirty logging, and the table of the main job.
 
 use super::stalls::{touched, written};
+use super::values::KvmWay;
 use slat_kvm::figure::{Figure, Stall};
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::dirty_log;
@@ -14,7 +15,7 @@ use slat_lab::verdict::Verdict;
 /// Figures of a guest that was logged in one way.
 struct Logged {
     pages: String,
-    way: &'static str,
+    way: KvmWay,
     /// Seconds that a vCPU takes for a page: `touch` for its first touch, `plain` for a write
     /// without a log; `logging` is what a log adds to a page that is written, after the first
     /// round of a log that starts full.
@@ -49,7 +50,7 @@ fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
             let dirty = all(Phase::Dirty).into_iter().find_map(|m| Some(touched(m)? / written(m)?));
             let on = |name: &str| row.params.get(name)?.as_bool();
             let way = way(on("manual_protect")?, on("initially_set")?);
-            let free = usize::from(way == INITIALLY_SET);
+            let free = way.rounds_for_nothing();
             let stalls = |m: &Measurement| -> Vec<f64> {
                 let logged = m.by_group().flat_map(|rounds| match rounds.len() {
                     1 => rounds,
@@ -74,17 +75,14 @@ fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
     (!all.is_empty()).then_some(all)
 }
 
-/// Returns the name of a way of logging, as `slat bench migrate --way` has it.
-fn way(manual_protect: bool, initially_set: bool) -> &'static str {
+/// Returns the way of logging.
+fn way(manual_protect: bool, initially_set: bool) -> KvmWay {
     match (manual_protect, initially_set) {
-        (false, _) => "legacy",
-        (true, false) => "manual",
-        (true, true) => INITIALLY_SET,
+        (false, _) => KvmWay::Legacy,
+        (true, false) => KvmWay::Manual,
+        (true, true) => KvmWay::InitiallySet,
     }
 }
-
-/// The way whose first round costs nothing: no page is protected before the first clear.
-const INITIALLY_SET: &str = "initially-set";
 
 /// Returns what a logged write costs a vCPU in seconds, in the dearest way that was measured.
 pub fn cost(results: &[Measurement]) -> Option<f64> {
@@ -107,7 +105,7 @@ pub fn verdict(results: &[Measurement]) -> Verdict {
         ]);
     };
     let said = |it: &Logged| {
-        let rounds = if it.way == INITIALLY_SET { " from round 2 on" } else { "" };
+        let rounds = if it.way.rounds_for_nothing() > 0 { " from round 2 on" } else { "" };
         format!("{} ({} pages, {}{rounds})", it.shown, it.pages, it.way)
     };
     let cost = match guests.len() {
@@ -125,34 +123,19 @@ pub fn verdict(results: &[Measurement]) -> Verdict {
 pub fn table(results: &[Measurement]) -> Option<Table> {
     let guests = guests(results)?;
     let rows = guests.iter().map(|guest| {
-        let labels = [guest.pages.clone(), guest.way.to_owned()];
+        let labels = [guest.pages.clone(), guest.way.to_string()];
         let times =
             [guest.touch, guest.plain, guest.plain + guest.logging, guest.longest, guest.calls];
         labels.into_iter().chain(times.map(seconds)).collect()
     });
-    Some(Table {
-        title: "What memory management costs a guest on this host (KVM)".to_owned(),
-        common: String::new(),
-        columns: [
-            "pages",
-            "log",
-            "first touch",
-            "write",
-            "logged write",
-            "longest stall",
-            "get + clear",
-        ]
-        .map(str::to_owned)
-        .into(),
-        labels: 2,
-        rows: rows.collect(),
-        notes: vec![
-            "First touch, write and logged write: the time of a vCPU for one page, its faults \
-             included. The logged write and the longest stall are by the vCPU's own clock, without \
-             waiting for a CPU. get + clear: the VMM's calls in one round, for the whole guest."
-                .to_owned(),
-        ],
-    })
+    let title = "What memory management costs a guest on this host (KVM)";
+    let columns = "pages|log|first touch|write|logged write|longest stall|get + clear";
+    let table = Table::new(title, 2, columns, rows).noting(
+        "First touch, write and logged write: the time of a vCPU for one page, its faults \
+         included. The logged write and the longest stall are by the vCPU's own clock, without \
+         waiting for a CPU. get + clear: the VMM's calls in one round, for the whole guest.",
+    );
+    Some(table)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Renderer of the scenario `migrate`: what migrations did to the guest, what they would do to a
 //! larger guest, and their course over time.
 
-use super::stalls::others;
+use super::guest::Pattern;
 use super::tables::{columns, named, renderer};
-use super::values::Others;
+use super::visits_tables::{median_of, swept};
 use crate::forecast::{self, Guest};
 use slat_kvm::figure::Figure;
 use slat_kvm::phase::Phase;
@@ -47,10 +47,7 @@ fn number(row: &Row<'_>, name: &str) -> Option<f64> {
 /// Returns the rate at which the vCPUs were asked to write. They were asked to touch pages, and
 /// some may read.
 fn asked_writes(row: &Row<'_>) -> Option<f64> {
-    let touches = number(row, "dirty_rate")?;
-    let percent =
-        number(row, "write_percent").filter(|_| others(&row.params) == Some(Others::Read));
-    Some(touches * percent.unwrap_or(100.0) / 100.0)
+    Pattern::read(&row.params).written_rate()
 }
 
 fn verdict(results: &[Measurement]) -> Verdict {
@@ -113,7 +110,7 @@ fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
             writes,
             // The guest that was measured goes through all of its memory.
             hot: USUAL,
-            random: first.param("order") == Some("random"),
+            random: Pattern::read(&first.params).random,
             stop: 0.0,
             copied: copied * MIB,
             copied_at_rest: link.max(copied * MIB),
@@ -185,29 +182,19 @@ fn plots(results: &[Measurement]) -> Vec<Chart> {
             (*stop.first()?, *stop.get(1)?),
         )
     };
-    let mut ways: Vec<(String, Vec<sweep::Point>)> = Vec::new();
-    for row in &rows {
-        let median = |figure: Figure| slat_lab::stats::median(&row.whole(figure)?.samples);
-        let point =
-            median(Figure::WRITE_RATE).zip(median(migrate::TOTAL)).map(|(x, y)| sweep::Point {
-                x,
-                y,
-                reached: row
-                    .whole(Phase::Run)
-                    .is_some_and(|m| m.counts.get("converged") == Some(&1)),
-            });
-        let way = row.param("way").unwrap_or_default();
-        match ways.iter_mut().find(|(known, _)| known == way) {
-            Some((_, points)) => points.extend(point),
-            None => ways.push((way.to_owned(), point.into_iter().collect())),
-        }
-    }
-    let swept = ways.iter().any(|(_, points)| points.len() > 1);
-    let converge = swept.then(|| {
+    let ways = swept(&rows, |row| {
+        let run = row.whole(Phase::Run);
+        Some(sweep::Point {
+            x: median_of(row, Figure::WRITE_RATE)?,
+            y: median_of(row, migrate::TOTAL)?,
+            reached: run.is_some_and(|m| m.counts.get("converged") == Some(&1)),
+        })
+    });
+    let converge = ways.and_then(|ways| {
         let axes = ["MiB/s that the guest wrote", "time of the migration"];
         sweep::chart("Will it converge? Hollow: it did not", axes, seconds, &ways)
     });
-    converge.flatten().into_iter().chain(rows.iter().filter_map(course)).collect()
+    converge.into_iter().chain(rows.iter().filter_map(course)).collect()
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use super::restore::Switch;
 use super::tables::{renderer, said};
-use super::values::param_of;
 use super::visits_tables::{courses, median_of};
 use slat_kvm::scenario::restore;
+use slat_lab::cli::param_of;
 use slat_lab::numbers::{seconds, thousands};
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;

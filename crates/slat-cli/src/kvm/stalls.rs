@@ -1,8 +1,8 @@
 //! Measurements of the time that memory management took from vCPUs, and of the pages that they
 //! touched in it.
 
-use super::guest::measurement;
-use super::values::{Others, param_of};
+use super::guest::{Pattern, measurement};
+use super::values::Others;
 use serde_json::{Map, Value};
 use slat_kvm::figure::{Figure, Stall, stalls};
 use slat_kvm::phase::{Phase, PhaseRun};
@@ -28,9 +28,9 @@ pub fn measurements(
 /// steps, of which a share writes; the first touch writes all pages.
 pub(super) fn written(m: &Measurement) -> Option<f64> {
     let steps = *m.counts.get("pages").filter(|steps| **steps > 0)? as f64;
-    let percent = m.params.get("write_percent").and_then(serde_json::Value::as_f64);
-    let percent = percent.filter(|_| Phase::Populate != *m.variant).unwrap_or(100.0);
-    Some(steps * percent / 100.0)
+    let whole = Phase::Populate == *m.variant;
+    let percent = if whole { 100 } else { Pattern::read(&m.params).write_percent };
+    Some(steps * f64::from(percent) / 100.0)
 }
 
 /// Returns the number of pages that a vCPU wrote or read in a phase of a round: of the steps that
@@ -44,10 +44,5 @@ pub(super) fn touched(m: &Measurement) -> Option<f64> {
 
 /// Returns whether the steps that do not write read their page.
 pub(super) fn reads(m: &Measurement) -> bool {
-    others(&m.params) == Some(Others::Read)
-}
-
-/// Returns what the steps that do not write do, if the parameters tell.
-pub(super) fn others(params: &Map<String, Value>) -> Option<Others> {
-    param_of(params, "others")
+    Pattern::read(&m.params).others == Others::Read
 }

@@ -107,10 +107,6 @@ pub fn named(labels: &Labels, row: &Row) -> String {
 pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
     let rows = rows(results, scenario, &["vcpu"]);
     let labels = Labels::of(&rows);
-    let mut columns: Vec<String> = labels.headings().collect();
-    columns.push("phase".to_owned());
-    let label_count = columns.len();
-    columns.extend(shown_stalls().map(|stall| stall.heading().to_owned()));
     let mut cells = Vec::new();
     for row in &rows {
         for &phase in Phase::ALL.iter().filter(|phase| phase.can_stall()) {
@@ -124,23 +120,19 @@ pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
             cells.push(line);
         }
     }
-    (!cells.is_empty()).then(|| Table {
-        title: format!("How long vCPUs stood still: {scenario} (KVM)"),
-        common: labels.common,
-        columns,
-        labels: label_count,
-        rows: cells,
-        notes: vec![
+    let columns = ["phase"].into_iter().chain(shown_stalls().map(Stall::heading));
+    labels
+        .table(format!("How long vCPUs stood still: {scenario} (KVM)"), 1, columns, cells)
+        .noting(
             "By the guest's own clock: as many of the longest times between two accesses as KVM \
              counted faults (above five times what is usual on warm memory where it counts none), \
              less what is usual, without those that the scheduler is known to have made; \
              medians over runs and rounds, each of the vCPU that had it worst. “a page”: their \
              sum by the pages that the vCPU touched; “stalled”: in each second that it would have \
              run, without what its thread waited for a CPU (“waited”) and what the machine \
-             below took."
-                .to_owned(),
-        ],
-    })
+             below took.",
+        )
+        .some()
 }
 
 fn shown(measurement: Option<&Measurement>) -> String {
@@ -165,11 +157,9 @@ pub fn columns(
 ) -> Option<Table> {
     let rows = rows(results, scenario, &["vcpu"]);
     let labels = Labels::of(&rows);
-    let mut columns: Vec<String> = labels.headings().collect();
-    let label_count = columns.len();
     let measured = |figure: Figure| rows.iter().any(|row| row.whole(figure).is_some());
     let used: Vec<_> = figures.iter().filter(|(figure, _)| measured(*figure)).collect();
-    columns.extend(used.iter().map(|(_, heading)| (*heading).to_owned()));
+    let columns = used.iter().map(|(_, heading)| *heading);
     let cells = rows.iter().map(|row| {
         let figures = used.iter().map(|(figure, _)| match row.whole(*figure) {
             Some(m) if m.unit == Unit::ROUNDS => rounds(row, m),
@@ -177,15 +167,7 @@ pub fn columns(
         });
         labels.cells(row).into_iter().chain(figures).collect()
     });
-    let cells: Vec<Vec<String>> = cells.collect();
-    (!rows.is_empty()).then(|| Table {
-        title: title.to_owned(),
-        common: labels.common.clone(),
-        columns,
-        labels: label_count,
-        rows: cells,
-        notes: vec![note.to_owned()],
-    })
+    labels.table(title, 0, columns, cells).noting(note).some()
 }
 
 /// Formats the rounds of a migration, with `*` if it ended without converging.

@@ -1,7 +1,6 @@
 //! Values of options that describe a guest: ways of logging, hot sets, backings, sizes of a clear.
 
 use clap::ValueEnum;
-use serde_json::{Map, Value};
 use slat_kvm::Backing;
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
@@ -24,6 +23,14 @@ pub enum KvmWay {
     Ring,
 }
 
+impl KvmWay {
+    /// Returns how many rounds cost nothing: no page is protected before the first clear of a log
+    /// that starts full.
+    pub fn rounds_for_nothing(self) -> usize {
+        usize::from(self == Self::InitiallySet)
+    }
+}
+
 /// What a vCPU does to pages that it does not write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Others {
@@ -36,11 +43,6 @@ pub enum Others {
 /// Returns the name of a value on the command line, which is also the one in results.
 pub fn name_of(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
-
-/// Returns a parameter that has a name for its value, if results have it.
-pub fn param_of<T: ValueEnum>(params: &Map<String, Value>, name: &str) -> Option<T> {
-    T::from_str(params.get(name)?.as_str()?, false).ok()
 }
 
 /// Returns the ways to measure: all where none was asked for.

@@ -51,19 +51,28 @@ pub fn lines_by(
     axes: [&str; 2],
     shown: impl Fn(f64) -> String,
 ) -> Vec<Chart> {
-    let mut lines: Vec<(String, Vec<sweep::Point>)> = Vec::new();
-    for row in rows(results, scenario, &["vcpu"]) {
-        let x = row.params.get(param).and_then(serde_json::Value::as_f64);
-        let Some((x, y)) = x.zip(median_of(&row, figure)) else { continue };
-        let point = sweep::Point { x, y, reached: true };
+    let rows = rows(results, scenario, &["vcpu"]);
+    let lines = swept(&rows, |row| {
+        let x = row.params.get(param).and_then(serde_json::Value::as_f64)?;
+        Some(sweep::Point { x, y: median_of(row, figure)?, reached: true })
+    });
+    lines.and_then(|lines| sweep::chart(title, axes, shown, &lines)).into_iter().collect()
+}
+
+/// Returns the points of each way, if a way has several.
+pub fn swept(
+    rows: &[Row<'_>],
+    point: impl Fn(&Row<'_>) -> Option<sweep::Point>,
+) -> Option<Vec<(String, Vec<sweep::Point>)>> {
+    let mut ways: Vec<(String, Vec<sweep::Point>)> = Vec::new();
+    for (row, point) in rows.iter().filter_map(|row| Some((row, point(row)?))) {
         let way = row.param("way").unwrap_or_default();
-        match lines.iter_mut().find(|(known, _)| known == way) {
+        match ways.iter_mut().find(|(known, _)| known == way) {
             Some((_, points)) => points.push(point),
-            None => lines.push((way.to_owned(), vec![point])),
+            None => ways.push((way.to_owned(), vec![point])),
         }
     }
-    let swept = lines.iter().any(|(_, points)| points.len() > 1);
-    swept.then(|| sweep::chart(title, axes, shown, &lines)).flatten().into_iter().collect()
+    ways.iter().any(|(_, points)| points.len() > 1).then_some(ways)
 }
 
 /// Draws all samples of a figure, with a strip for each row.

@@ -325,23 +325,11 @@ fn test(args: &TestArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         print(&(serde_json::to_string_pretty(&results)? + "\n"))?;
     } else {
         let mut shown = String::new();
-        let rows = results.tests.iter().map(|test| test.cells(&args.probe)).collect();
-        let table = Table {
-            title: format!("KVM's selftests on Linux {}, {arch}", results.release),
-            common: String::new(),
-            columns: ["test", "result", "seconds"]
-                .map(str::to_owned)
-                .into_iter()
-                .chain(
-                    args.probe
-                        .iter()
-                        .map(|name| format!("calls of {}", name.trim_end_matches('?'))),
-                )
-                .collect(),
-            labels: 1,
-            rows,
-            notes: Vec::new(),
-        };
+        let rows = results.tests.iter().map(|test| test.cells(&args.probe));
+        let title = format!("KVM's selftests on Linux {}, {arch}", results.release);
+        let mut table = Table::new(title, 1, "test|result|seconds", rows);
+        let calls = args.probe.iter().map(|name| name.trim_end_matches('?'));
+        table.columns.extend(calls.map(|name| format!("calls of {name}")));
         text::grid(&mut shown, &table, output::width());
         if let Some(engine) = results.engine() {
             let _ = writeln!(shown, "\n{engine}");

@@ -37,19 +37,11 @@ pub fn table(dump: &Dump) -> Table {
             run.hpa.map_or_else(|| NOTHING.to_owned(), |hpa| format!("{hpa:#x}")),
         ]
     };
-    Table {
-        title: dump.format.clone(),
-        common: summary(dump),
-        columns: ["guest addresses", "leaf", "count", "rights", "A", "D", "host address"]
-            .map(str::to_owned)
-            .into(),
-        labels: 2,
-        rows: dump.leaves.iter().map(row).collect(),
-        notes: vec![
-            "A: used since it was last made old. D: written since it was last made clean."
-                .to_owned(),
-        ],
-    }
+    let columns = "guest addresses|leaf|count|rights|A|D|host address";
+    let note = "A: used since it was last made old. D: written since it was last made clean.";
+    let rows = dump.leaves.iter().map(row);
+    let table = Table::new(dump.format.clone(), 2, columns, rows).noting(note);
+    Table { common: summary(dump), ..table }
 }
 
 fn flag(on: Option<bool>, name: &str) -> String {

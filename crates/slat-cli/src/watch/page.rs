@@ -136,15 +136,8 @@ fn time_line(verdicts: &[Verdict]) -> Option<Table> {
         vec![format!("{:.1} s", event.at), verdict.guest.clone(), event.what.clone()]
     };
     let rows = verdicts.iter().flat_map(|it| it.events.iter().map(move |event| row(it, event)));
-    let rows: Vec<_> = rows.collect();
-    (!rows.is_empty()).then(|| Table {
-        title: "Time line".to_owned(),
-        common: "The charts have a vertical line for each.".to_owned(),
-        columns: ["after", "guest", "what happened"].map(str::to_owned).into(),
-        labels: 3,
-        rows,
-        notes: Vec::new(),
-    })
+    let table = Table::new("Time line", 3, "after|guest|what happened", rows);
+    Table { common: "The charts have a vertical line for each.".to_owned(), ..table }.some()
 }
 
 /// Makes a table of the unknown metrics and the reasons.
@@ -156,14 +149,7 @@ fn unknown(report: &Report<'_>) -> Option<Table> {
             rows.push(row);
         }
     }
-    (!rows.is_empty()).then(|| Table {
-        title: "Not known here".to_owned(),
-        common: String::new(),
-        columns: ["what", "why"].map(str::to_owned).into(),
-        labels: 2,
-        rows,
-        notes: Vec::new(),
-    })
+    Table::new("Not known here", 2, "what|why", rows).some()
 }
 
 /// Returns the charts of a guest that have any known value.

@@ -280,14 +280,8 @@ fn is_exact(pair: &Pair) -> bool {
 }
 
 fn list(title: &str, rows: &[[String; 3]], note: &str) -> Option<Table> {
-    (!rows.is_empty()).then(|| Table {
-        title: title.to_owned(),
-        common: String::new(),
-        columns: ["", "first", "second"].map(str::to_owned).into(),
-        labels: 3,
-        rows: rows.iter().map(|row| row.to_vec()).collect(),
-        notes: vec![note.to_owned()],
-    })
+    let rows = rows.iter().map(|row| row.to_vec());
+    Table::new(title, 3, "|first|second", rows).noting(note).some()
 }
 
 fn machines(comparison: &Comparison) -> Option<Table> {
@@ -330,14 +324,10 @@ fn counts(comparison: &Comparison, rows: Rows) -> Option<Table> {
     let shown = if rows == Rows::All { all.len() } else { all.len().min(DOZEN) };
     let more = all.len() - shown;
     let note = format!("{more} more that differ by less: --all lists them, --json has them.");
-    (!all.is_empty()).then(|| Table {
-        title: "Counts that differ".to_owned(),
-        common: String::new(),
-        columns: ["what", "count", "first", "second"].map(str::to_owned).into(),
-        labels: 2,
-        rows: all.into_iter().take(shown).map(|(_, cells)| cells).collect(),
-        notes: if more > 0 { vec![note] } else { Vec::new() },
-    })
+    let rows = all.into_iter().take(shown).map(|(_, cells)| cells);
+    let mut table = Table::new("Counts that differ", 2, "what|count|first|second", rows);
+    table.notes.extend((more > 0).then_some(note));
+    table.some()
 }
 
 #[cfg(test)]

@@ -49,26 +49,15 @@ fn of_kind(results: &[Measurement], scenario: &str, target: &str) -> Table {
             variants.push(&m.variant);
         }
     }
-    let mut columns: Vec<String> = labels.headings().collect();
-    let count = columns.len();
-    columns.extend(variants.iter().map(|variant| (*variant).to_owned()));
     let row = |row: &Row| {
         let mut cells = labels.cells(row);
         cells.extend(variants.iter().map(|variant| value(row.variant(variant))));
         cells
     };
-    Table {
-        title: format!("{scenario} ({target})"),
-        common: labels.common.clone(),
-        columns,
-        labels: count,
-        rows: rows.iter().map(row).collect(),
-        notes: vec![
-            "Medians, ± half the interquartile range, or the least and the most where that is \
-             wide."
-                .to_owned(),
-        ],
-    }
+    let title = format!("{scenario} ({target})");
+    labels.table(title, 0, variants.iter().copied(), rows.iter().map(row)).noting(
+        "Medians, ± half the interquartile range, or the least and the most where that is wide.",
+    )
 }
 
 fn value(m: Option<&Measurement>) -> String {
@@ -146,6 +135,20 @@ impl Labels {
     /// Returns the headings of the label columns.
     pub fn headings(&self) -> impl Iterator<Item = String> + '_ {
         self.differing.iter().map(|name| heading(name))
+    }
+
+    /// Returns a table whose rows begin with [`Self::cells`]. Then come `columns`, of which the
+    /// first `labels` name a row, too.
+    pub fn table(
+        &self,
+        title: impl Into<String>,
+        labels: usize,
+        columns: impl IntoIterator<Item: Into<String>>,
+        rows: impl IntoIterator<Item = Vec<String>>,
+    ) -> Table {
+        let columns = self.headings().chain(columns.into_iter().map(Into::into)).collect();
+        let table = Table::new(title, labels + self.differing.len(), "", rows);
+        Table { common: self.common.clone(), columns, ..table }
     }
 
     /// Returns the label cells of one row.

@@ -25,10 +25,6 @@ fn table(results: &[Measurement], scenario: &str) -> Table {
     let whole = |row: &Row| !row.params.contains_key("vcpu");
     let rows: Vec<Row> = rows(results, scenario, &[]).into_iter().filter(whole).collect();
     let labels = Labels::of(&rows);
-    let mut columns: Vec<String> = labels.headings().collect();
-    columns.extend(["variant", "count"].map(str::to_owned));
-    let label_count = columns.len();
-    columns.push("value".to_owned());
     let mut cells = Vec::new();
     for row in &rows {
         for m in &row.measurements {
@@ -45,14 +41,7 @@ fn table(results: &[Measurement], scenario: &str) -> Table {
             }
         }
     }
-    Table {
-        title: format!("Counts of {scenario}"),
-        common: labels.common,
-        columns,
-        labels: label_count,
-        rows: cells,
-        notes: Vec::new(),
-    }
+    labels.table(format!("Counts of {scenario}"), 2, ["variant", "count", "value"], cells)
 }
 
 /// Returns counted instructions: the median with its spread, and by page if the number of pages is

@@ -100,20 +100,14 @@ pub fn table(results: &[Measurement], scenario: &str, title: &str, meant: &str) 
         .collect();
     let judged = || rows.iter().filter_map(|row| row.last()).filter(|word| !word.is_empty());
     let (met, of) = (judged().filter(|word| word.starts_with("met")).count(), judged().count());
-    (!rows.is_empty()).then(|| Table {
-        title: title.to_owned(),
-        common: String::new(),
-        columns: ["operation", "memory", "against", "at most", "reached", "half of rounds", ""]
-            .map(str::to_owned)
-            .into(),
-        labels: 3,
-        rows,
-        notes: vec![format!(
-            "“reached” is the median of the ratios of each round, in which the two took \
-                 turns; half of the rounds lie in “half of rounds”. “barely”: one of its ends \
-                 lies on the other side. {met} of {of} met. {meant}"
-        )],
-    })
+    let columns = "operation|memory|against|at most|reached|half of rounds|";
+    Table::new(title, 3, columns, rows)
+        .noting(format!(
+            "“reached” is the median of the ratios of each round, in which the two took turns; \
+             half of the rounds lie in “half of rounds”. “barely”: one of its ends lies on the \
+             other side. {met} of {of} met. {meant}"
+        ))
+        .some()
 }
 
 #[cfg(test)]
