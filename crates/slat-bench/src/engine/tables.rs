@@ -63,8 +63,8 @@ fn times(results: &[Measurement]) -> Option<Table> {
         .noting(
             "“ns a page” is by the pages of the memory, whatever the variant touched. TLBIs: \
              invalidations. Beside: a sample is the 99th percentile of 64 faults.",
-         )
-         .some()
+        )
+        .some()
 }
 
 #[cfg(test)]
