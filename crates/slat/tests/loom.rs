@@ -22,10 +22,14 @@ mod age;
 mod collapse;
 #[path = "loom/contiguous.rs"]
 mod contiguous;
+#[path = "loom/explorer.rs"]
+mod explorer;
 #[path = "loom/guest.rs"]
 mod guest;
 #[path = "loom/hardware.rs"]
 mod hardware;
+#[path = "loom/ledger.rs"]
+mod ledger;
 #[path = "loom/machine.rs"]
 mod machine;
 #[path = "loom/map.rs"]
@@ -48,8 +52,6 @@ mod reserve;
 mod rest;
 #[path = "loom/split.rs"]
 mod split;
-#[path = "loom/tlb.rs"]
-mod tlb;
 #[path = "loom/unmap.rs"]
 mod unmap;
 #[path = "loom/walked.rs"]

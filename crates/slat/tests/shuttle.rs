@@ -52,13 +52,15 @@
 //! | relax, split without a break, age, harvest, reclaim | never |
 #![cfg(shuttle)]
 
+#[path = "shuttle/explorer.rs"]
+mod explorer;
 #[path = "shuttle/guest.rs"]
 mod guest;
-#[path = "shuttle/hardware.rs"]
+#[path = "loom/hardware.rs"]
 mod hardware;
-#[path = "shuttle/ledger.rs"]
+#[path = "loom/ledger.rs"]
 mod ledger;
-#[path = "shuttle/machine.rs"]
+#[path = "loom/machine.rs"]
 mod machine;
 #[path = "shuttle/mix.rs"]
 mod mix;
@@ -68,7 +70,5 @@ mod run;
 mod seed;
 #[path = "shuttle/stopped.rs"]
 mod stopped;
-#[path = "loom/tlb.rs"]
-mod tlb;
 #[path = "loom/walked.rs"]
 mod walked;

@@ -1,7 +1,8 @@
 //! One guest, and the operations on its tables with their shootdowns, logged for the accounts that
 //! the models check at their end.
 
-use crate::hardware::Walked;
+use crate::hardware::{self, Use, Walked};
+use crate::ledger;
 use crate::machine::*;
 use core::ops::Range;
 use slat::format::Kind;
@@ -89,7 +90,8 @@ pub struct In<'m, F: Format> {
 impl<F: Walked> On<F> {
     /// `bits` as for [`Tiny`]: 14 for two levels, 15 for three.
     pub fn new(bits: u32, bbm: BreakBeforeMake) -> Self {
-        Self::of(World::new(bbm), Vmid(0), bits)
+        let world = Box::leak(Box::new(World::new(bbm, false)));
+        Self::of(world, Vmid(0), bits)
     }
 
     fn of(world: &'static World, vmid: Vmid, bits: u32) -> Self {
@@ -104,7 +106,7 @@ impl<F: Walked> On<F> {
     }
 
     pub fn tables(&self) -> &'static Tables<'static, F, World> {
-        // SAFETY: leaked in `new`; borrowed exclusively, and freed, after all threads were joined.
+        // SAFETY: leaked in `of`; borrowed exclusively, and freed, after all threads were joined.
         unsafe { &*self.tables }
     }
 
@@ -187,6 +189,17 @@ impl<F: Walked> On<F> {
         below::<F>(self.world, self.tables().root(), self.tables().geometry().root_level)
     }
 
+    /// The guest accesses `gpa`; `None` if that faults.
+    pub fn access(&self, gpa: u64, write: bool, held: Use) -> Option<Hpa> {
+        assert!(self.world.running.get(), "no CPU runs");
+        hardware::access(self.tables(), gpa, write, held).map(Hpa)
+    }
+
+    /// A write by a CPU that always walks.
+    pub fn write(&self, gpa: u64) -> bool {
+        self.access(gpa, true, Use::Never).is_some()
+    }
+
     /// Takes the accessed and dirty state that is left, as the next scan and the next harvest would
     /// find it, and checks the accounts. All threads have been joined.
     pub fn settle(&self) {
@@ -199,7 +212,7 @@ impl<F: Walked> On<F> {
             }
         }
         assert!(self.inside().harvest(all).is_none());
-        self.world.account();
+        self.world.ledger.account();
     }
 
     /// Reclaims `retired` tables, then gives everything back. All threads have been joined.
@@ -226,7 +239,7 @@ impl<F: Walked> On<F> {
         }
         self.destroy();
         assert_eq!(self.world.live(), 0, "frames were lost");
-        // SAFETY: leaked in `World::new`; the tables, and every cache, are gone.
+        // SAFETY: leaked in `On::new`; the tables, and every cache, are gone.
         drop(unsafe { Box::from_raw(core::ptr::from_ref(self.world).cast_mut()) });
     }
 }
@@ -278,11 +291,7 @@ impl<F: Walked> In<'_, F> {
         cache: &mut Cache<F>,
     ) -> Outcome<MapError> {
         let size = PageSize::from_bytes(size).unwrap();
-        let world = self.on.world;
-        world
-            .taken
-            .borrow_mut()
-            .retain(|taken| taken.end <= memory + at.start || taken.start >= memory + at.end);
+        self.on.world.ledger.regain(memory + at.start..memory + at.end);
         let (when, grant) = self.grant(&at);
         let hpa = Hpa(memory + at.start);
         let (all, pages_at_hand) = (range(&at), cache.pages());
@@ -300,23 +309,29 @@ impl<F: Walked> In<'_, F> {
 
     /// Logs that software has made leaves accessed or dirty, as hardware does.
     fn made_used(&self, when: usize, at: &Range<u64>, write: bool) {
-        let events = pages(at).map(|page| Event { when, page, write });
-        self.on.world.uses.borrow_mut().extend(events);
+        self.on.world.ledger.made_used(when, ledger::pages(range(at)), true, write);
     }
 
-    /// Logs that the guest may write from here on.
+    /// Logs that the guest may write from here on; returns when, and a value that ends this.
     fn grant(&self, at: &Range<u64>) -> (usize, usize) {
-        let world = self.on.world;
-        world.protected.borrow_mut().retain(|page| !at.contains(page));
-        let mut grants = world.grants.borrow_mut();
-        grants.push(Grant { range: at.clone(), end: usize::MAX });
-        (world.tick(), grants.len() - 1)
+        let ledger = &self.on.world.ledger;
+        (ledger.tick(), ledger.grants(range(at)))
     }
 
     fn granted(&self, grant: usize) {
+        let _log = self.log();
+        self.on.world.ledger.granted(grant);
+    }
+
+    /// Returns the lock of the log: what is logged is in the order of the threads that hold it.
+    fn log(&self) -> Option<loom::sync::MutexGuard<'static, ()>> {
         let world = self.on.world;
-        let end = world.tick_logged();
-        world.grants.borrow_mut()[grant].end = end;
+        world.running.get().then(|| world.bus.log.lock().unwrap())
+    }
+
+    /// Logs that an operation returned that a page was accessed (`write` unset), or made dirty.
+    fn report(&self, gpa: u64, write: bool) {
+        self.on.world.ledger.report((gpa / PAGE) as usize, !write, write);
     }
 
     pub fn split(
@@ -344,9 +359,8 @@ impl<F: Walked> In<'_, F> {
         attributes: Attributes,
     ) -> Result<bool, MapError> {
         let (start, size) = (at.start, PageSize::from_bytes(at.end - at.start).unwrap());
-        let (last, memory) = (Gpa(at.end - PAGE), MEMORY + start..MEMORY + at.end);
-        let overlaps = |taken: &Range<u64>| taken.start < memory.end && memory.start < taken.end;
-        self.on.world.taken.borrow_mut().retain(|taken| !overlaps(taken));
+        let last = Gpa(at.end - PAGE);
+        self.on.world.ledger.regain(MEMORY + start..MEMORY + at.end);
         let (when, grant) = self.grant(&at);
         let done = self.guard.replace_table(last, size, Hpa(MEMORY + start), attributes);
         self.granted(grant);
@@ -375,24 +389,24 @@ impl<F: Walked> In<'_, F> {
             GpaRange,
         ) -> Result<u64, Stopped<ChangeError>>,
     ) -> Outcome<ChangeError> {
-        let world = self.on.world;
-        let begin = world.tick_logged();
+        let ledger = &self.on.world.ledger;
+        let log = self.log();
+        let begin = ledger.tick();
+        drop(log);
         let result = protect(&mut self.guard, range(&at));
         self.guard.invalidate();
         let (done, rest) = ended(&at, result);
-        let grants = world.grants.borrow();
-        let granted =
-            |page: &u64| grants.iter().any(|grant| grant.end > begin && grant.range.contains(page));
-        world.protected.borrow_mut().extend(pages(&done).filter(|page| !granted(page)));
+        if !done.is_empty() {
+            ledger.promise(ledger::pages(range(&done)), begin);
+        }
         rest
     }
 
     /// Relaxes as a fault does, and reports a write that it answers.
     pub fn relax(&mut self, at: Range<u64>, access: Access) -> Outcome<ChangeError> {
-        let world = self.on.world;
         let write = access == Access::Write;
         let grant = write.then(|| self.grant(&at));
-        let when = world.tick();
+        let when = self.on.world.ledger.tick();
         let result = self.guard.relax(range(&at), access).map(slat::LocalFlush::not_needed_here);
         self.guard.invalidate();
         if result.is_ok_and(|bytes| bytes == at.end - at.start) {
@@ -467,10 +481,10 @@ impl<F: Walked> In<'_, F> {
         assert!(result.is_err() || result == Ok(left));
         for leaf in &removed {
             assert_eq!(leaf.hpa.0, MEMORY + leaf.gpa.0);
-            world.taken.borrow_mut().push(leaf.hpa.0..leaf.hpa.0 + leaf.bytes);
+            world.ledger.lose(leaf.hpa.0..leaf.hpa.0 + leaf.bytes);
             for page in pages(&(leaf.gpa.0..leaf.gpa.0 + leaf.bytes)) {
                 let states = [(leaf.attributes.accessed, false), (leaf.attributes.dirty, true)];
-                states.iter().filter(|state| state.0).for_each(|&(_, w)| world.report(page, w));
+                states.iter().filter(|state| state.0).for_each(|&(_, w)| self.report(page, w));
             }
         }
         (removed, ended(&at, result).1)
@@ -487,7 +501,7 @@ impl<F: Walked> In<'_, F> {
             set.map(|(_, page)| page).collect::<Vec<_>>()
         };
         let (young, unanswered) = (named(young[0]), named(unanswered[0]));
-        young.iter().for_each(|&page| self.on.world.report(page, false));
+        young.iter().for_each(|&page| self.report(page, false));
         (young, unanswered)
     }
 
@@ -495,7 +509,7 @@ impl<F: Walked> In<'_, F> {
     pub fn age_leaf(&mut self, gpa: u64) -> Option<bool> {
         let (leaf, young) = self.guard.age_leaf(Gpa(gpa), true).ok()?.expect("it is mapped");
         let reported = pages(&(leaf.start().0..leaf.end().0)).filter(|_| young);
-        reported.for_each(|page| self.on.world.report(page, false));
+        reported.for_each(|page| self.report(page, false));
         Some(young)
     }
 
@@ -505,7 +519,7 @@ impl<F: Walked> In<'_, F> {
         let result = self.guard.harvest(range(&at), &mut bitmap);
         for (bit, page) in pages(&at).enumerate() {
             if bitmap[0] >> bit & 1 == 1 {
-                self.on.world.report(page, true);
+                self.report(page, true);
             }
         }
         ended(&at, result).1
@@ -516,8 +530,8 @@ impl<F: Walked> In<'_, F> {
         // If it was contended, it cleaned nothing, and nothing has to be copied.
         let _ = self.guard.clean(range(&at));
         self.guard.invalidate();
-        let _bus = self.on.world.bus.lock().unwrap();
-        self.on.world.tick()
+        let _bus = self.on.world.bus.shared();
+        self.on.world.ledger.tick()
     }
 
     /// Returns what software sees; `None` if it has to try again.

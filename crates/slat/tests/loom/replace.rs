@@ -86,7 +86,7 @@ fn a_lazy_tlb<F: crate::hardware::Walked>(name: &str) {
             guest.access(0, false, Use::Never);
         });
         if moves(guest, NEW) == Ok(true) {
-            guest.world.taken.borrow_mut().push(MEMORY..MEMORY + PAGE);
+            guest.world.ledger.lose(MEMORY..MEMORY + PAGE);
             assert_eq!(guest.access(0, false, Use::Always), Some(Hpa(NEW)));
         }
         vcpu.join().unwrap();

@@ -41,7 +41,7 @@ fn change<F: Walked>(guest: On<F>, at: Range<u64>, host: &Backing) {
         at = unmapped(guest, rest);
     }
     if at.is_none() {
-        guest.world.taken.borrow_mut().push(OLD..OLD + BIG);
+        guest.world.ledger.lose(OLD..OLD + BIG);
     }
 }
 
@@ -56,7 +56,7 @@ fn unmapped<F: Walked>(guest: On<F>, at: Range<u64>) -> Option<Range<u64>> {
 
 /// After the host has finished, nothing translates to the old memory.
 fn finished<F: Walked>(guest: On<F>) {
-    if !guest.world.taken.borrow().is_empty() {
+    if guest.world.ledger.has_lost() {
         for gpa in pages(&(0..BLOCK)) {
             let found = guest.inside().guard.translate(Gpa(gpa)).expect("a marker was left");
             assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW + gpa), "{found:?}");

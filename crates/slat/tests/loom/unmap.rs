@@ -184,10 +184,8 @@ fn a_write_during_a_clean_is_in_its_copy_or_the_page_is_handed_out_as_dirty() {
         let result = guest.unmap(0..BLOCK);
         let removed = guest.unmap_rest(result);
         let (copied, _) = (log.join().unwrap(), vcpu.join().unwrap());
-        let uses = guest.world.uses.borrow();
-        let last = uses.iter().filter(|used| used.write).map(|used| used.when).max();
-        assert!(removed[0].attributes.dirty || last < Some(copied), "a write is lost");
-        drop(uses);
+        let last = guest.world.ledger.last_write(0);
+        assert!(removed[0].attributes.dirty || last < copied, "a write is lost");
         guest.end(1);
     });
 }
@@ -209,7 +207,7 @@ fn no_cpu_reaches_unmapped_memory_or_a_retired_table_after_the_shootdown() {
         assert!(removed[0].attributes.dirty);
         assert_eq!(removed[1].attributes.dirty, second);
         // A stale walk-cache entry would lead to the frozen entries, and fault.
-        guest.world.taken.borrow_mut().clear();
+        guest.world.ledger.regain(0..u64::MAX);
         let guest = guest.mapped(0..PAGE, RAM, PAGE);
         assert!(guest.access(0, true, Use::Always).is_some());
         guest.end(1);

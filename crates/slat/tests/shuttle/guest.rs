@@ -1,14 +1,10 @@
 //! A guest's tables on the machine, and the operations on them.
 
-use crate::hardware::Walked;
+use crate::hardware::{self, Use, Walked};
 use crate::ledger::{Expected, Ledger, PAGES, pages};
-use crate::machine::{ALL, BITS, PAGE, VMID, World};
+use crate::machine::{ALL, CLEAN, PAGE, World};
 use slat::format::Kind;
 use slat::*;
-
-pub const RAM: Attributes = Attributes::RAM;
-/// Writable, not yet written, not yet accessed: everything that hardware can set is clear.
-pub const CLEAN: Attributes = Attributes { dirty: false, accessed: false, ..RAM };
 
 pub fn range(start: u64, end: u64) -> GpaRange {
     GpaRange::new(Gpa(start), end - start).unwrap()
@@ -88,7 +84,7 @@ pub enum Op {
     Touch {
         gpa: u64,
         write: bool,
-        held: bool,
+        held: Use,
     },
 }
 
@@ -104,6 +100,7 @@ pub enum End {
 pub struct Guest<'w, F: Walked> {
     pub world: &'w World,
     pub tables: Tables<'w, F, World>,
+    traced: bool,
 }
 
 /// A reference that another thread of the model may take.
@@ -156,7 +153,14 @@ fn split_end<T>(result: Result<T, Stopped<SplitError>>) -> End {
 impl<'w, F: Walked> Guest<'w, F> {
     /// Makes empty tables; no CPU runs yet.
     pub fn new(world: &'w World) -> Self {
-        Self { world, tables: Tables::new(F::default(), VMID, BITS, world).unwrap() }
+        let traced = crate::run::replay().is_some() || std::env::var_os("SLAT_TRACE").is_some();
+        Self { world, tables: Tables::new(F::default(), Vmid(0), 15, world).unwrap(), traced }
+    }
+
+    /// The guest accesses `gpa` (see [`hardware::access`]).
+    pub fn access(&self, gpa: u64, write: bool, held: Use) {
+        let found = hardware::access(&self.tables, gpa, write, held);
+        self.trace(format_args!("uses {gpa:x}, write {write}, held {held:?}: {found:x?}"));
     }
 
     fn ledger(&self) -> &Ledger {
@@ -172,7 +176,7 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     /// Prints what happens, if a schedule is replayed.
     pub fn trace(&self, what: core::fmt::Arguments<'_>) {
-        if self.world.traced {
+        if self.traced {
             let thread = shuttle::current::get_current_task();
             eprintln!("{:>4} {thread:?} {what}", self.world.ledger.tick());
         }
@@ -282,7 +286,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         let old = self.ledger().evict((page / PAGE) as usize);
         let (end, whole) = self.unmap(reader, range(page, page + PAGE));
         if whole {
-            self.ledger().evicted(old);
+            self.ledger().lose(old.0..old.0 + PAGE);
         }
         end
     }

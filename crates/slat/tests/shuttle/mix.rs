@@ -1,8 +1,8 @@
 //! Several threads, each with a random history of operations, while CPUs use the guest.
 
-use crate::guest::{CLEAN, End, Guest, Op, RAM, Shared, range};
-use crate::hardware::Walked;
-use crate::machine::{ALL, BIG, BLOCK, PAGE, World};
+use crate::guest::{End, Guest, Op, Shared, range};
+use crate::hardware::{Use, Walked};
+use crate::machine::{ALL, BIG, BLOCK, CLEAN, PAGE, RAM, World};
 use crate::run::{self, Way};
 use shuttle::rand::RngCore;
 use slat::format::tiny::{Tiny, TinyEpt};
@@ -129,7 +129,9 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
             let guest = Shared::new(&guest);
             scope.spawn(move || {
                 for _ in 0..4 + random.below(9) {
-                    guest.get().access(random.gpa(), random.coin(), random.below(4) != 0);
+                    let (gpa, write) = (random.gpa(), random.coin());
+                    let held = if random.below(4) != 0 { Use::Always } else { Use::Never };
+                    guest.get().access(gpa, write, held);
                 }
             });
         }

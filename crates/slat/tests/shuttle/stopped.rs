@@ -1,9 +1,9 @@
 //! One thread is stopped at each of its steps, in turn, while another completes its operation on
 //! the same entries; then the first goes on.
 
-use crate::guest::{CLEAN, End, Guest, Op, RAM, Shared, range};
-use crate::hardware::Walked;
-use crate::machine::{ALL, BIG, BLOCK, PAGE, World};
+use crate::guest::{End, Guest, Op, Shared, range};
+use crate::hardware::{Use, Walked};
+use crate::machine::{ALL, BIG, BLOCK, CLEAN, PAGE, RAM, World};
 use crate::run;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use slat::format::tiny::{Tiny, TinyEpt};
@@ -81,7 +81,11 @@ fn before(guest: &Guest<'_, impl Walked>, first: Op) {
         map(BLOCK, BIG, RAM, BLOCK),
         map(BIG, BIG + PAGE, CLEAN, PAGE),
     ];
-    all.extend([(0, true), (BIG, false)].map(|(gpa, write)| Op::Touch { gpa, write, held: true }));
+    all.extend([(0, true), (BIG, false)].map(|(gpa, write)| Op::Touch {
+        gpa,
+        write,
+        held: Use::Always,
+    }));
     match first {
         Op::Relax { access: Access::Write, .. } => {
             all.push(Op::Protect { at: range(0, ALL), complete: true });
@@ -99,7 +103,7 @@ fn others() -> Vec<Op> {
     let all = range(0, ALL);
     let mut others = operations().into_iter().map(|(_, op)| op).collect::<Vec<_>>();
     others.extend((0..ALL).step_by(BLOCK as usize).map(|gpa| Op::Translate { gpa }));
-    others.extend([0, BLOCK, BIG].map(|gpa| Op::Touch { gpa, write: true, held: true }));
+    others.extend([0, BLOCK, BIG].map(|gpa| Op::Touch { gpa, write: true, held: Use::Always }));
     others.extend([
         Op::Unmap { at: range(0, PAGE) },
         Op::Split { at: all, to: PAGE, frames: 4, complete: true },

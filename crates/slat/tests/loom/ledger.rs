@@ -2,16 +2,39 @@
 //!
 //! Pages are pages of the guest, by number. No step is in this file: between two accesses to an
 //! atomic a thread runs alone.
+#![allow(dead_code, reason = "each explorer has its own part")]
 
 use crate::machine::{ALL, PAGE};
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use slat::{GpaRange, Hpa};
 use std::collections::{BTreeMap, BTreeSet};
+use std::vec::Vec;
 
 pub const PAGES: usize = (ALL / PAGE) as usize;
 /// Guest memory in host memory, far from the tables.
 const MEMORY: u64 = 0x100_0000;
+
+/// Accessed or dirty state of each page: when it last arose, and when it was last reported.
+#[derive(Default)]
+struct State {
+    arose: Cell<[usize; PAGES]>,
+    reported: Cell<[usize; PAGES]>,
+}
+
+impl State {
+    fn set(times: &Cell<[usize; PAGES]>, page: usize, when: usize) {
+        let mut new = times.get();
+        new[page] = new[page].max(when);
+        times.set(new);
+    }
+
+    /// Returns the pages whose state arose and was not reported since.
+    fn outstanding(&self) -> [bool; PAGES] {
+        let (arose, reported) = (self.arose.get(), self.reported.get());
+        core::array::from_fn(|page| arose[page] > reported[page])
+    }
+}
 
 pub fn pages(range: GpaRange) -> Range<usize> {
     (range.start().0 / PAGE) as usize..(range.end().0 / PAGE) as usize
@@ -32,9 +55,8 @@ pub struct Expected {
 #[derive(Default)]
 pub struct Ledger {
     clock: Cell<usize>,
-    /// Used, or written, and not reported since.
-    accessed: RefCell<[bool; PAGES]>,
-    written: RefCell<[bool; PAGES]>,
+    accessed: State,
+    written: State,
     /// The number of operations that take accessed or dirty state and have not reported it yet, and
     /// the number that began.
     takers: Cell<usize>,
@@ -49,7 +71,7 @@ pub struct Ledger {
     /// The memory that faults find behind each page.
     backing: RefCell<[u64; PAGES]>,
     /// Host pages that were taken from the guest.
-    taken: RefCell<BTreeSet<u64>>,
+    lost: RefCell<BTreeSet<u64>>,
 }
 
 impl Ledger {
@@ -62,32 +84,47 @@ impl Ledger {
     pub fn used(&self, gpa: u64, hpa: u64, write: bool, walked: bool) {
         let page = (gpa / PAGE) as usize;
         assert!(
-            !self.taken.borrow().contains(&(hpa & !(PAGE - 1))),
+            !self.lost.borrow().contains(&(hpa & !(PAGE - 1))),
             "the guest reached freed memory"
         );
-        if write {
-            if let Some(begin) = self.protected.borrow()[page] {
-                let granted = |g: &Grant| g.pages.contains(&page) && g.end > begin;
-                let granted = self.grants.borrow().iter().any(granted);
-                assert!(granted, "the guest wrote to page {page}, which is protected");
-            }
-            self.written.borrow_mut()[page] = true;
+        if let Some(begin) = self.protected.borrow()[page].filter(|_| write) {
+            let granted = |g: &Grant| g.pages.contains(&page) && g.end > begin;
+            let granted = self.grants.borrow().iter().any(granted);
+            assert!(granted, "the guest wrote to page {page}, which is protected");
         }
         // An access through the TLB sets no mark that is set already.
-        if walked {
-            self.accessed.borrow_mut()[page] = true;
+        self.made_used(self.tick(), page..page + 1, walked, write);
+    }
+
+    /// Hardware or software has made leaves accessed or dirty.
+    pub fn made_used(&self, when: usize, pages: Range<usize>, accessed: bool, dirty: bool) {
+        for page in pages {
+            for (state, _) in self.states(accessed, dirty) {
+                State::set(&state.arose, page, when);
+            }
         }
+    }
+
+    fn states(&self, accessed: bool, dirty: bool) -> impl Iterator<Item = (&State, bool)> {
+        let both = [(&self.accessed, accessed), (&self.written, dirty)];
+        both.into_iter().filter(|(_, chosen)| *chosen)
     }
 
     pub fn report(&self, page: usize, accessed: bool, dirty: bool) {
-        self.accessed.borrow_mut()[page] &= !accessed;
-        self.written.borrow_mut()[page] &= !dirty;
+        let now = self.tick();
+        self.states(accessed, dirty).for_each(|(it, _)| State::set(&it.reported, page, now));
     }
 
-    /// Checks that everything was reported after it happened.
+    /// Returns when the page was last written.
+    pub fn last_write(&self, page: usize) -> usize {
+        self.written.arose.get()[page]
+    }
+
+    /// Checks that all state was reported after it arose, by an operation or in the tables at the
+    /// end.
     pub fn account(&self) {
-        assert_eq!(*self.accessed.borrow(), [false; PAGES], "pages whose use was forgotten");
-        assert_eq!(*self.written.borrow(), [false; PAGES], "pages whose writes were forgotten");
+        assert_eq!(self.accessed.outstanding(), [false; PAGES], "pages whose use was forgotten");
+        assert_eq!(self.written.outstanding(), [false; PAGES], "pages whose writes were forgotten");
     }
 
     /// Called before accessed or dirty state is taken out of the tables.
@@ -102,7 +139,7 @@ impl Ledger {
 
     /// Returns what the calling taker has to find, unless another thread takes at the same time.
     pub fn outstanding(&self, write: bool) -> Option<Expected> {
-        let pages = if write { *self.written.borrow() } else { *self.accessed.borrow() };
+        let pages = if write { &self.written } else { &self.accessed }.outstanding();
         (self.takers.get() == 1).then(|| Expected { pages, started: self.started.get() })
     }
 
@@ -179,7 +216,7 @@ impl Ledger {
             let region = (hpa - MEMORY) / ALL;
             let last = self.mapped.borrow().get(&region).copied();
             if last.is_some_and(|last| last < begin) {
-                self.taken.borrow_mut().insert(hpa);
+                self.lose(hpa..hpa + PAGE);
             }
         }
     }
@@ -199,7 +236,17 @@ impl Ledger {
         Self::hpa(old, page as u64 * PAGE)
     }
 
-    pub fn evicted(&self, hpa: Hpa) {
-        self.taken.borrow_mut().insert(hpa.0);
+    /// From here on the guest may not reach this memory of the host.
+    pub fn lose(&self, memory: Range<u64>) {
+        self.lost.borrow_mut().extend(memory.step_by(PAGE as usize));
+    }
+
+    /// It may be mapped again.
+    pub fn regain(&self, memory: Range<u64>) {
+        self.lost.borrow_mut().retain(|page| !memory.contains(page));
+    }
+
+    pub fn has_lost(&self) -> bool {
+        !self.lost.borrow().is_empty()
     }
 }
