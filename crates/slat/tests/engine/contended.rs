@@ -9,36 +9,46 @@ use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Moment, TestPlatform, destroy};
 use slat::{
     Access, AgeBitmaps, AgeCounts, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Contended,
-    Gpa, Hpa, MapError, PageSize, SplitError, TableBits, TableCache, Tables, UnmapEntry,
-    UnmapError, Vmid,
+    Gpa, GpaRange, Hpa, LocalFlush, MapError, PageSize, SplitError, Stopped, TableBits, TableCache,
+    Tables, UnmapEntry, UnmapError, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Makes sixteen pages from 2m on. The fourth, at 2m + 12k, is held, and afterwards as it was.
+/// Makes sixteen pages from 2m on. The fourth, at 2m + 12k, is held, frozen or sealed, and
+/// afterwards as it was.
 fn with_held<H: Hardware>(
-    format: H::Format,
-    sealed: bool,
-    body: impl for<'t, 'p> Fn(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
+    body: impl for<'t, 'p> Fn(bool, &'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
 ) {
-    on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-        let pages = range(2 * M, 64 * K);
-        assert_eq!(guard.map(pages, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(64 * K));
-        let hardware = H::of(tables);
-        let (pte, height) = hardware.pte(guard.platform(), 2 * M + 12 * K);
-        assert_eq!(height, 0);
-        let raw = pte.load(SeqCst);
-        let held = if sealed { raw | H::MARK } else { H::MARK };
-        pte.store(held, SeqCst);
-        body(tables, guard, cache);
-        assert_eq!(pte.swap(raw, SeqCst), held, "somebody else's entry was changed");
-    });
+    for sealed in [false, true] {
+        on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+            let pages = range(2 * M, 64 * K);
+            assert_eq!(guard.map(pages, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(64 * K));
+            let hardware = H::of(tables);
+            let (pte, height) = hardware.pte(guard.platform(), HELD);
+            assert_eq!(height, 0);
+            let raw = pte.load(SeqCst);
+            let held = if sealed { raw | H::MARK } else { H::MARK };
+            pte.store(held, SeqCst);
+            body(sealed, tables, guard, cache);
+            assert_eq!(pte.swap(raw, SeqCst), held, "somebody else's entry was changed");
+        });
+    }
+}
+
+/// Relaxes, and takes the obligation of this CPU as not needed.
+fn relax<H: Hardware>(
+    guard: &mut GuardOf<'_, '_, H>,
+    at: GpaRange,
+    access: Access,
+) -> Result<u64, Stopped<ChangeError>> {
+    guard.relax(at, access).map(LocalFlush::not_needed_here)
 }
 
 const PAGES: u64 = 64 * K;
 const HELD: u64 = 2 * M + 12 * K;
 
-fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
-    with_held::<H>(format, sealed, |_, guard, cache| {
+fn an_entry_that_one_thread_holds_is_contended_for_all_others<H: Hardware>() {
+    with_held::<H>(|_, _, guard, cache| {
         let pages = range(2 * M, PAGES);
         let before = guard.counts().entries_written;
         let mut storage = [const { UnmapEntry::EMPTY }; 16];
@@ -59,41 +69,21 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         // Everything before the held entry is done.
         let reason = ChangeError::Contended;
         refused(guard.write_protect(pages), HELD, reason);
-        refused(
-            guard.relax(pages, Access::Write).map(slat::LocalFlush::not_needed_here),
-            HELD,
-            reason,
-        );
+        refused(relax::<H>(guard, pages, Access::Write), HELD, reason);
         refused(guard.execute_protect(pages), HELD, reason);
-        refused(
-            guard.relax(pages, Access::Execute).map(slat::LocalFlush::not_needed_here),
-            HELD,
-            reason,
-        );
+        refused(relax::<H>(guard, pages, Access::Execute), HELD, reason);
         refused(guard.clean(pages), HELD, reason);
-        refused(
-            guard.relax(pages, Access::Write).map(slat::LocalFlush::not_needed_here),
-            HELD,
-            reason,
-        );
+        refused(relax::<H>(guard, pages, Access::Write), HELD, reason);
         assert_eq!(guard.counts().entries_written, before + 6 * 3);
         let mut bits = [0];
         refused(guard.harvest(pages, &mut bits), HELD, reason);
         assert_eq!(bits, [0b111], "what was harvested is in the bitmap");
         let owed = guard.pending_invalidation();
         assert!(owed.is_none(), "the harvest completed what was owed");
-        guard
-            .relax(range(HELD + 4 * K, 4 * K), Access::Read)
-            .map(slat::LocalFlush::not_needed_here)
-            .unwrap();
+        relax::<H>(guard, range(HELD + 4 * K, 4 * K), Access::Read).unwrap();
     });
 }
 
-fn an_entry_that_one_thread_holds_is_contended_for_all_others<H: Hardware>() {
-    for sealed in [false, true] {
-        everybody_says_so::<H>(H::usual(), sealed);
-    }
-}
 on!(an_entry_that_one_thread_holds_is_contended_for_all_others; npt, ept_2m);
 
 fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change<H: Hardware>() {
@@ -152,39 +142,28 @@ fn a_table_that_stays_linked_while_it_is_retired_is_contended<H: Hardware>() {
 on!(a_table_that_stays_linked_while_it_is_retired_is_contended);
 
 fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported<H: Hardware>() {
-    fn ages<H: Hardware>(format: H::Format, sealed: bool) {
-        with_held::<H>(format, sealed, |tables, guard, _| {
-            let pages = range(2 * M, PAGES);
-            for skip in [TableBits::Ignored, TableBits::Exact] {
-                let (mut young, mut unanswered) = ([0], [0]);
-                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-                let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
-                let aged = guard.age(pages, &mut ages, how);
-                assert_eq!(aged, Ok(AgeCounts { young: 15, unanswered: 1 }));
-                assert_eq!((young, unanswered), ([0xfff7], [0b1000]));
-                if H::TABLES_COUNT && skip != TableBits::Ignored {
-                    // A table with a leaf that could not be cleared keeps its mark: the leaf is not
-                    // forgotten.
-                    let tree = H::of(tables).tree(guard.platform());
-                    assert!(tree.tables.values().all(|table| table.accessed), "{skip:?}");
-                }
-                // All bits are in the bitmaps already, so none is added.
-                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-                assert_eq!(guard.age(pages, &mut ages, how), Ok(AgeCounts::default()));
-                guard
-                    .relax(range(2 * M, 12 * K), Access::Read)
-                    .map(slat::LocalFlush::not_needed_here)
-                    .unwrap();
-                guard
-                    .relax(range(HELD + 4 * K, PAGES - 16 * K), Access::Read)
-                    .map(slat::LocalFlush::not_needed_here)
-                    .unwrap();
+    with_held::<H>(|_, tables, guard, _| {
+        let pages = range(2 * M, PAGES);
+        for skip in [TableBits::Ignored, TableBits::Exact] {
+            let (mut young, mut unanswered) = ([0], [0]);
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
+            let aged = guard.age(pages, &mut ages, how);
+            assert_eq!(aged, Ok(AgeCounts { young: 15, unanswered: 1 }));
+            assert_eq!((young, unanswered), ([0xfff7], [0b1000]));
+            if H::TABLES_COUNT && skip != TableBits::Ignored {
+                // A table with a leaf that could not be cleared keeps its mark: the leaf is not
+                // forgotten.
+                let tree = H::of(tables).tree(guard.platform());
+                assert!(tree.tables.values().all(|table| table.accessed), "{skip:?}");
             }
-        });
-    }
-    for sealed in [false, true] {
-        ages::<H>(H::usual(), sealed);
-    }
+            // All bits are in the bitmaps already, so none is added.
+            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
+            assert_eq!(guard.age(pages, &mut ages, how), Ok(AgeCounts::default()));
+            relax::<H>(guard, range(2 * M, 12 * K), Access::Read).unwrap();
+            relax::<H>(guard, range(HELD + 4 * K, PAGES - 16 * K), Access::Read).unwrap();
+        }
+    });
 }
 on!(the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported; npt);
 
@@ -239,37 +218,32 @@ on!(a_list_of_leaves_names_each_page_of_a_table_that_is_being_unmapped);
 fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_one_is<
     H: Hardware,
 >() {
-    fn looks<H: Hardware>(format: H::Format, sealed: bool) {
-        with_held::<H>(format, sealed, |_, guard, cache| {
-            let at = Gpa(HELD + 5);
-            let pages = range(2 * M, PAGES);
-            let found = guard.translate(at);
-            let leaves: Vec<_> = guard.leaves(pages).unwrap().collect();
-            let text = guard.dump().to_string();
-            assert_eq!(leaves.len(), 16);
-            if sealed {
-                let found = found.unwrap().unwrap();
-                assert_eq!((found.hpa, found.attributes), (Hpa(12 * K + 5), RAM));
-                assert!(leaves.iter().all(Result::is_ok));
-                assert_eq!(text.lines().count(), 2, "{text}");
-                assert_eq!(guard.clean_caches(pages), Ok(PAGES));
-                let reason = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(12 * K) };
-                refused(guard.reserve(at, PageSize::SIZE_4K, cache), at.0, reason);
-            } else {
-                says(&found.unwrap_err().to_string(), &["0x203005", "try again"]);
-                assert_eq!(leaves[3], Err(Contended { at: Gpa(HELD) }));
-                assert_eq!(leaves.iter().filter(|leaf| leaf.is_ok()).count(), 15);
-                says(&text, &["0x203000  being changed"]);
-                assert_eq!(text.lines().count(), 4, "{text}");
-                refused(guard.clean_caches(pages), HELD, ChangeError::Contended);
-                let result = guard.reserve(at, PageSize::SIZE_4K, cache);
-                refused(result, at.0, MapError::Contended);
-            }
-        });
-    }
-    for sealed in [false, true] {
-        looks::<H>(H::usual(), sealed);
-    }
+    with_held::<H>(|sealed, _, guard, cache| {
+        let at = Gpa(HELD + 5);
+        let pages = range(2 * M, PAGES);
+        let found = guard.translate(at);
+        let leaves: Vec<_> = guard.leaves(pages).unwrap().collect();
+        let text = guard.dump().to_string();
+        assert_eq!(leaves.len(), 16);
+        if sealed {
+            let found = found.unwrap().unwrap();
+            assert_eq!((found.hpa, found.attributes), (Hpa(12 * K + 5), RAM));
+            assert!(leaves.iter().all(Result::is_ok));
+            assert_eq!(text.lines().count(), 2, "{text}");
+            assert_eq!(guard.clean_caches(pages), Ok(PAGES));
+            let reason = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(12 * K) };
+            refused(guard.reserve(at, PageSize::SIZE_4K, cache), at.0, reason);
+        } else {
+            says(&found.unwrap_err().to_string(), &["0x203005", "try again"]);
+            assert_eq!(leaves[3], Err(Contended { at: Gpa(HELD) }));
+            assert_eq!(leaves.iter().filter(|leaf| leaf.is_ok()).count(), 15);
+            says(&text, &["0x203000  being changed"]);
+            assert_eq!(text.lines().count(), 4, "{text}");
+            refused(guard.clean_caches(pages), HELD, ChangeError::Contended);
+            let result = guard.reserve(at, PageSize::SIZE_4K, cache);
+            refused(result, at.0, MapError::Contended);
+        }
+    });
 }
 on!(an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_one_is; npt);
 
@@ -292,10 +266,7 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are<H: Hardware>
             pte.store(raw, SeqCst);
             // The seals were taken back: every leaf can be changed.
             assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
-            guard
-                .relax(range(2 * M, 2 * M), Access::Write)
-                .map(slat::LocalFlush::not_needed_here)
-                .unwrap();
+            relax::<H>(guard, range(2 * M, 2 * M), Access::Write).unwrap();
             assert_eq!(guard.collapse(all, block), Ok(2 * M));
             assert_eq!(size(guard, 2 * M), block);
         });

@@ -6,11 +6,7 @@ use crate::common::hardware::arm::Arm;
 use crate::common::stage::{M, RAM, on_stage, range};
 use crate::common::{Event, TestPlatform, destroy, unmap};
 use proptest::prelude::*;
-use slat::format::arm64::{Arm64K4, Arm64K16};
-use slat::format::ept::Ept1G;
-use slat::format::npt::Npt2M;
-use slat::format::power::PowerK4;
-use slat::format::riscv::RiscV;
+use slat::format::arm64::Arm64K4;
 use slat::{
     Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Hpa, MapError, Memory, Owner,
     OwnerError, PageSize, ReplaceError, Stopped, TableCache, Tables, Vmid,
@@ -401,19 +397,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..16),
         format in 0..6,
     ) {
-        let memory_types = true;
-        match format {
-            #[cfg(feature = "every-format")]
-            1 => play(Arm64K16::default(), BreakBeforeMake::Never, &ops),
-            2 => play(Ept1G::default(), BreakBeforeMake::Never, &ops),
-            #[cfg(feature = "every-format")]
-            3 => play(Npt2M::default(), BreakBeforeMake::Never, &ops),
-            #[cfg(feature = "every-format")]
-            4 => play(PowerK4::default(), BreakBeforeMake::Always, &ops),
-            #[cfg(feature = "every-format")]
-            5 => play(RiscV { memory_types, ..Default::default() }, BreakBeforeMake::Never, &ops),
-            _ => play(Arm64K4::default(), BreakBeforeMake::Always, &ops),
-        }
+        on_format!(format, play, &ops);
     }
 }
 

@@ -3,11 +3,8 @@
 use crate::common::stage::{K, M, RAM, range};
 use crate::common::{Event, TestPlatform};
 use proptest::prelude::*;
-use slat::format::arm64::{Arm64K4, Arm64K16};
+use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
-use slat::format::npt::Npt2M;
-use slat::format::power::PowerK4;
-use slat::format::riscv::RiscV;
 use slat::{
     AddressSpace, AgeBitmaps, AgeOptions, AnyAddressSpace, Attributes, BreakBeforeMake,
     ChangeError, Contended, Execute, Format, Gpa, GpaRange, Hpa, MapError, Memory, Owner, PageSize,
@@ -204,19 +201,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..12),
         format in 0..6,
     ) {
-        let memory_types = true;
-        match format {
-            #[cfg(feature = "every-format")]
-            1 => of(Arm64K16::default(), BreakBeforeMake::Never, &ops),
-            2 => of(Ept1G::default(), BreakBeforeMake::Never, &ops),
-            #[cfg(feature = "every-format")]
-            3 => of(Npt2M::default(), BreakBeforeMake::Never, &ops),
-            #[cfg(feature = "every-format")]
-            4 => of(PowerK4::default(), BreakBeforeMake::Always, &ops),
-            #[cfg(feature = "every-format")]
-            5 => of(RiscV { memory_types, ..Default::default() }, BreakBeforeMake::Never, &ops),
-            _ => of(Arm64K4::default(), BreakBeforeMake::Always, &ops),
-        }
+        on_format!(format, of, &ops);
     }
 }
 

@@ -61,3 +61,25 @@ macro_rules! on {
         }
     };
 }
+
+/// Runs a random history on the format with that number, and with what its CPUs demand.
+macro_rules! on_format {
+    ($number:expr, $run:ident, $ops:expr) => {
+        match $number {
+            #[cfg(feature = "every-format")]
+            1 => $run(slat::format::arm64::Arm64K16::default(), BreakBeforeMake::Never, $ops),
+            2 => $run(slat::format::ept::Ept1G::default(), BreakBeforeMake::Never, $ops),
+            #[cfg(feature = "every-format")]
+            3 => $run(slat::format::npt::Npt2M::default(), BreakBeforeMake::Never, $ops),
+            #[cfg(feature = "every-format")]
+            4 => $run(slat::format::power::PowerK4::default(), BreakBeforeMake::Always, $ops),
+            #[cfg(feature = "every-format")]
+            5 => {
+                let format =
+                    slat::format::riscv::RiscV { memory_types: true, ..Default::default() };
+                $run(format, BreakBeforeMake::Never, $ops)
+            }
+            _ => $run(slat::format::arm64::Arm64K4::default(), BreakBeforeMake::Always, $ops),
+        }
+    };
+}
