@@ -7,12 +7,13 @@ mod explain;
 mod kernel;
 pub mod main_job;
 mod predict;
-mod show_job;
 mod watch;
 
 use crate::cli::{Cli, Command};
+use crate::show::build::build;
 use crate::{PROGRAM, schema};
 use clap::Parser;
+use slat_lab::report::text::grid;
 use slat_lab::run::{self, output};
 use slat_lab::session::Session;
 use std::process::ExitCode;
@@ -50,7 +51,12 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
             output::print(&schema::text(name.as_deref()))?;
             Ok(ExitCode::SUCCESS)
         }
-        Some(Command::Show(args)) => show_job::show(args),
+        Some(Command::Show(args)) => {
+            let mut text = String::new();
+            grid(&mut text, &build(args.format, &args.operations)?, output::width());
+            output::print(&text)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Some(Command::Common(common)) => run::common(&PROGRAM, common),
     }
 }

@@ -1,7 +1,8 @@
 //! Builds tables of Slat by operations.
 
-use super::dump::{Dump, Rights, Run};
+use super::leaf::{Rights, Run};
 use super::ops::{Op, What};
+use super::text;
 use slat::{
     Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa,
     GpaRange, Guard, Hpa, MapError, Memory, PageSize, Software, SplitError, Stopped, TableCache,
@@ -12,6 +13,7 @@ use slat_bench::format::TableFormat;
 use slat_bench::on_format;
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
+use slat_lab::table::Table;
 use std::fmt::Display;
 
 /// Bits of guest addresses: 1 TiB, which is more than a drawing needs.
@@ -27,15 +29,22 @@ const TABLES: usize = 64 << 20;
 /// Table pages that the cache holds.
 const AT_HAND: usize = 16;
 
-/// Runs `ops` on empty tables, and returns the result.
+/// Runs `ops` on empty tables, and returns the table of their leaves.
 ///
 /// # Errors
 /// Returns an error if an operation fails, or if the tables need more than `TABLES` bytes.
-pub fn build(format: TableFormat, ops: &[Op]) -> anyhow::Result<Dump> {
-    on_format!(format, |format| of(format, ops))
+pub fn build(format: TableFormat, ops: &[Op]) -> anyhow::Result<Table> {
+    on_format!(format, |format| {
+        let leaves = leaves(format, ops)?;
+        Ok(text::table(title(format), &leaves))
+    })
 }
 
-fn of<F: Format>(format: F, ops: &[Op]) -> anyhow::Result<Dump> {
+fn title<F: Format>(_: F) -> String {
+    format!("{}, {} pages", F::NAME, Size(1 << F::PAGE_SHIFT))
+}
+
+fn leaves<F: Format>(format: F, ops: &[Op]) -> anyhow::Result<Vec<Run>> {
     let page = 1usize << F::PAGE_SHIFT;
     let arena = Arena::new(TABLES, page, BreakBeforeMake::Always)?;
     let mut tables = Tables::new(format, Vmid(1), ADDRESS_BITS, &arena)?;
@@ -45,22 +54,22 @@ fn of<F: Format>(format: F, ops: &[Op]) -> anyhow::Result<Dump> {
         work.run(op)?;
         work.guard.invalidate();
     }
-    let mut dump = Dump::new(format!("{}, {} pages", F::NAME, Size(page as u64)), page as u64);
-    dump.operations = ops.iter().map(ToString::to_string).collect();
+    let mut runs = Vec::new();
     for leaf in work.guard.leaves(GpaRange::new(Gpa(0), 1 << ADDRESS_BITS)?)? {
         let leaf = leaf?;
         let attributes = leaf.attributes;
-        dump.push(Run {
+        let run = Run {
             gpa: leaf.gpa.0,
-            hpa: Some(leaf.hpa.0),
+            hpa: leaf.hpa.0,
             size: leaf.size.bytes(),
             count: 1,
             rights: rights(attributes),
             accessed: attributes.accessed,
-            dirty: Some(attributes.dirty),
-        });
+            dirty: attributes.dirty,
+        };
+        run.push(&mut runs);
     }
-    Ok(dump)
+    Ok(runs)
 }
 
 fn rights(attributes: Attributes) -> Rights {
@@ -223,15 +232,19 @@ impl<F: Format> Work<'_, '_, '_, F> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dump::tests::run;
+    use super::super::leaf::tests::run;
     use super::*;
 
     fn ops(text: &str) -> Vec<Op> {
         text.split(',').map(|op| op.parse().unwrap_or_else(|error| panic!("{error}"))).collect()
     }
 
+    fn built(kind: TableFormat, text: &str) -> anyhow::Result<Vec<Run>> {
+        on_format!(kind, |format| super::leaves(format, &ops(text)))
+    }
+
     fn leaves(kind: TableFormat, text: &str) -> Vec<Run> {
-        build(kind, &ops(text)).unwrap_or_else(|error| panic!("{error:#}")).leaves
+        built(kind, text).unwrap_or_else(|error| panic!("{error:#}"))
     }
 
     const K: u64 = 1 << 10;
@@ -281,8 +294,7 @@ mod tests {
             [(16 * K, 2048), (32 * M, 1)]
         );
         assert_eq!(sizes(TableFormat::Arm64K64, "map:0-1g"), [(512 * M, 2)]);
-        let error =
-            build(TableFormat::Arm64K64, &ops("map:0-1g,split:0-1g:4k")).unwrap_err().to_string();
+        let error = built(TableFormat::Arm64K64, "map:0-1g,split:0-1g:4k").unwrap_err().to_string();
         assert!(error.contains("--do split:0-1g:4k") && error.contains("64k"), "{error}");
     }
 
@@ -296,7 +308,7 @@ mod tests {
             ("map:0-4k:4k:w", "right to read"),
             ("map:0-64g:4k", "larger pages"),
         ] {
-            let error = build(TableFormat::Ept, &ops(text)).unwrap_err();
+            let error = built(TableFormat::Ept, text).unwrap_err();
             assert!(error.to_string().contains(why), "{text}: {error:#}");
         }
     }

@@ -1,6 +1,6 @@
 //! Parses the operations of `slat show --do`.
 
-use super::dump::Rights;
+use super::leaf::Rights;
 use slat::{Access, Gpa, GpaRange, PageSize};
 use slat_lab::size::Size;
 use std::fmt;
@@ -57,7 +57,7 @@ impl FromStr for Op {
         let mut fields = text.trim().split(':');
         let name = fields.next().unwrap_or_default();
         let range = fields.next().ok_or_else(|| fail(format!("`{text}` has no range")))?;
-        let range = parse_range(range)?;
+        let range = self::range(range)?;
         let mut next = || fields.next();
         let size = |text: Option<&str>| match text {
             None => Err(fail(format!("`{name}` needs a size"))),
@@ -114,10 +114,7 @@ fn address(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a range: `START-END`, where the end is exclusive, or `START+LENGTH`.
-///
-/// # Errors
-/// Returns an error for another text, and for a range that is empty or ends beyond 64 bits.
-pub fn parse_range(text: &str) -> Result<GpaRange, String> {
+fn range(text: &str) -> Result<GpaRange, String> {
     let (start, bytes) = if let Some((start, length)) = text.split_once('+') {
         (address(start)?, address(length)?)
     } else if let Some((start, end)) = text.split_once('-') {
@@ -153,7 +150,7 @@ mod tests {
 
     #[test]
     fn ranges_have_an_end_or_a_length() {
-        let range = |text: &str| parse_range(text).map(|range| (range.start().0, range.size()));
+        let range = |text: &str| range(text).map(|range| (range.start().0, range.size()));
         assert_eq!(range("0-1g"), Ok((0, 1 << 30)));
         assert_eq!(range("1g+2m"), Ok((1 << 30, 2 << 20)));
         assert_eq!(range("0x1000-0x3000"), Ok((4096, 8192)));
