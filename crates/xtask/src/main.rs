@@ -3,7 +3,6 @@
 mod api;
 mod bench;
 mod counts;
-mod dist;
 mod docs;
 mod e2e;
 mod emulators;
@@ -14,7 +13,6 @@ mod litmus;
 mod metrics;
 mod miri;
 mod msrv;
-mod notes;
 mod packages;
 mod peers;
 mod publish;
@@ -49,10 +47,8 @@ Examples:
   cargo xtask size                   the engine's text, by format and operation
   cargo xtask size --stack           its stack
   cargo xtask static --arch x86_64 --arch aarch64    programs for `slat emulate`
-  cargo xtask dist                   programs to copy to other machines
   cargo xtask stick                  a USB stick that proves the tables on the machine that boots it
   cargo xtask package                a .deb, and an image of a container
-  cargo xtask notes                  what changed since the last tag
   cargo xtask hypervisor run         Linux on the hypervisor, in QEMU
   cargo xtask setup                  install what the tests need, and stop";
 
@@ -126,8 +122,6 @@ enum Task {
         #[arg(long)]
         program: Vec<Program>,
     },
-    /// Build static programs for x86-64 and aarch64 into target/dist, with checksums and manuals
-    Dist,
     /// Write an image for a USB stick that proves the tables on the machine that boots it
     ///
     /// The machine needs UEFI firmware with Secure Boot off, and VT-x or SVM, or Arm's EL2. The
@@ -141,12 +135,6 @@ enum Task {
     /// Build a `.deb` with the static `slat`, and what an image of a container is made of, into
     /// target/dist
     Package,
-    /// Print the changes since a tag, by crate, for the notes of a release
-    Notes {
-        /// The tag, or another commit [default: the last tag, or all]
-        #[arg(long)]
-        since: Option<String>,
-    },
     /// Run Linux on the hypervisor, in QEMU
     #[command(subcommand)]
     Hypervisor(Hypervisor),
@@ -186,12 +174,10 @@ fn main() -> ExitCode {
         }),
         Task::Size { stack } => size::run(stack),
         Task::Static { arch, program } => static_build::run(&arch, &program),
-        Task::Dist => dist::run(),
         Task::Stick { image } => walkers::write_stick(image),
         Task::Package => packages::build().map(|(deb, image)| {
             println!("{}\n{}: podman build", deb.display(), image.display());
         }),
-        Task::Notes { since } => notes::run(since.as_deref()),
         Task::Hypervisor(Hypervisor::Run(args)) => hypervisor::run(&args),
         Task::Hypervisor(Hypervisor::Guest { dir, kernel, kexec }) => {
             hypervisor::image_to(&dir, kernel, kexec)
