@@ -214,11 +214,11 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
             .and(contains("0 not comparable"))
             .and(contains("split: batched")),
     );
-    bench(&["compare", &at("one"), &at("one"), "--fail-if-slower", "--report", "markdown"])
+    bench(&["compare", &at("one"), &at("one"), "--fail-if-slower", "--markdown"])
         .assert()
         .success()
         .stdout(contains("### The second run by the first").and(contains("difference\u{a0}shown")));
-    let output = bench(&["compare", &at("one"), &at("two"), "--report", "json"]).output().unwrap();
+    let output = bench(&["compare", &at("one"), &at("two"), "--json"]).output().unwrap();
     let comparison: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(comparison["alone"], serde_json::json!([0, 0]));
     // On another machine, times are not comparable.
@@ -259,7 +259,7 @@ fn two_commands_run_in_turns_and_one_against_itself() {
             .and(contains("2 + 2")),
     );
     let words: Vec<&str> = split.split(' ').collect();
-    let noise = [&["noise", "--pairs", "3", "--report", "json", "--"][..], &words].concat();
+    let noise = [&["noise", "--pairs", "3", "--json", "--"][..], &words].concat();
     let output = bench(&noise).output().unwrap();
     let comparison: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(comparison["variables"], serde_json::json!([]));
@@ -283,23 +283,4 @@ fn two_commands_run_in_turns_and_one_against_itself() {
         .assert()
         .code(1)
         .stderr(contains("is not a whole number of"));
-}
-
-#[test]
-fn a_report_is_printed_as_csv_or_as_ktap() {
-    let split = ["split", "-b", "1g", "--backing", "1g", "--when", "enable"];
-    let rest = ["--what", "split", "--samples", "10", "--report"];
-    let output = bench(&[&split[..], &rest, &["csv"]].concat()).output().unwrap();
-    let mut reader = csv::Reader::from_reader(&output.stdout[..]);
-    let value = reader.headers().unwrap().iter().position(|name| name == "value").unwrap();
-    let rows: Vec<_> = reader.records().map(Result::unwrap).collect();
-    let of = |variant| rows.iter().filter(|row| &row[2] == variant && &row[0] == "split").count();
-    // Ten samples and four counts.
-    assert_eq!((of("bounded"), of("batched")), (14, 14));
-    assert!(rows.iter().all(|row| row[value].parse::<f64>().is_ok()));
-    bench(&[&split[..], &rest, &["ktap"]].concat()).assert().success().stdout(
-        predicates::str::starts_with("KTAP version 1\n1..").and(contains("ok 1 - split engine")),
-    );
-    refused(&[&split[..], &rest, &["csv", "--json"]].concat(), &["--report", "--json"]);
-    refused(&["noise", "--", "split", "--report", "csv"], &["leave out", "--report"]);
 }

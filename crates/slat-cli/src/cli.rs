@@ -50,7 +50,6 @@ Examples:
   slat kernel list                         edits to Linux's KVM, to build, boot and measure
   slat kernel ab tree:debian-6.12 --patch my.patch -- bench dirty-log -v 1 -b 32M
                                            does a patch make KVM slower? boots in turns
-  slat plan plan.toml --cell 1/5           a fifth of a matrix of settings
   slat completions bash > ~/.local/share/bash-completion/completions/slat
 
 The engine's own tables are measured by slat-bench: cargo run --release -p slat-bench -- --help

@@ -414,7 +414,7 @@ fn check_command(words: &[String]) -> anyhow::Result<(&'static str, &[String])> 
             )));
         }
     };
-    if own.output.is_some() || own.print.is_given() {
+    if own.output.is_some() || own.print.json || own.print.markdown {
         return Err(elsewhere());
     }
     Ok(("slat", words))

@@ -11,7 +11,7 @@ use crate::selftests::{self, Results};
 use anyhow::Context;
 use slat_kernel::vm::Architecture;
 use slat_kernel::{Author, Mail, SELFTESTS};
-use slat_lab::cli::TablePrintArgs;
+use slat_lab::cli::PrintArgs;
 use slat_lab::failure::{bad_input, is_bad_input, is_interruption};
 use slat_lab::numbers::several;
 use slat_lab::report::html::{self, Part};
@@ -362,7 +362,7 @@ fn both(args: &ReviewArgs, command: Vec<String>) -> InTurnsArgs {
         counted: CountedArgs { command, ..args.counted.clone() },
         output: None,
         fail_if_slower: false,
-        print: TablePrintArgs::default(),
+        print: PrintArgs::default(),
     }
 }
 

@@ -142,7 +142,7 @@ fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
         .stdout(contains("missing  dpkg-deb").and(contains("tdp_mmu").not()))
         .stderr(contains("cannot run emulate").and(contains("qemu-system-aarch64")));
     slat(&["doctor"]).assert().success().stdout(contains("tdp_mmu").and(contains("What can run")));
-    let output = slat(&["doctor", "--report", "json"]).output().unwrap();
+    let output = slat(&["doctor", "--json"]).output().unwrap();
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(document["scenarios"].as_array().unwrap().len(), 16);
     refused(&["doctor", "--for", "sorting"], &["sorting", "dirty-log"]);
@@ -165,5 +165,5 @@ fn a_time_limit_keeps_what_was_measured_and_has_its_own_exit_code() {
 
 #[test]
 fn what_can_be_right_nowhere_is_no_test_that_failed() {
-    refused(&["bench", "dirty-log", "--clear-chunk", "65", "--report", "ktap"], &["65"]);
+    refused(&["bench", "dirty-log", "--clear-chunk", "65", "--json"], &["65"]);
 }

@@ -60,7 +60,7 @@ fn a_guest_is_migrated_in_each_way_that_the_host_has() {
 #[test]
 fn a_run_is_explained_and_one_without_guests_is_not() {
     if kvm_is_usable() {
-        let words = ["explain", "--report", "json", "--", "bench", "dirty-log", "--memory", "8m"];
+        let words = ["explain", "--json", "--", "bench", "dirty-log", "--memory", "8m"];
         let done = slat(&words).args(["--runs", "1", "--iterations", "1"]).assert().success();
         let explained: serde_json::Value =
             serde_json::from_slice(&done.get_output().stdout).expect("JSON");

@@ -92,7 +92,7 @@ pub fn once(program: &Program, words: &[String], session: &Session) -> anyhow::R
 }
 
 fn one(program: &Program, words: &[String], session: &Session) -> anyhow::Result<Run> {
-    let ended = child::run(&child::with_json(words), None, session)?;
+    let ended = child::run(&child::with_json(words), session)?;
     if session.interrupted() {
         return Err(Failure::Interrupted.into());
     }

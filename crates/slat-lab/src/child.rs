@@ -10,7 +10,7 @@ use crate::session::{Running, Session};
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::io::Read;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,40 +20,17 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Time that a child may take to end after a signal to end.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(10);
 
 /// A child that has ended.
 #[derive(Debug)]
 pub struct ChildExit {
     /// Exit status of the child.
     pub status: ExitStatus,
-    /// Whether the time limit ended the child.
-    pub out_of_time: bool,
     /// Output of the child on stdout.
     pub stdout: Vec<u8>,
     /// Output of the child on stderr.
     pub stderr: String,
-    /// Time that the child ran.
-    pub took: Duration,
-}
-
-impl ChildExit {
-    /// Returns why it counts as failed, in one line, if it does.
-    pub fn failure(&self, limit: Option<Duration>) -> Option<String> {
-        if let (true, Some(limit)) = (self.out_of_time, limit) {
-            return Some(format!("not done within {}", humantime::format_duration(limit)));
-        }
-        if let Some(signal) = self.status.signal() {
-            return Some(format!("killed by signal {signal}"));
-        }
-        (!self.status.success()).then(|| {
-            let line = self.stderr.lines().rfind(|line| !line.trim().is_empty());
-            let line = line.unwrap_or("it says nothing").trim();
-            // Drops the program's name, with which the line of an error begins.
-            let named = line.split_once(": ").filter(|(name, _)| name.starts_with("slat"));
-            named.map_or(line, |(_, rest)| rest).to_owned()
-        })
-    }
 }
 
 /// Checks that the words measure a scenario, and do not say where results go.
@@ -71,7 +48,7 @@ pub fn check_words(program: &Program, words: &[String]) -> anyhow::Result<()> {
     }
     if without_output(words).len() != words.len() {
         return Err(bad_input(
-            "leave out --output, --json, --markdown and --report: all results are gathered here",
+            "leave out --output, --json and --markdown: all results are gathered here",
         ));
     }
     Ok(())
@@ -83,9 +60,9 @@ pub fn without_output(words: &[String]) -> Vec<String> {
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
-            "-o" | "--output" | "--report" => drop(words.next()),
+            "-o" | "--output" => drop(words.next()),
             "--json" | "--markdown" => {}
-            word if word.starts_with("--output=") || word.starts_with("--report=") => {}
+            word if word.starts_with("--output=") => {}
             word if word.starts_with("-o") && !word.starts_with("--") => {}
             word => left.push(word.to_owned()),
         }
@@ -114,7 +91,6 @@ pub fn with_json(words: &[String]) -> Vec<String> {
 #[derive(Debug)]
 struct Started {
     child: Child,
-    began: Instant,
     running: Running,
     stdout: thread::JoinHandle<Vec<u8>>,
     stderr: thread::JoinHandle<Vec<u8>>,
@@ -131,43 +107,38 @@ impl Started {
     fn of(mut command: Command) -> anyhow::Result<Self> {
         command.process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let began = Instant::now();
         let mut child = command.spawn().context("cannot start this program again")?;
         let running = Running::new(child.id());
         let (stdout, stderr) = (gather(child.stdout.take()), gather(child.stderr.take()));
-        Ok(Self { child, began, running, stdout, stderr })
+        Ok(Self { child, running, stdout, stderr })
     }
 
     /// Ends the child as Ctrl-C does. If it does not end in time, its process group is killed.
-    fn interrupt(&mut self) -> std::io::Result<(ExitStatus, bool)> {
+    fn interrupt(&mut self) -> std::io::Result<ExitStatus> {
         let interrupted = Session::quiet();
         interrupted.stop();
-        wait(&mut self.child, Instant::now(), Some(GRACE), &interrupted)
+        wait(&mut self.child, Some(GRACE), &interrupted)
     }
 
     /// Takes the output of the child, which was waited for.
-    fn ended(self, waited: std::io::Result<(ExitStatus, bool)>) -> anyhow::Result<ChildExit> {
+    fn ended(self, waited: std::io::Result<ExitStatus>) -> anyhow::Result<ChildExit> {
         drop(self.running);
-        let (status, out_of_time) = waited.context("cannot wait for this program")?;
+        let status = waited.context("cannot wait for this program")?;
         let stdout = self.stdout.join().unwrap_or_default();
         let stderr = self.stderr.join().unwrap_or_default();
         let stderr = String::from_utf8_lossy(&stderr).into_owned();
-        Ok(ChildExit { status, out_of_time, stdout, stderr, took: self.began.elapsed() })
+        Ok(ChildExit { status, stdout, stderr })
     }
 }
 
-/// Runs this program with these words until it ends or its time limit ends it. If the session is
-/// interrupted, the child gets SIGINT.
+/// Runs this program with these words until it ends. If the session is interrupted, the child gets
+/// SIGINT.
 ///
 /// # Errors
 /// The program cannot be started, or waited for.
-pub fn run(
-    words: &[String],
-    limit: Option<Duration>,
-    session: &Session,
-) -> anyhow::Result<ChildExit> {
+pub fn run(words: &[String], session: &Session) -> anyhow::Result<ChildExit> {
     let mut started = Started::new(words)?;
-    let waited = wait(&mut started.child, started.began, limit, session);
+    let waited = wait(&mut started.child, None, session);
     started.ended(waited)
 }
 
@@ -198,7 +169,7 @@ impl Beside {
         let Some(status) = started.child.try_wait().context("cannot wait for this program")? else {
             return Ok(());
         };
-        let ended = self.started.take().map(|started| started.ended(Ok((status, false))));
+        let ended = self.started.take().map(|started| started.ended(Ok(status)));
         let stderr = ended.transpose()?.map(|ended| ended.stderr).unwrap_or_default();
         bail!(
             "`{}` ended before what it was to run beside ({status}); it has to run until Ctrl-C: \
@@ -219,7 +190,7 @@ impl Beside {
         let ended = started.ended(waited)?;
         // What was asked for more says so by 130.
         let done = ended.status.success() || ended.status.code() == Some(130);
-        match done && !ended.out_of_time {
+        match done {
             true => Ok(()),
             false => bail!("`{}` failed ({}): {}", self.words, ended.status, ended.stderr.trim()),
         }
@@ -247,32 +218,25 @@ fn gather(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8
     })
 }
 
-/// Waits for the child; returns its status, and whether the time limit ended it.
+/// Waits for the child. Once the session is interrupted, the child may run for `grace` more.
 fn wait(
     child: &mut Child,
-    began: Instant,
-    limit: Option<Duration>,
+    grace: Option<Duration>,
     session: &Session,
-) -> std::io::Result<(ExitStatus, bool)> {
+) -> std::io::Result<ExitStatus> {
     let pid = Pid::from_child(child);
-    let (mut told, mut late): (bool, Option<Instant>) = (false, None);
+    let mut told: Option<Instant> = None;
     loop {
         // Until this returns a status, the process identifier belongs to the child.
         if let Some(status) = child.try_wait()? {
-            return Ok((status, late.is_some()));
+            return Ok(status);
         }
-        if session.interrupted() && !told {
-            told = true;
-            let _ = kill_process(pid, Signal::INT);
-        }
-        match (late, limit) {
-            (None, Some(limit)) if began.elapsed() >= limit => {
-                late = Some(Instant::now());
-                if !told {
-                    let _ = kill_process(pid, Signal::TERM);
-                }
+        match told.zip(grace) {
+            None if told.is_none() && session.interrupted() => {
+                told = Some(Instant::now());
+                let _ = kill_process(pid, Signal::INT);
             }
-            (Some(since), _) if since.elapsed() >= GRACE => {
+            Some((since, grace)) if since.elapsed() >= grace => {
                 let _ = kill_process_group(pid, Signal::KILL);
             }
             _ => {}

@@ -4,14 +4,12 @@ mod compare;
 pub mod count;
 mod cpus;
 mod output;
-mod plan;
 mod render;
 pub mod time;
 
 pub use compare::{AbArgs, CompareArgs, NoiseArgs, Repeat};
 pub use cpus::Cpus;
-pub use output::{Format, OutputArgs, PrintArgs, ReportFormat, TablePrintArgs};
-pub use plan::{MergeArgs, PlanArgs, Share};
+pub use output::{Format, OutputArgs, PrintArgs};
 pub use render::RenderArgs;
 
 use clap::{Subcommand, ValueEnum};
@@ -27,10 +25,6 @@ pub enum Common {
     Ab(AbArgs),
     /// Compare the machine with itself: how far two runs of one command line differ
     Noise(NoiseArgs),
-    /// Measure a matrix of settings, cell by cell, on one host or on many
-    Plan(PlanArgs),
-    /// Gather the reports of a plan's cells, and of many hosts
-    Merge(MergeArgs),
     /// Print the report of a run again, from its results.json
     Render(RenderArgs),
     /// Print a completion script for a shell
@@ -85,4 +79,4 @@ macro_rules! display_as_written {
     )*};
 }
 
-display_as_written!(Format, ReportFormat, Switch);
+display_as_written!(Switch);

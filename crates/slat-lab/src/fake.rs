@@ -17,7 +17,7 @@ pub fn report() -> Report {
         schema: SCHEMA,
         partial: false,
         tool: "0.1.0".into(),
-        trust: Some(trust()),
+        trust: trust(),
         verdict: Verdict::default(),
         host: host(),
         command: ["slat", "--output", "a b"].map(str::to_owned).to_vec(),
@@ -44,7 +44,6 @@ pub fn trust() -> Trust {
         load_end: Maybe(Some(1.5)),
         steal: Maybe(Some(0.125)),
         waited: Maybe(Some(3.0)),
-        parts: Vec::new(),
     }
 }
 

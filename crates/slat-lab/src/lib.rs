@@ -1,4 +1,4 @@
-//! Laboratory: sessions, samples, statistics, reports, plans, and the command line for them. It
+//! Laboratory: sessions, samples, statistics, reports, and the command line for them. It
 //! does not depend on what is measured.
 //!
 //! A [`scenario::Scenario`] measures one thing and returns [`record::Measurement`]s. It reports
@@ -16,10 +16,8 @@ pub mod fake;
 pub mod files;
 pub mod first;
 pub mod host;
-pub mod merge;
 pub mod numbers;
 pub mod param;
-pub mod plan;
 pub mod rate;
 pub mod record;
 pub mod renderer;

@@ -187,9 +187,8 @@ pub struct Report {
     pub partial: bool,
     /// The version of this program.
     pub tool: Cow<'static, str>,
-    /// What went on beside the run; of an older report it is not known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trust: Option<Trust>,
+    /// What went on beside the run.
+    pub trust: Trust,
     /// What its results answer, in plain words.
     #[serde(default, skip_serializing_if = "Verdict::is_empty")]
     pub verdict: Verdict,
@@ -209,7 +208,7 @@ pub struct Report {
 impl Report {
     /// Returns whether a disturbance of the run exceeded its bound.
     pub fn is_noisy(&self) -> bool {
-        self.trust.as_ref().is_some_and(|trust| !trust.trusted)
+        !self.trust.trusted
     }
 }
 

@@ -3,12 +3,9 @@
 mod ascii;
 mod manual;
 pub mod output;
-mod plan_job;
 
 use crate::alternate;
-use crate::cli::{
-    Common, CompareArgs, Format, NoiseArgs, OutputArgs, RenderArgs, Repeat, ReportFormat,
-};
+use crate::cli::{Common, CompareArgs, Format, NoiseArgs, OutputArgs, RenderArgs, Repeat};
 use crate::compare::{self, Comparison, Run};
 use crate::failure::{self, bad_input};
 use crate::host::Host;
@@ -16,7 +13,7 @@ use crate::numbers::three_digits;
 use crate::record::{Measurement, Report, SCHEMA};
 use crate::renderer::Renderer;
 use crate::report::comparison::{self, Rows};
-use crate::report::{csv, json, ktap, markdown, text};
+use crate::report::{json, markdown, text};
 use crate::scenario::{Choice, Program};
 use crate::session::Session;
 use crate::stats;
@@ -69,8 +66,6 @@ pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<Exi
             Some(pairs) => validate(program, args, pairs),
             None => alternate(program, &args.words, &args.words, None, &args.how, false),
         },
-        Common::Plan(args) => plan_job::plan(program, args),
-        Common::Merge(args) => plan_job::merge(program, args),
         Common::Render(args) => render(program, args),
         Common::Completions { shell } => {
             let mut script = Vec::new();
@@ -114,9 +109,9 @@ pub fn bench(
     args.time_limit.into_iter().for_each(|time| session.limit(time));
     let results = match scenario(&mut session) {
         Err(error) if failure::is_interruption(&error) => Vec::new(),
-        Err(error) if is_for_programs(args.print.format()) && !failure::is_bad_input(&error) => {
+        Err(error) if args.print.json && !failure::is_bad_input(&error) => {
             session.finish();
-            return failed(program, host, &begin, error, args.print.format(), &mut session);
+            return failed(program, host, &begin, error, &mut session);
         }
         results => results?,
     };
@@ -134,18 +129,12 @@ pub fn bench(
     })
 }
 
-/// Returns whether programs read the format, which is then printed for a failure as well.
-fn is_for_programs(format: ReportFormat) -> bool {
-    matches!(format, ReportFormat::Json | ReportFormat::Csv | ReportFormat::Ktap)
-}
-
-/// Reports a run that measured nothing, for programs that read the report only.
+/// Prints the JSON of a run that measured nothing, for programs that read only this.
 fn failed(
     program: &Program,
     host: Host,
     begin: &Begin,
     error: anyhow::Error,
-    format: ReportFormat,
     session: &mut Session,
 ) -> anyhow::Result<ExitCode> {
     let words: Vec<_> =
@@ -158,7 +147,7 @@ fn failed(
         }
         false => session.fail(what, reason),
     }
-    show(program, &report(program, host, begin, Vec::new(), session), format, None)?;
+    show(program, &report(program, host, begin, Vec::new(), session), Format::Json, None)?;
     Ok(exit_code(program, &error))
 }
 
@@ -345,7 +334,7 @@ pub fn report(
         schema: SCHEMA,
         partial: session.interrupted(),
         tool: program.version.into(),
-        trust: Some(crate::record::trust(begin, &results)),
+        trust: crate::record::trust(begin, &results),
         verdict: crate::renderer::verdict(&results, &(program.renderers)()),
         host,
         command: command(program, std::env::args()),
@@ -362,24 +351,16 @@ pub fn report(
 pub fn show(
     program: &Program,
     report: &Report,
-    format: ReportFormat,
+    format: Format,
     output: Option<Output>,
 ) -> anyhow::Result<()> {
     let renderers = (program.renderers)();
     let written = write(report, &renderers, output);
     output::print(&match format {
-        ReportFormat::Json => json::render(report)?,
-        ReportFormat::Markdown => markdown::render(report, &renderers),
-        ReportFormat::Text => text::render(report, &renderers, output::width()),
-        ReportFormat::Csv => csv::render(report)?,
-        ReportFormat::Ktap => ktap::render(report),
+        Format::Json => json::render(report)?,
+        Format::Markdown => markdown::render(report, &renderers),
+        Format::Text => text::render(report, &renderers, output::width()),
     })?;
-    // Rows have no place for what was not measured.
-    if format == ReportFormat::Csv {
-        let lines =
-            report.skipped.iter().map(|s| format!("not measured: {}: {}", s.what, s.reason));
-        lines.for_each(|line| eprintln!("{line}"));
-    }
     say(written?);
     Ok(())
 }

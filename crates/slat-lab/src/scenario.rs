@@ -10,7 +10,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// A scenario. The command line, the doctor and plans take all of its properties from this trait.
+/// A scenario. The command line and the doctor take all of its properties from this trait.
 pub trait Scenario: 'static {
     /// Name, on the command line and in results.
     const NAME: &'static str;

@@ -43,11 +43,6 @@ pub struct Trust {
     pub others: Maybe<f64>,
     /// The most milliseconds of a second that a vCPU waited for a CPU, by the medians of phases.
     pub waited: Maybe<f64>,
-    /// The same of each run, where several were joined; nothing of one whose report is older than
-    /// this. What stands above is then the worst of them, with the first beginning and the sum of
-    /// the seconds.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub parts: Vec<Option<Trust>>,
 }
 
 /// A bound that was exceeded.
@@ -106,46 +101,12 @@ impl Begin {
             steal: Maybe(share(|ticks| ticks.stolen, 0)),
             others: Maybe(own.and_then(|own| share(used, own))),
             waited: Maybe(waited),
-            parts: Vec::new(),
         }
         .judged(vcpus, cpus())
     }
 }
 
 impl Trust {
-    /// Joins several runs; returns `None` if nothing is known of any of them.
-    pub fn joined(runs: &[Option<&Self>]) -> Option<Self> {
-        let all = runs.iter().flat_map(|run| match run {
-            Some(run) if !run.parts.is_empty() => run.parts.clone(),
-            one => vec![one.cloned()],
-        });
-        let parts: Vec<Option<Self>> = all.collect();
-        let known: Vec<&Self> = parts.iter().flatten().collect();
-        let most = |of: fn(&Self) -> Maybe<f64>| {
-            Maybe(known.iter().filter_map(|it| of(it).0).reduce(f64::max))
-        };
-        let mut reasons: Vec<Reason> = Vec::new();
-        for reason in known.iter().flat_map(|run| &run.reasons) {
-            match reasons.iter_mut().find(|worst| worst.what == reason.what) {
-                Some(worst) if worst.value >= reason.value => {}
-                Some(worst) => *worst = reason.clone(),
-                None => reasons.push(reason.clone()),
-            }
-        }
-        Some(Self {
-            trusted: reasons.is_empty(),
-            reasons,
-            began: known.iter().map(|run| run.began).min()?,
-            seconds: known.iter().map(|run| run.seconds).sum(),
-            load_begin: most(|run| run.load_begin),
-            load_end: most(|run| run.load_end),
-            steal: most(|run| run.steal),
-            others: most(|run| run.others),
-            waited: most(|run| run.waited),
-            parts,
-        })
-    }
-
     /// Adds the reasons that its figures give on a machine with `cpus` CPUs.
     pub(crate) fn judged(self, vcpus: usize, cpus: usize) -> Self {
         let beyond = |what: &str, value: Option<f64>, bound: f64, sentence: fn(f64) -> String| {
@@ -177,17 +138,9 @@ impl Trust {
 
     /// Returns the first line of a report.
     pub fn line(&self) -> String {
-        let (runs, unknown) =
-            (self.parts.len(), self.parts.iter().filter(|it| it.is_none()).count());
-        let unknown = match unknown {
-            0 => String::new(),
-            unknown => format!("; of {unknown} it is not known"),
-        };
         if !self.trusted {
             let sentences: Vec<_> = self.reasons.iter().map(|it| &*it.sentence).collect();
-            let bad = self.parts.iter().flatten().filter(|run| !run.trusted).count();
-            let of = if runs > 0 { format!("{bad} of {runs} runs, where ") } else { String::new() };
-            return format!("NOT TO BE TRUSTED: {of}{}{unknown}.", sentences.join("; "));
+            return format!("NOT TO BE TRUSTED: {}.", sentences.join("; "));
         }
         let known = [
             self.others.0.map(|percent| format!("others used {percent:.0} % of the CPUs")),
@@ -197,10 +150,6 @@ impl Trust {
         let known: Vec<_> = known.into_iter().flatten().collect();
         match known.is_empty() {
             true => "This host does not tell whether the run was disturbed.".to_owned(),
-            false if runs > 0 => {
-                let quiet = self.parts.iter().flatten().count();
-                format!("{quiet} of {runs} runs were quiet: {}{unknown}.", known.join(", "))
-            }
             false => format!("A quiet run: {}.", known.join(", ")),
         }
     }

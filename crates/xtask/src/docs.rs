@@ -35,8 +35,6 @@ pub struct Page {
     pub examples: Vec<Example>,
     /// Code within sentences that is a command line or the name of a command.
     pub spans: Vec<Example>,
-    /// Files that it shows: language and content.
-    pub files: Vec<(String, String)>,
 }
 
 /// Returns all pages, in the order of their names.
@@ -63,7 +61,7 @@ fn page(name: &str) -> anyhow::Result<Page> {
 
 /// Reads a page.
 fn read(name: &str, text: &str) -> anyhow::Result<Page> {
-    let mut page = Page { name: name.to_owned(), examples: vec![], spans: vec![], files: vec![] };
+    let mut page = Page { name: name.to_owned(), examples: vec![], spans: vec![] };
     for (event, range) in
         Parser::new_ext(text, pulldown_cmark::Options::ENABLE_TABLES).into_offset_iter()
     {
@@ -128,7 +126,6 @@ fn block(page: &mut Page, language: &str, first: usize, lines: &[&str]) -> anyho
             });
             page.spans.extend(files);
         }
-        "toml" => page.files.push((language.to_owned(), lines.join("\n"))),
         _ => ensure!(
             language.starts_with("rust"),
             "{}: a block of {language:?}; CONTRIBUTING.md says which there are",
@@ -145,14 +142,14 @@ mod tests {
     #[test]
     fn a_console_block_has_commands_and_what_each_prints() {
         let text =
-            "# Page\n\n```console\n$ slat doctor\nwell\n$ slat \\\n    show\n```\n`slat plan`\n";
+            "# Page\n\n```console\n$ slat doctor\nwell\n$ slat \\\n    show\n```\n`slat watch`\n";
         let page = read("a.md", text).unwrap();
         let examples: Vec<_> =
             page.examples.iter().map(|e| (e.at.as_str(), e.line.as_str(), e.shown.len())).collect();
         assert_eq!(examples, [("a.md:4", "slat doctor", 1), ("a.md:6", "slat \\\n    show", 0)]);
         assert_eq!(
             (page.spans[0].at.as_str(), page.spans[0].line.as_str()),
-            ("a.md:9", "slat plan")
+            ("a.md:9", "slat watch")
         );
     }
 

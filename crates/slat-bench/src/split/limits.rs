@@ -129,8 +129,7 @@ impl<'a> Pool<'a> {
         Self {
             variant: &measurement.variant,
             bytes: amount("bytes"),
-            // Older reports call them slots.
-            ptes: amount("entries").or_else(|| amount("slots")),
+            ptes: amount("entries"),
             samples: measurement.samples.clone(),
         }
     }

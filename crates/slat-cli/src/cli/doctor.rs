@@ -3,7 +3,7 @@
 use crate::doctor;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use slat_lab::cli::TablePrintArgs;
+use slat_lab::cli::PrintArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -32,5 +32,5 @@ pub struct DoctorArgs {
 
     /// How the findings are printed.
     #[command(flatten)]
-    pub print: TablePrintArgs,
+    pub print: PrintArgs,
 }

@@ -1,7 +1,7 @@
 //! The command line of `slat explain`.
 
 use clap::Args;
-use slat_lab::cli::TablePrintArgs;
+use slat_lab::cli::PrintArgs;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -27,7 +27,7 @@ pub struct ExplainArgs {
 
     /// How the explanation is printed.
     #[command(flatten)]
-    pub print: TablePrintArgs,
+    pub print: PrintArgs,
 
     /// Words of a `slat bench` to run and explain
     #[arg(last = true, value_name = "WORDS", conflicts_with = "run")]

@@ -3,7 +3,7 @@
 use super::{ConfigArgs, EditsArgs, EmulateArgs, KernelChoice, PartsArgs, PatchesArgs};
 use clap::Args;
 use slat_kernel::vm::Architecture;
-use slat_lab::cli::TablePrintArgs;
+use slat_lab::cli::PrintArgs;
 use slat_lab::size::Size;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -69,7 +69,7 @@ pub struct InTurnsArgs {
 
     /// How it is printed.
     #[command(flatten)]
-    pub print: TablePrintArgs,
+    pub print: PrintArgs,
 }
 
 const BISECT_EXAMPLES: &str = "\

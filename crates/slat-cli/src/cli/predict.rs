@@ -1,7 +1,7 @@
 //! The command line of `slat predict`.
 
 use clap::{Args, ValueEnum};
-use slat_lab::cli::{TablePrintArgs, count, time};
+use slat_lab::cli::{PrintArgs, count, time};
 use slat_lab::rate::Rate;
 use slat_lab::size::Size;
 use std::fmt;
@@ -156,5 +156,5 @@ pub struct PredictArgs {
 
     /// How the forecasts are printed.
     #[command(flatten)]
-    pub print: TablePrintArgs,
+    pub print: PrintArgs,
 }

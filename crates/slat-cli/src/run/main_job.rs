@@ -13,7 +13,7 @@ use crate::kvm::repeat::{Repeatable, Times};
 use crate::kvm::runs::Guest;
 use crate::kvm::values::{KvmBacking, KvmWay};
 use slat_kvm::Backing;
-use slat_lab::cli::ReportFormat;
+use slat_lab::cli::Format;
 use slat_lab::cli::Switch;
 use slat_lab::failure::{CANNOT, is_interruption};
 use slat_lab::host::Host;
@@ -212,7 +212,7 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
     let report = report(&PROGRAM, host, &begin, results, session);
     session.note("");
     match args.print.format() {
-        ReportFormat::Text => {
+        Format::Text => {
             let text = |report: &Report, width| brief::render(report, &args.output, width);
             show_as(&PROGRAM, &report, text, Some(output))?;
         }

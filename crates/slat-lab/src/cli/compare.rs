@@ -1,6 +1,6 @@
 //! The command line of comparisons.
 
-use super::TablePrintArgs;
+use super::PrintArgs;
 use crate::compare::{DRIFT, IN_TURNS};
 use clap::Args;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub struct CompareArgs {
 
     /// How it is printed.
     #[command(flatten)]
-    pub print: TablePrintArgs,
+    pub print: PrintArgs,
 
     /// Exit code 1 if anything is slower; how often it is wrong here, `noise --check` tells
     #[arg(long)]
@@ -139,7 +139,7 @@ pub struct Repeat {
 
     /// How it is printed.
     #[command(flatten)]
-    pub print: TablePrintArgs,
+    pub print: PrintArgs,
 }
 
 fn percent(text: &str) -> Result<f64, String> {

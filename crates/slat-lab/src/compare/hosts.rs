@@ -56,10 +56,7 @@ pub(super) fn variables(first: &Run, second: &Run) -> Vec<[String; 3]> {
         "/numa_nodes",
     ] {
         let (a, b) = (first.host.pointer(path), second.host.pointer(path));
-        // If an older report does not have the field, this is no difference.
-        if a.is_some() && b.is_some() {
-            say(&path[1..].replace(['/', '_'], " "), a, b);
-        }
+        say(&path[1..].replace(['/', '_'], " "), a, b);
     }
     let none = Map::new();
     let map = |value: Option<&Value>| value.and_then(Value::as_object).unwrap_or(&none).clone();
@@ -68,7 +65,7 @@ pub(super) fn variables(first: &Run, second: &Run) -> Vec<[String; 3]> {
         a.keys().chain(b.keys()).cloned().collect()
     };
     let (a, b) = (of(first, "/cpu/mitigations"), of(second, "/cpu/mitigations"));
-    for name in both(&a, &b).into_iter().filter(|_| !a.is_empty() && !b.is_empty()) {
+    for name in both(&a, &b) {
         say(&format!("vulnerability {}", name.replace('_', " ")), a.get(&name), b.get(&name));
     }
     let (a, b) = (of(first, "/kvm/parameters"), of(second, "/kvm/parameters"));

@@ -17,15 +17,12 @@ pub struct Job {
     /// The words of the command after the program's name; empty if there are tests.
     pub command: Vec<String>,
     /// Programs to run one after the other.
-    #[serde(default)]
     pub tests: Vec<Test>,
     /// Files to read when all tests have ended, such as counters of a kernel module.
-    #[serde(default)]
     pub read: Vec<String>,
     /// The serial line to answer on.
     pub port: String,
     /// Seconds from the answer to the end of the machine.
-    #[serde(default)]
     pub linger: u32,
 }
 

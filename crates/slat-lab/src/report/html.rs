@@ -26,9 +26,7 @@ pub fn render(report: &Report, renderers: &[Renderer]) -> String {
             (head("What memory management costs guests"))
             body {
                 h1 { "What memory management costs guests" }
-                @if let Some(trust) = &report.trust {
-                    p.quiet[trust.trusted].warning[!trust.trusted] { (trust.line()) }
-                }
+                p.quiet[!report.is_noisy()].warning[report.is_noisy()] { (report.trust.line()) }
                 @if report.partial {
                     p.warning { "Interrupted: this is a part of what was asked for." }
                 }
@@ -229,10 +227,8 @@ fn verdict(verdict: &Verdict) -> Markup {
 /// Returns when, for how long, by which version and where the run was.
 fn when(report: &Report) -> String {
     let (cpu, kernel) = (&report.host.cpu.model, &report.host.kernel.release);
-    let time = report.trust.as_ref().map_or_else(String::new, |trust| {
-        format!(", {}, in {}", date(trust.began), seconds(trust.seconds))
-    });
-    format!("Measured by slat {} on {cpu}, Linux {kernel}{time}.", report.tool)
+    let (began, time) = (date(report.trust.began), seconds(report.trust.seconds));
+    format!("Measured by slat {} on {cpu}, Linux {kernel}, {began}, in {time}.", report.tool)
 }
 
 fn table_section(table: &Table) -> Section {

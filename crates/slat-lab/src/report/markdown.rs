@@ -12,9 +12,9 @@ use std::fmt::Write;
 pub fn render(report: &Report, renderers: &[Renderer]) -> String {
     let words = report.command.iter().map(String::as_str);
     let command = shlex::try_join(words).unwrap_or_else(|_| report.command.join(" "));
-    let trust = report.trust.as_ref().map(|trust| trust.line() + "\n\n").unwrap_or_default();
+    let trust = report.trust.line();
     let mut markdown =
-        format!("{trust}`{command}` (slat {})\n\n{}\n\n", report.tool, text::host(report));
+        format!("{trust}\n\n`{command}` (slat {})\n\n{}\n\n", report.tool, text::host(report));
     for sentence in &report.verdict.says {
         let _ = writeln!(markdown, "- {sentence}");
     }

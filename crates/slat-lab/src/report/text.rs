@@ -55,10 +55,9 @@ pub fn host(report: &Report) -> String {
 /// Appends the first lines: whether the run can be trusted, its answers, the machine, and whether
 /// it was interrupted.
 pub fn header(text: &mut String, report: &Report, width: u16) {
-    match &report.trust {
-        _ if report.results.is_empty() => wrap(text, "Nothing was measured.", "", width),
-        Some(trust) => wrap(text, &trust.line(), "", width),
-        None => {}
+    match report.results.is_empty() {
+        true => wrap(text, "Nothing was measured.", "", width),
+        false => wrap(text, &report.trust.line(), "", width),
     }
     verdict(text, &report.verdict, width);
     wrap(text, &host(report), "", width);

@@ -10,12 +10,8 @@ use slat_lab::scenario::Program;
 const OTHERS: [&str; 3] = ["sudo", "echo", "rustup"];
 
 /// Placeholders in command lines, with values for them.
-const FORMS: [(&str, &str); 4] = [
-    ("$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT", "1/3"),
-    ("--linux-tree PATH", "--linux-tree tree"),
-    ("--vcpus N", "--vcpus 8"),
-    (" …", ""),
-];
+const FORMS: [(&str, &str); 3] =
+    [("--linux-tree PATH", "--linux-tree tree"), ("--vcpus N", "--vcpus 8"), (" …", "")];
 
 /// Kinds of lines.
 #[derive(Debug, PartialEq, Eq)]
