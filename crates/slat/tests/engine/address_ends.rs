@@ -1,7 +1,7 @@
 //! Both ends of both address spaces, on the widest guests and on the smallest.
 
 use crate::common::hardware::Hardware;
-use crate::common::stage::{K, M, RAM, host, on_stage, range, refused};
+use crate::common::stage::{K, M, RAM, host, on_stage, range, refused, relax};
 use crate::common::unmap;
 use crate::common::world::size;
 use slat::{
@@ -59,23 +59,14 @@ fn pages_at_both_ends<H: Hardware>(bits: u32) {
                 let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: true };
                 assert_eq!(guard.age(at, &mut ages, how).unwrap().young, 1);
                 assert_eq!(young, [1]);
-                assert_eq!(
-                    guard.relax(at, Access::Read).map(slat::LocalFlush::not_needed_here),
-                    Ok(page)
-                );
+                assert_eq!(relax(guard, at, Access::Read), Ok(page));
             }
-            assert_eq!(
-                guard.relax(at, Access::Write).map(slat::LocalFlush::not_needed_here),
-                Ok(page)
-            );
+            assert_eq!(relax(guard, at, Access::Write), Ok(page));
             let named = Pages { start: Gpa(gpa), bits: &[1] };
             assert_eq!(guard.clean_pages(&named), Ok(page));
             assert_eq!(guard.write_protect_pages(&named), Ok(page));
             assert_eq!(guard.execute_protect(at), Ok(page));
-            assert_eq!(
-                guard.relax(at, Access::Execute).map(slat::LocalFlush::not_needed_here),
-                Ok(page)
-            );
+            assert_eq!(relax(guard, at, Access::Execute), Ok(page));
             assert_eq!(guard.split(at, smallest, cache), Ok(0));
             assert_eq!(guard.collapse(at, smallest), Ok(0));
         }
@@ -84,10 +75,7 @@ fn pages_at_both_ends<H: Hardware>(bits: u32) {
         assert_eq!(guard.leaves(all).unwrap().count(), ends.len());
         assert_eq!(guard.clean_caches(all), Ok(ends.len() as u64 * page));
         assert_eq!(guard.write_protect(all), Ok(0));
-        assert_eq!(
-            guard.relax(all, Access::Write).map(slat::LocalFlush::not_needed_here),
-            Ok(ends.len() as u64 * page)
-        );
+        assert_eq!(relax(guard, all, Access::Write), Ok(ends.len() as u64 * page));
         assert_eq!(guard.write_protect(all), Ok(ends.len() as u64 * page));
         assert_eq!(guard.split(all, smallest, cache), Ok(0));
         assert_eq!(guard.collapse(all, size(H::sizes()[0])), Ok(0));
@@ -134,10 +122,7 @@ fn blocks_at_both_ends<H: Hardware>(bits: u32) {
                 guard.split(end, size(page), cache).unwrap();
                 assert_eq!(guard.write_protect(end), Ok(page));
             }
-            assert_eq!(
-                guard.relax(all, Access::Write).map(slat::LocalFlush::not_needed_here),
-                Ok(2 * page)
-            );
+            assert_eq!(relax(guard, all, Access::Write), Ok(2 * page));
             assert_eq!(guard.collapse(all, size(block)), Ok(block));
             assert_eq!(guard.leaves(all).unwrap().count(), 1);
             let pages = block / page;

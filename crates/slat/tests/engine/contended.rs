@@ -4,20 +4,20 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::stage::{CLEAN, K, M, RAM, arm, ept, on_stage, range, refused, says};
+use crate::common::stage::{CLEAN, K, M, RAM, arm, ept, on_stage, range, refused, relax, says};
 use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Moment, TestPlatform, destroy};
 use slat::{
     Access, AgeBitmaps, AgeCounts, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Contended,
-    Gpa, GpaRange, Hpa, LocalFlush, MapError, PageSize, SplitError, Stopped, TableBits, TableCache,
-    Tables, UnmapEntry, UnmapError, Vmid,
+    Gpa, Hpa, MapError, PageSize, SplitError, TableBits, TableCache, Tables, UnmapEntry,
+    UnmapError, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Makes sixteen pages from 2m on. The fourth, at 2m + 12k, is held, frozen or sealed, and
 /// afterwards as it was.
 fn with_held<H: Hardware>(
-    body: impl for<'t, 'p> Fn(bool, &'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
+    body: impl Fn(bool, &TablesOf<'_, H>, &mut GuardOf<'_, '_, H>, &mut CacheOf<'_, H>),
 ) {
     for sealed in [false, true] {
         on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
@@ -33,15 +33,6 @@ fn with_held<H: Hardware>(
             assert_eq!(pte.swap(raw, SeqCst), held, "somebody else's entry was changed");
         });
     }
-}
-
-/// Relaxes, and takes the obligation of this CPU as not needed.
-fn relax<H: Hardware>(
-    guard: &mut GuardOf<'_, '_, H>,
-    at: GpaRange,
-    access: Access,
-) -> Result<u64, Stopped<ChangeError>> {
-    guard.relax(at, access).map(LocalFlush::not_needed_here)
 }
 
 const PAGES: u64 = 64 * K;
@@ -69,18 +60,18 @@ fn an_entry_that_one_thread_holds_is_contended_for_all_others<H: Hardware>() {
         // Everything before the held entry is done.
         let reason = ChangeError::Contended;
         refused(guard.write_protect(pages), HELD, reason);
-        refused(relax::<H>(guard, pages, Access::Write), HELD, reason);
+        refused(relax(guard, pages, Access::Write), HELD, reason);
         refused(guard.execute_protect(pages), HELD, reason);
-        refused(relax::<H>(guard, pages, Access::Execute), HELD, reason);
+        refused(relax(guard, pages, Access::Execute), HELD, reason);
         refused(guard.clean(pages), HELD, reason);
-        refused(relax::<H>(guard, pages, Access::Write), HELD, reason);
+        refused(relax(guard, pages, Access::Write), HELD, reason);
         assert_eq!(guard.counts().entries_written, before + 6 * 3);
         let mut bits = [0];
         refused(guard.harvest(pages, &mut bits), HELD, reason);
         assert_eq!(bits, [0b111], "what was harvested is in the bitmap");
         let owed = guard.pending_invalidation();
         assert!(owed.is_none(), "the harvest completed what was owed");
-        relax::<H>(guard, range(HELD + 4 * K, 4 * K), Access::Read).unwrap();
+        relax(guard, range(HELD + 4 * K, 4 * K), Access::Read).unwrap();
     });
 }
 
@@ -160,8 +151,8 @@ fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported<H: Hardware
             // All bits are in the bitmaps already, so none is added.
             let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             assert_eq!(guard.age(pages, &mut ages, how), Ok(AgeCounts::default()));
-            relax::<H>(guard, range(2 * M, 12 * K), Access::Read).unwrap();
-            relax::<H>(guard, range(HELD + 4 * K, PAGES - 16 * K), Access::Read).unwrap();
+            relax(guard, range(2 * M, 12 * K), Access::Read).unwrap();
+            relax(guard, range(HELD + 4 * K, PAGES - 16 * K), Access::Read).unwrap();
         }
     });
 }
@@ -266,7 +257,7 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are<H: Hardware>
             pte.store(raw, SeqCst);
             // The seals were taken back: every leaf can be changed.
             assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
-            relax::<H>(guard, range(2 * M, 2 * M), Access::Write).unwrap();
+            relax(guard, range(2 * M, 2 * M), Access::Write).unwrap();
             assert_eq!(guard.collapse(all, block), Ok(2 * M));
             assert_eq!(size(guard, 2 * M), block);
         });

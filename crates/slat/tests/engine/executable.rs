@@ -5,12 +5,12 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
-use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range};
+use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range, relax};
 use crate::common::world::{VMID, cache, maintained};
 use crate::common::{Event, Moment, TestPlatform, destroy, unmap};
 use slat::{
-    Access, Attributes, Execute, Gpa, GpaRange, Hpa, LocalFlush, Maintenance, Memory, PageSize,
-    Relax, Rights, Software, Tables,
+    Access, Attributes, Execute, Gpa, GpaRange, Hpa, Maintenance, Memory, PageSize, Relax, Rights,
+    Software, Tables,
 };
 
 const DATA: Attributes =
@@ -129,41 +129,30 @@ fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
     platform.take_events();
     coherent_first(hardware, &platform);
     assert_eq!(
-        guard
-            .relax(range(AT, 16 * K), Relax::new(Access::Execute).only_if(Software::A).unmarked())
-            .map(slat::LocalFlush::not_needed_here),
+        relax(
+            &mut guard,
+            range(AT, 16 * K),
+            Relax::new(Access::Execute).only_if(Software::A).unmarked()
+        ),
         Ok(8 * K)
     );
     assert_eq!(pieces(), [at(0, 1), at(3, 4)]);
     let accessed = |gpa| guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.accessed;
     assert!(!accessed(AT) && accessed(AT + 12 * K), "one was used, and the other not");
     // A use makes the leaf executable that was not, and the others accessed.
-    assert_eq!(
-        guard.relax(range(AT, 16 * K), Access::Execute).map(slat::LocalFlush::not_needed_here),
-        Ok(12 * K)
-    );
+    assert_eq!(relax(&mut guard, range(AT, 16 * K), Access::Execute), Ok(12 * K));
     assert_eq!(pieces(), [at(2, 3)]);
     // A page by itself.
-    assert_eq!(
-        guard
-            .relax(range(AT + 16 * K, 4 * K), Access::Execute)
-            .map(slat::LocalFlush::not_needed_here),
-        Ok(4 * K)
-    );
+    assert_eq!(relax(&mut guard, range(AT + 16 * K, 4 * K), Access::Execute), Ok(4 * K));
     assert_eq!(pieces(), [at(4, 5)]);
     platform.take_events();
     assert_eq!(
-        guard
-            .relax(block, Relax::new(Access::Execute).only_if(Software::B).unmarked())
-            .map(slat::LocalFlush::not_needed_here),
+        relax(&mut guard, block, Relax::new(Access::Execute).only_if(Software::B).unmarked()),
         Ok(0),
         "it lacks the bit"
     );
     assert_eq!(platform.take_events(), []);
-    assert_eq!(
-        guard.relax(block, Access::Execute).map(slat::LocalFlush::not_needed_here),
-        Ok(2 * M)
-    );
+    assert_eq!(relax(&mut guard, block, Access::Execute), Ok(2 * M));
     assert_eq!(pieces(), [at(512, 1024)], "a block as a whole");
     drop((guard, cache));
     destroy(tables);
@@ -212,11 +201,13 @@ fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() 
         coherent_first(hardware, &platform);
         let changed = match way {
             0 => guard.protect(pages, Rights::ALL).unwrap(),
-            1 => guard.relax(pages, Access::Execute).map(LocalFlush::not_needed_here).unwrap(),
-            _ => guard
-                .relax(pages, Relax::new(Access::Execute).only_if(DATA.software).unmarked())
-                .map(LocalFlush::not_needed_here)
-                .unwrap(),
+            1 => relax(&mut guard, pages, Access::Execute).unwrap(),
+            _ => relax(
+                &mut guard,
+                pages,
+                Relax::new(Access::Execute).only_if(DATA.software).unmarked(),
+            )
+            .unwrap(),
         };
         platform.meanwhile(None);
         let memory = [(HOST, HOST + 128 * K)];

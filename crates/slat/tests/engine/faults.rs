@@ -4,7 +4,7 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::power::Core;
-use crate::common::stage::{K, M, RAM, ept, on_stage, on_stage_of, range, refused};
+use crate::common::stage::{K, M, RAM, ept, on_stage, on_stage_of, range, refused, relax};
 use crate::common::world::cache;
 use crate::common::{Event, TestPlatform};
 use slat::{
@@ -148,11 +148,11 @@ fn a_fault_in_an_old_block_that_allows_the_access_is_answered<H: Hardware>() {
             for pages in [1, 3] {
                 guard.age_leaf(Gpa(2 * M), true).unwrap().unwrap();
                 let part = range(2 * M + 12 * page, pages * page);
-                let result = guard.relax(part, access).map(slat::LocalFlush::not_needed_here);
+                let result = relax(guard, part, access);
                 assert_eq!(result, Ok(2 * M), "{}, {access:?}", H::Format::NAME);
                 let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
                 assert_eq!((found.size.bytes(), found.attributes), (2 * M, RAM));
-                let again = guard.relax(part, access).map(slat::LocalFlush::not_needed_here);
+                let again = relax(guard, part, access);
                 assert_eq!(again, Ok(0));
             }
         }
@@ -162,7 +162,7 @@ fn a_fault_in_an_old_block_that_allows_the_access_is_answered<H: Hardware>() {
         guard.invalidate();
         let part = range(2 * M + 12 * page, page);
         let reason = slat::ChangeError::CutsBlock { size: PageSize::SIZE_2M };
-        let result = guard.relax(part, Access::Write).map(slat::LocalFlush::not_needed_here);
+        let result = relax(guard, part, Access::Write);
         assert_eq!(result.unwrap_err().reason, reason);
     });
 }

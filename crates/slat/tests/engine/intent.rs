@@ -3,7 +3,7 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused};
+use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused, relax};
 use slat::{Access, Attributes, ChangeError, Execute, Gpa, Hpa, PageSize, Relax, Software};
 
 const A: Software = Software::A;
@@ -34,21 +34,10 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
             guard.map(range(at * 4 * K, 4 * K), Hpa(at * 4 * K), how, page, cache).unwrap();
         }
         let all = range(0, 16 * K);
-        assert_eq!(
-            guard
-                .relax(all, Relax::new(Access::Write).only_if(A))
-                .map(slat::LocalFlush::not_needed_here),
-            Ok(8 * K)
-        );
+        assert_eq!(relax(guard, all, Relax::new(Access::Write).only_if(A)), Ok(8 * K));
         let written = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K).write);
         assert_eq!(written, [false, true, false, true]);
-        assert_eq!(
-            guard
-                .relax(all, Relax::new(Access::Write).only_if(A))
-                .map(slat::LocalFlush::not_needed_here),
-            Ok(0),
-            "they have it"
-        );
+        assert_eq!(relax(guard, all, Relax::new(Access::Write).only_if(A)), Ok(0), "they have it");
         guard.write_protect(all).unwrap();
         guard.clean(all).unwrap();
         guard.invalidate();
@@ -61,34 +50,22 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
         let last = attributes::<H>(guard, 12 * K);
         // A leaf whose writes hardware does not mark counts as written.
         assert_eq!((last.write, last.accessed, last.dirty), (true, true, !marks));
-        assert_eq!(
-            guard
-                .relax(all, Relax::new(Access::Execute).only_if(B).unmarked())
-                .map(slat::LocalFlush::not_needed_here),
-            Ok(8 * K)
-        );
+        assert_eq!(relax(guard, all, Relax::new(Access::Execute).only_if(B).unmarked()), Ok(8 * K));
         // A leaf that was not used before does not become accessed.
         let unused = Attributes { software: A, ..READ_ONLY };
         guard.map(range(M, 4 * K), Hpa(M), unused, page, cache).unwrap();
         assert_eq!(
-            guard
-                .relax(range(M, 4 * K), Relax::new(Access::Write).only_if(A).unmarked())
-                .map(slat::LocalFlush::not_needed_here),
+            relax(guard, range(M, 4 * K), Relax::new(Access::Write).only_if(A).unmarked()),
             Ok(4 * K)
         );
         let given = attributes::<H>(guard, M);
         assert_eq!((given.write, given.accessed, given.dirty), (true, false, !marks));
         // A leaf that was written does not become clean.
-        assert_eq!(
-            guard.relax(range(M, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here),
-            Ok(4 * K)
-        );
+        assert_eq!(relax(guard, range(M, 4 * K), Access::Write), Ok(4 * K));
         assert_eq!(guard.write_protect(range(M, 4 * K)), Ok(4 * K));
         guard.invalidate();
         assert_eq!(
-            guard
-                .relax(range(M, 4 * K), Relax::new(Access::Write).only_if(A).unmarked())
-                .map(slat::LocalFlush::not_needed_here),
+            relax(guard, range(M, 4 * K), Relax::new(Access::Write).only_if(A).unmarked()),
             Ok(4 * K)
         );
         let given = attributes::<H>(guard, M);
@@ -164,9 +141,7 @@ fn blocks_do_not_become_executable_with_pages_and_keep_their_bits<H: Hardware>()
         let (block, size) = (range(2 * M, 2 * M), PageSize::SIZE_2M);
         guard.map(block, Hpa(2 * M), how, size, cache).unwrap();
         refused(
-            guard
-                .relax(block, Relax::new(Access::Execute).only_if(B).unmarked())
-                .map(slat::LocalFlush::not_needed_here),
+            relax(guard, block, Relax::new(Access::Execute).only_if(B).unmarked()),
             2 * M,
             ChangeError::CutsBlock { size },
         );

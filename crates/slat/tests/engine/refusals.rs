@@ -8,7 +8,9 @@ use crate::common::hardware::npt::{self, Npt};
 #[cfg(feature = "every-format")]
 use crate::common::hardware::power::Core;
 use crate::common::hardware::riscv::Hart;
-use crate::common::stage::{CLEAN, G, K, M, RAM, ept, host, idle, on_stage, range, refused, says};
+use crate::common::stage::{
+    CLEAN, G, K, M, RAM, ept, host, idle, on_stage, range, refused, relax, says,
+};
 use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{TestPlatform, destroy, unmap};
 use slat::format::arm64::{Arm64, Arm64K4};
@@ -34,11 +36,11 @@ fn changes<H: Hardware>(
     check(guard.write_protect(range));
     check(guard.execute_protect(range));
     check(guard.clean(range));
-    check(guard.relax(range, Access::Write).map(slat::LocalFlush::not_needed_here));
-    check(guard.relax(range, Access::Execute).map(slat::LocalFlush::not_needed_here));
+    check(relax(guard, range, Access::Write));
+    check(relax(guard, range, Access::Execute));
     check(guard.harvest(range, &mut [0; 1024]));
     if whole {
-        check(guard.relax(range, Access::Read).map(slat::LocalFlush::not_needed_here));
+        check(relax(guard, range, Access::Read));
         let (mut young, mut unanswered) = ([0; 1024], [0; 1024]);
         let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
         check(guard.age(range, &mut ages, AgeOptions::LEAVES).map(|aged| aged.young));

@@ -3,8 +3,8 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::stage::{BBM, CLEAN, RAM, on_stage_uncounted, range};
-use crate::common::world::{CacheOf, GuardOf, TablesOf, cache};
-use crate::common::{Event, Moment, unmap};
+use crate::common::world::{CacheOf, GuardOf, TablesOf};
+use crate::common::{Event, Moment};
 use slat::format::ept::{Ept1G, vtd::Vtd};
 use slat::{
     AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, Owner, PageSize,

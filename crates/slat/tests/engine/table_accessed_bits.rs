@@ -3,7 +3,7 @@
 
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::{Descriptor, Hardware};
-use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
+use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range, relax};
 use crate::common::world::{ALL, CacheOf, GuardOf};
 use crate::common::{Event, TestPlatform};
 use slat::{
@@ -46,10 +46,7 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
         ("map of pages of two tables", &[2 * M - 4 * K, 2 * M + 4 * K], |guard, cache| {
             let both = range(2 * M - 4 * K, 12 * K);
             assert_eq!(guard.map(both, Hpa(2 * M - 4 * K), CLEAN, PAGE, cache), Ok(8 * K));
-            assert_eq!(
-                guard.relax(both, Access::Read).map(slat::LocalFlush::not_needed_here),
-                Ok(12 * K)
-            );
+            assert_eq!(relax(guard, both, Access::Read), Ok(12 * K));
         }),
         ("map of pages below a table that was not there", &[3 * G], |guard, cache| {
             assert_eq!(guard.map(range(3 * G, 8 * K), Hpa(G), RAM, PAGE, cache), Ok(8 * K));
@@ -77,30 +74,16 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
             assert_eq!(guard.replace(page, Hpa(0), Hpa(G), used), Ok(4 * K));
         }),
         ("a read of a page", &[0], |guard, _| {
-            assert_eq!(
-                guard.relax(range(0, 4 * K), Access::Read).map(slat::LocalFlush::not_needed_here),
-                Ok(4 * K)
-            );
+            assert_eq!(relax(guard, range(0, 4 * K), Access::Read), Ok(4 * K));
         }),
         ("a write of a page", &[0], |guard, _| {
-            assert_eq!(
-                guard.relax(range(0, 4 * K), Access::Write).map(slat::LocalFlush::not_needed_here),
-                Ok(4 * K)
-            );
+            assert_eq!(relax(guard, range(0, 4 * K), Access::Write), Ok(4 * K));
         }),
         ("an execution of pages", &[0, 2 * M], |guard, _| {
-            assert_eq!(
-                guard
-                    .relax(range(0, 4 * M), Access::Execute)
-                    .map(slat::LocalFlush::not_needed_here),
-                Ok(8 * K)
-            );
+            assert_eq!(relax(guard, range(0, 4 * M), Access::Execute), Ok(8 * K));
         }),
         ("a read of all", &[0, 2 * M], |guard, _| {
-            assert_eq!(
-                guard.relax(range(0, 1 << 40), Access::Read).map(slat::LocalFlush::not_needed_here),
-                Ok(8 * K)
-            );
+            assert_eq!(relax(guard, range(0, 1 << 40), Access::Read), Ok(8 * K));
         }),
         ("a right that is given in place", &[0], |guard, _| {
             assert_eq!(guard.write_protect(range(0, 4 * K)), Ok(4 * K));
@@ -160,7 +143,7 @@ fn tables_of_all_five_levels_are_marked() {
             let links = links(Five::of(tables), guard.platform(), 1 << 50);
             assert_eq!(links.len(), 4);
             links.iter().for_each(|pte| _ = pte.fetch_and(!mark, SeqCst));
-            let granted = guard.relax(pages, Access::Read).map(slat::LocalFlush::not_needed_here);
+            let granted = relax(guard, pages, Access::Read);
             assert_eq!(granted, Ok(pages.size()));
             assert!(links.iter().all(|pte| pte.load(SeqCst) & mark == mark));
         });
@@ -194,10 +177,7 @@ fn what_was_made_accessed_before_an_early_end_is_below_marked_tables<H: Hardware
             }
             let (pte, _) = hardware.pte(platform, 12 * K);
             let raw = pte.swap(H::MARK, SeqCst);
-            let stopped = guard
-                .relax(range(0, bytes), Access::Read)
-                .map(slat::LocalFlush::not_needed_here)
-                .unwrap_err();
+            let stopped = relax(guard, range(0, bytes), Access::Read).unwrap_err();
             assert_eq!(stopped.at, Gpa(12 * K));
             pte.store(raw, SeqCst);
             let marked = |pte: &&AtomicU64| pte.load(SeqCst) & mark == mark;
@@ -246,10 +226,7 @@ fn an_exact_scan_takes_the_marks_of_all_tables<H: Hardware>() {
             assert!(young == 0 && read < 512, "{read} entries were read");
             // One table is marked, between others that are not.
             let page = range(10 * M, 4 * K);
-            assert_eq!(
-                guard.relax(page, Access::Read).map(slat::LocalFlush::not_needed_here),
-                Ok(4 * K)
-            );
+            assert_eq!(relax(guard, page, Access::Read), Ok(4 * K));
             assert_eq!(scan(guard).0, 1);
             assert_eq!(scan(guard).0, 0);
         });

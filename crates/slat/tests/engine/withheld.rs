@@ -3,7 +3,7 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::Grouped;
-use crate::common::stage::{G, K, M, RAM, ept, on_stage, range, refused};
+use crate::common::stage::{G, K, M, RAM, ept, on_stage, range, refused, relax};
 use crate::common::world::GuardOf;
 use slat::format::arm64::Arm64K4;
 use slat::{

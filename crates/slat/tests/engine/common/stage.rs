@@ -4,7 +4,10 @@ use super::hardware::Hardware;
 use super::world::{CacheOf, GuardOf, TablesOf, cache, check_sizes};
 use super::{TestPlatform, destroy};
 use slat::format::{arm64::Arm64, ept::Ept};
-use slat::{Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, OpCounts, Stopped, Vmid};
+use slat::{
+    Attributes, BreakBeforeMake, ChangeError, Format, Gpa, GpaRange, Guard, Hpa, LocalFlush,
+    OpCounts, Relax, Stopped, Vmid,
+};
 use std::fmt::{Debug, Display};
 
 pub const K: u64 = 1 << 10;
@@ -94,6 +97,15 @@ pub fn says(text: &str, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "{text:?} does not say {word:?}");
     }
+}
+
+/// Relaxes on a CPU that did not fault.
+pub fn relax<F: Format>(
+    guard: &mut Guard<'_, '_, F, TestPlatform>,
+    at: GpaRange,
+    what: impl Into<Relax>,
+) -> Result<u64, Stopped<ChangeError>> {
+    guard.relax(at, what).map(LocalFlush::not_needed_here)
 }
 
 /// Returns the host address that `gpa` translates to, if it is mapped.

@@ -16,7 +16,6 @@ impl<H: Hardware> World<'_, H> {
         let base = floor(gpa, bytes);
         let hpa = base.wrapping_add(far);
         let out = self.run(|guard| guard.replace_table(Gpa(gpa), largest, Hpa(hpa), attributes));
-        let bits = self.hardware.address_bits();
         let page = floor(gpa, 1 << H::PAGE);
         let mut legal = self.page_errors(page, largest);
         let height = H::height(bytes);
