@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_given_twice_or_taken_in_vain_is_wrong_and_so_is_one_that_is_not_there() {
+    fn a_page_given_twice_taken_in_vain_or_missing_is_wrong() {
         let pages = pages();
         pages.give(0, 2);
         pages.give(1, 2);

@@ -93,7 +93,7 @@ on_each_format! {
         assert!(host.invalidations().len() > 1, "what was unmapped at the end");
     }
 
-    fn an_area_that_is_populated_has_a_page_of_its_own_everywhere_and_gives_all_back<F>(host, new) {
+    fn a_populated_area_has_a_page_for_each_address_and_frees_all<F>(host, new) {
         let mut space = new();
         space.map_alloc(gpa(BASE), 64 * K, RAM, true).unwrap();
         assert_eq!(host.pages(), 16);
@@ -111,7 +111,7 @@ on_each_format! {
         assert_eq!(host.pages(), 0);
     }
 
-    fn an_area_that_is_not_populated_gets_a_page_in_each_fault_that_its_flags_allow<F>(host, new) {
+    fn an_unpopulated_area_gets_a_page_at_each_allowed_fault<F>(host, new) {
         let mut space = new();
         space.map_alloc(gpa(BASE), 64 * K, READ | MappingFlags::WRITE, false).unwrap();
         assert_eq!((host.pages(), space.translate(gpa(BASE))), (0, None));
@@ -158,7 +158,7 @@ on_each_format! {
         assert_eq!(space.translate(gpa(BASE + 100 * M)), None);
     }
 
-    fn areas_do_not_overlap_and_a_range_that_was_unmapped_is_free_again<F>(host, new) {
+    fn areas_never_overlap_and_an_unmapped_range_is_free_again<F>(host, new) {
         let mut space = new();
         space.map_linear(gpa(BASE), hpa(0), 4 * M, RAM).unwrap();
         let conflict = space.map_linear(gpa(BASE + 2 * M), hpa(G), 4 * M, RAM);
@@ -210,7 +210,7 @@ on_each_format! {
         assert_eq!((space.translate(gpa(BASE)), host.tables()), (None, 1));
     }
 
-    fn an_area_for_which_table_pages_are_short_is_not_mapped_at_all<F>(host, new) {
+    fn an_area_without_enough_table_pages_is_not_mapped_at_all<F>(host, new) {
         let mut space = new();
         let levels = space.page_table_levels();
         // As many pages as the first 2 MiB need.
@@ -223,7 +223,7 @@ on_each_format! {
         assert_eq!(space.translate(gpa(BASE + 8 * M - 1)), Some(hpa(8 * M + 4 * K - 1)));
     }
 
-    fn a_buffer_is_reached_piece_by_piece_and_holds_what_the_guest_has<F>(host, new) {
+    fn a_buffer_is_translated_in_pieces_that_are_the_guests_memory<F>(host, new) {
         let mut space = new();
         space.map_alloc(gpa(BASE), 16 * K, RAM, true).unwrap();
         let pieces = space.translated_byte_buffer(gpa(BASE + K), 9 * K).unwrap();
@@ -269,7 +269,7 @@ impl<T: NestedPageTableOps> GuestMemoryAccessor for ByTable<'_, T> {
 
 /// README.md states this limit: if this test fails with a later version, the sentence can go.
 #[test]
-fn todays_tables_clear_all_of_a_block_that_is_unmapped_in_part_and_protect_no_holes() {
+fn todays_tables_lose_a_block_at_a_partial_unmap() {
     let mut space = AddrSpace::new_empty(Today::new(), gpa(BASE), SIZE).unwrap();
     space.map_linear(gpa(BASE), hpa(G), 4 * M, RAM).unwrap();
     space.unmap(gpa(BASE + M), 4 * K).unwrap();
@@ -341,7 +341,7 @@ fn a_size_that_the_format_lacks_is_refused() {
 }
 
 #[test]
-fn remapping_replaces_one_page_regardless_of_what_is_mapped_there() {
+fn remap_replaces_one_page_whatever_is_mapped_there() {
     alone(arm(), 39, |host, table| {
         table.map_linear(gpa(0), hpa(G), 2 * M, RAM, true).unwrap();
         host.invalidations();
@@ -357,7 +357,7 @@ fn remapping_replaces_one_page_regardless_of_what_is_mapped_there() {
 }
 
 #[test]
-fn protecting_changes_flags_of_exactly_the_range_and_steps_over_holes() {
+fn protect_changes_the_range_exactly_and_skips_holes() {
     alone(arm(), 39, |host, table| {
         table.map_linear(gpa(0), hpa(G), 4 * M, RAM, true).unwrap();
         table.map_linear(gpa(8 * M), hpa(G), 2 * M, RAM, true).unwrap();
@@ -416,7 +416,7 @@ fn flags_of<F: Format>(format: F, bits: u32) -> Vec<(MappingFlags, MappingFlags)
 }
 
 #[test]
-fn flags_come_back_as_they_were_given_but_for_those_that_mean_nothing_here() {
+fn flags_are_read_back_as_given_except_those_without_meaning() {
     let plain = |asked: MappingFlags| {
         let mut flags = asked - MappingFlags::USER;
         flags.set(MappingFlags::READ, asked.intersects(READ | MappingFlags::WRITE));
@@ -459,7 +459,7 @@ fn the_address_bits_of_a_guest_decide_the_reported_levels() {
 }
 
 #[test]
-fn a_dropped_table_keeps_its_pages_unless_the_caller_promised_that_no_cpu_walks_it() {
+fn a_dropped_table_keeps_its_pages_without_the_callers_promise() {
     let host = Host::new(BreakBeforeMake::Never);
     let space = slat::AddressSpace::new(arm(), slat::Vmid(1), 39, &host).unwrap();
     let root = space.root();

@@ -4,7 +4,7 @@
 mod live;
 
 #[test]
-fn tables_change_while_a_vcpu_runs_that_never_faults_and_never_finds_other_memory() {
+fn a_running_vcpu_sees_no_fault_or_other_memory_during_changes() {
     let live::Beside { rounds, accesses, faults, window, strangers, lookups, wrong } =
         live::beside(20).unwrap();
     assert!(rounds >= 20 && accesses > 0 && window > 0 && lookups > 0);
@@ -12,7 +12,7 @@ fn tables_change_while_a_vcpu_runs_that_never_faults_and_never_finds_other_memor
 }
 
 #[test]
-fn a_log_by_write_protection_names_what_was_written_in_each_round_at_a_fault_a_page() {
+fn a_write_protect_log_names_written_pages_at_one_fault_each() {
     let rounds = live::log_by_faults().unwrap();
     for ((found, faults), written) in rounds.iter().zip(live::WRITTEN) {
         let mut pages = written.to_vec();
@@ -24,7 +24,7 @@ fn a_log_by_write_protection_names_what_was_written_in_each_round_at_a_fault_a_p
 }
 
 #[test]
-fn a_log_by_hardware_names_what_was_written_since_the_last_harvest_without_a_fault() {
+fn a_hardware_log_names_written_pages_without_a_fault() {
     let rounds = live::log_by_hardware().unwrap();
     let (first, later) = rounds.split_first().unwrap();
     assert_eq!(first.0, (0..2048).collect::<Vec<_>>(), "what was mapped counts as written");

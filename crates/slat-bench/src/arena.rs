@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_begins_with_no_table_no_invalidation_and_the_machine_asked_for() {
+    fn a_sample_begins_with_no_table_and_no_invalidation() {
         let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Always).unwrap();
         let first = arena.take_page();
         arena.invalidations.store(3, Relaxed);

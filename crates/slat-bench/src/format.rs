@@ -362,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_format_has_a_name_of_its_own_and_the_old_ones_still_do() {
+    fn every_format_has_its_own_name_and_old_names_still_work() {
         let named = |name: &str| TableFormat::from_str(name, false);
         for format in TableFormat::value_variants() {
             assert_eq!(named(&format.to_string()), Ok(*format));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_that_a_format_lacks_is_refused_with_those_that_it_has() {
+    fn a_refused_leaf_size_is_answered_with_the_formats_sizes() {
         let size = |format: TableFormat, bytes| format.leaf("--backing", Size(bytes));
         assert_eq!(size(TableFormat::RiscV, 1 << 30).unwrap(), PageSize::SIZE_1G);
         let error = size(TableFormat::Arm64K16, 2 << 20).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! Published figures of the ideas that led to Slat, with their sources, and the commands that measure
-//! the same here.
+//! Published figures of the ideas that led to Slat, with their sources, and the commands that
+//! measure the same here.
 
 use slat_lab::record::Measurement;
 use slat_lab::scenario::{self, Scenario};

@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn every_granule_and_every_level_of_bbm_splits_to_what_it_should() {
+    fn every_granule_and_bbm_level_splits_to_the_right_leaves() {
         let cases = [
             (Granule::Size4k, 64 << 20, Some(2 << 20)),
             (Granule::Size4k, 1 << 30, Some(1 << 30)),
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_would_cut_the_blocks_it_leaves_is_skipped_or_refused() {
+    fn a_call_that_would_cut_the_target_blocks_is_not_made() {
         let target_size = Some(Size(2 << 20));
         let backing = vec![Size(1 << 30)];
         let all = SplitArgs { backing, target_size, ..args() };

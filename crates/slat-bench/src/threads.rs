@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_fails_before_the_gate_holds_up_no_other_thread() {
+    fn a_thread_that_fails_before_the_gate_blocks_no_other() {
         let cpu = cpus().unwrap()[0];
         let work = |fails: bool| {
             move |gate: &Gate| {

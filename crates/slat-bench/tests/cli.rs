@@ -79,7 +79,7 @@ fn a_memory_larger_than_the_format_allows_is_refused() {
 }
 
 #[test]
-fn a_backing_that_the_granule_does_not_have_is_refused_with_those_it_has() {
+fn a_backing_the_granule_lacks_is_refused_with_the_valid_ones() {
     refused(&["split", "--backing", "3m"], &["3m", "2m"]);
     refused(&["split", "--granule", "64k", "--backing", "2m"], &["2m", "512m"]);
 }
@@ -95,7 +95,7 @@ fn a_bbm_level_that_no_cpu_has_is_refused() {
 }
 
 #[test]
-fn an_output_that_cannot_be_written_is_refused_before_anything_is_measured() {
+fn an_unwritable_output_is_refused_before_any_measurement() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();

@@ -106,7 +106,7 @@ fn idle_pages_of_a_guest_are_reported_and_taken() {
 }
 
 #[test]
-fn a_swapping_run_that_is_killed_leaves_no_file_and_the_next_one_runs() {
+fn a_killed_swapping_run_leaves_no_file_and_the_next_run_works() {
     let swap = tempfile::tempdir().unwrap();
     let run = |rounds: u32| {
         let line = "reclaim --memory 2m --pattern uniform --policy free-bitmap --accesses 4";

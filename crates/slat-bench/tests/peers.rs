@@ -95,7 +95,7 @@ fn all_other_entrants_run_where_no_linux_tree_can_be_used() {
 }
 
 #[test]
-fn every_operation_runs_on_every_granule_and_leaves_what_the_engine_does() {
+fn every_operation_leaves_the_engines_leaves_on_every_granule() {
     let Some(tree) = tree() else { return };
     let granules = [("64k", 2), ("16k", 32), ("4k", 512)];
     // A larger granule has fewer pages, and is faster to test.
@@ -159,7 +159,7 @@ fn every_operation_runs_on_every_granule_and_leaves_what_the_engine_does() {
 }
 
 #[test]
-fn trees_and_edits_are_compared_in_one_run_and_what_fails_is_left_out() {
+fn one_run_compares_trees_and_edits_and_omits_failed_ones() {
     let Some(tree) = tree().filter(|_| is_long()) else { return };
     let report = json({
         let mut command = bench(&["split", "--target", "linux-source", "-b", "1g"]);

@@ -118,7 +118,7 @@ fn every_granule_and_both_kinds_of_walks_leave_the_same_leaves() {
 }
 
 #[test]
-fn a_split_in_a_loop_writes_the_descriptors_that_the_walk_writes() {
+fn a_split_in_a_loop_writes_the_same_descriptors_as_the_walk() {
     let mut workshop = Workshop::new().unwrap();
     let edits = Edits::read(None).unwrap();
     let prots = [(true, true, true), (true, false, true), (true, true, false)];

@@ -40,7 +40,7 @@ unsafe extern "C" fn publish(_: *mut c_void) {}
 unsafe extern "C" fn invalidate(_: *mut c_void, _: *const slat_invalidation) {}
 
 #[test]
-fn tables_that_a_collapse_unlinks_are_given_back_once_that_is_completed() {
+fn tables_a_collapse_unlinks_are_freed_once_it_is_completed() {
     for break_before_make in [0, 2] {
         let frames = Cell::new(0i64);
         let platform = slat_platform {

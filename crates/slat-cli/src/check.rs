@@ -266,7 +266,7 @@ mod tests {
     use slat_kvm::check::{Kind, Span, Step, Way};
 
     #[test]
-    fn a_report_names_what_was_lost_with_its_steps_and_the_command_that_repeats_it() {
+    fn a_report_names_the_loss_its_steps_and_the_repeating_command() {
         let history = History {
             class: "log".into(),
             seed: 5,

@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_wrong_or_reports_nothing_is_refused_before_a_machine_starts() {
+    fn a_wrong_or_reportless_command_is_refused_before_any_machine() {
         assert!(refusal("bench dirty-log --memory lots").contains("64G"));
         assert!(refusal("bensh").contains("bench"));
         assert!(refusal("completions bash").contains("measures nothing"));

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_writes_nothing_takes_as_long_as_its_memory_does() {
+    fn an_idle_guest_takes_as_long_as_its_memory_takes_to_copy() {
         let none = of(&guest(0.0));
         assert_eq!(none, Forecast { total: 16.0, downtime: 0.0, rounds: 1, converges: true });
     }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_is_copied_as_fast_as_the_link_carries_when_the_guest_stands() {
+    fn the_remainder_of_a_stopped_guest_is_copied_at_link_speed() {
         // The same rounds: a quarter of a GiB is left, which the link carries in 0.0625 s.
         let guest = Guest { copied_at_rest: 4.0 * GIB, ..guest(GIB / 4.0) };
         let quarter = of(&guest);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_writes_faster_than_it_is_copied_never_converges() {
+    fn a_guest_that_writes_faster_than_the_copy_never_converges() {
         let faster = of(&guest(2.0 * GIB));
         assert!(!faster.converges && faster.downtime == 16.0, "{faster:?}");
     }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_writes_at_random_leaves_fewer_pages_and_stopping_takes_its_time() {
+    fn random_writes_dirty_fewer_pages_and_stopping_takes_time() {
         let in_order = of(&guest(GIB / 2.0));
         let random = of(&Guest { random: true, ..guest(GIB / 2.0) });
         assert!(random.total < in_order.total && random.rounds <= in_order.rounds, "{random:?}");

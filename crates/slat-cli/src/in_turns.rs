@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn patches_are_of_the_second_kernel_and_two_kernels_must_differ() {
+    fn patches_belong_to_the_second_kernel_and_kernels_must_differ() {
         let [before, after] = kernels(&parsed("tree:debian-6.12 --patch my.patch")).unwrap();
         assert_eq!(
             (&*before.named(), &*after.named()),

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_pages_take_no_part_of_the_link_and_windows_bound_the_hot_set() {
+    fn zero_pages_bypass_the_link_and_windows_bound_the_hot_set() {
         let total = |more: &str| {
             let line = format!("--memory 10g --dirty-rate 1MiB/s --link 1GiB/s {more}");
             predicted(&line).unwrap()[0].total

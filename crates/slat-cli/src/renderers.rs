@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_under_kvm_are_reported_by_what_they_lost_and_by_stalls() {
+    fn a_report_on_kvm_guests_shows_losses_and_stalls() {
         let results = fake::kvm();
         let mut printed = String::new();
         let tables = tables::all(&results, &renderers());
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn every_colour_of_a_chart_has_another_on_a_dark_page_or_reads_on_both() {
+    fn every_chart_colour_is_readable_on_dark_and_light_pages() {
         let mut report = fake::report();
         report.results.extend(fake::guests());
         report.results.iter_mut().for_each(|m| m.samples = vec![0.5, 0.6, 0.7, 0.8, 0.9]);

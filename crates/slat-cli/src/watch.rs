@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_reported_per_second_and_times_as_shares_of_the_vcpus_time() {
+    fn counts_are_shown_per_second_and_times_as_vcpu_shares() {
         let values = Values::from([
             (Metric::Faults, 2500),
             (Metric::RunningNs, 3_000_000_000),

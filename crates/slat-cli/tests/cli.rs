@@ -44,7 +44,7 @@ fn a_memory_that_cannot_be_is_refused_with_an_example() {
 }
 
 #[test]
-fn an_output_that_cannot_be_written_is_refused_before_anything_is_measured() {
+fn an_unwritable_output_is_refused_before_any_measurement() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -56,7 +56,7 @@ fn an_output_that_cannot_be_written_is_refused_before_anything_is_measured() {
 }
 
 #[test]
-fn the_main_job_answers_both_questions_and_ctrl_c_keeps_what_was_measured() {
+fn the_main_job_answers_both_questions_and_survives_ctrl_c() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report");
     let shown = contains("What it could cost").and(contains("split in the fault"));
@@ -119,7 +119,7 @@ fn completions_complete_the_subcommands() {
 }
 
 #[test]
-fn a_clear_chunk_that_kvm_would_refuse_is_refused_before_any_guest_runs() {
+fn a_clear_chunk_kvm_would_refuse_is_refused_before_any_guest() {
     refused(&["bench", "dirty-log", "--clear-chunk", "0"], &["--clear-chunk", "64"]);
     refused(&["bench", "dirty-log", "--clear-chunk", "65"], &["65", "multiple of 64"]);
     refused(&["bench", "dirty-log", "--clear-chunk", "5k"], &["5k", "multiple of 64"]);
@@ -133,7 +133,7 @@ fn an_output_whose_files_are_directories_is_refused() {
 }
 
 #[test]
-fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
+fn the_doctor_has_an_exit_code_for_an_unfit_host() {
     // With a PATH of a folder that does not exist, no program is found, whatever is installed.
     slat(&["doctor", "--for", "emulate"])
         .env("PATH", "/nonexistent")
@@ -149,7 +149,7 @@ fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
 }
 
 #[test]
-fn a_time_limit_keeps_what_was_measured_and_has_its_own_exit_code() {
+fn a_time_limit_keeps_measured_results_and_has_its_exit_code() {
     if !kvm_is_usable() {
         return;
     }

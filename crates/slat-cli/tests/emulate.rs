@@ -127,14 +127,14 @@ fn values_that_cannot_be_right_are_refused() {
 }
 
 #[test]
-fn a_command_that_is_wrong_is_refused_before_any_machine_starts() {
+fn a_wrong_command_is_refused_before_any_machine_starts() {
     refused(&["--", "bench", "dirty-log", "--memory", "lots"], &["lots", "64G"]);
     refused(&["--", "compare", "a", "b"], &["measures nothing", "bench"]);
     refused(&["--", "bench", "dirty-log", "--output", "x"], &["before `--`"]);
 }
 
 #[test]
-fn a_program_that_could_not_run_there_is_refused_with_the_way_to_one_that_can() {
+fn a_program_for_another_machine_is_refused_with_a_remedy() {
     let folder = Folder::new();
     let with = |arch: &str, binary: &Path, words: &[&str]| {
         let binary = binary.to_str().unwrap();
@@ -171,7 +171,7 @@ fn a_kernel_that_is_no_file_is_refused() {
 }
 
 #[test]
-fn an_output_that_cannot_be_written_is_refused_before_a_machine_starts() {
+fn an_unwritable_output_is_refused_before_any_machine_starts() {
     let folder = Folder::new();
     let output = folder.path("kernel/report.json");
     for option in ["--output", "--console"] {
@@ -182,7 +182,7 @@ fn an_output_that_cannot_be_written_is_refused_before_a_machine_starts() {
 }
 
 #[test]
-fn a_kernel_that_qemu_does_not_take_gives_no_report_and_what_qemu_said() {
+fn a_kernel_qemu_rejects_gives_qemus_words_and_no_report() {
     if !has_qemu("qemu-system-x86_64") {
         return;
     }

@@ -40,7 +40,7 @@ fn kernel(folder: &TempDir, words: &str) -> Command {
 }
 
 #[test]
-fn a_mail_becomes_a_patch_against_the_tree_which_stays_as_it_is() {
+fn a_mail_becomes_a_patch_and_the_tree_stays_unchanged() {
     let folder = folder(&[("my.eml", PATCH)]);
     kernel(&folder, "patch --tree linux --patch my.eml -o out --signoff").assert().success();
     let text = fs::read_to_string(folder.path().join("out/0001-KVM-count-on.patch")).unwrap();
@@ -73,7 +73,7 @@ fn a_patch_that_does_not_fit_names_the_file_and_the_hunk() {
 }
 
 #[test]
-fn commits_of_a_repository_are_patches_and_the_repository_stays_as_it_is() {
+fn commits_become_patches_and_the_repository_stays_unchanged() {
     let folder = folder(&[("my.patch", PATCH)]);
     let git = |words: &str| {
         let mut git = std::process::Command::new("git");
@@ -119,7 +119,7 @@ fn what_is_no_patch_is_refused_before_anything_is_built() {
 }
 
 #[test]
-fn an_edit_that_is_malformed_is_listed_with_the_reason_and_blocks_no_other() {
+fn a_malformed_edit_is_listed_with_its_reason_and_blocks_none() {
     let good = "// file: virt/kvm/mmu.c\n// leaves: x\n";
     let folder = folder(&[("edits/bad.cocci", "@@\n@@\n"), ("edits/good.cocci", good)]);
     kernel(&folder, "list --edits edits")

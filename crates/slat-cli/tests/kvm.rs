@@ -91,7 +91,7 @@ fn tuning_says_what_to_set_in_the_report_and_in_its_json() {
 }
 
 #[test]
-fn a_migration_says_what_was_reached_and_what_a_larger_guest_would_meet() {
+fn a_migration_reports_its_result_and_a_larger_guests() {
     if !kvm_is_usable() {
         return;
     }
@@ -127,7 +127,7 @@ fn all_of_memory_is_touched_under_kvm() {
 }
 
 #[test]
-fn a_guest_is_restored_and_snapshots_of_it_are_taken_in_each_way() {
+fn a_guest_is_restored_and_snapshotted_in_each_way() {
     refused(&["bench", "restore", "--slow", "500us"], &["500us", "1:500us"]);
     refused(&["bench", "restore", "--way", "lazy"], &["lazy", "uffd-4k"]);
     if !kvm_is_usable() {
@@ -151,7 +151,7 @@ fn a_guest_is_restored_and_snapshots_of_it_are_taken_in_each_way() {
 }
 
 #[test]
-fn a_guest_is_moved_forked_squeezed_and_the_best_restore_is_named() {
+fn guests_are_moved_forked_and_reclaimed_and_restores_ranked() {
     refused(&["bench", "postcopy", "--queue", "much"], &["much"]);
     refused(&["bench", "reclaim", "--hot-set", "20"], &["10:90"]);
     refused(&["bench", "restore", "--pattern", "no-such"], &["no-such", "requests"]);
@@ -180,7 +180,7 @@ fn a_guest_is_moved_forked_squeezed_and_the_best_restore_is_named() {
 }
 
 #[test]
-fn slots_come_and_go_while_vcpus_run_and_memory_is_on_the_node_it_is_bound_to() {
+fn memslots_change_while_vcpus_run_on_bound_memory() {
     refused(&["bench", "memslot", "--cpu-node", "0", "--pin", "0"], &["--pin"]);
     if !kvm_is_usable() {
         return;
@@ -236,7 +236,7 @@ fn walkdir(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn a_run_that_is_interrupted_leaves_a_report_of_what_it_measured_and_nothing_else() {
+fn an_interrupted_run_leaves_only_a_report_of_its_results() {
     if !kvm_is_usable() {
         return;
     }
@@ -290,7 +290,7 @@ fn runs_go_on_until_their_answer_is_known_closely_and_say_so() {
 }
 
 #[test]
-fn more_vcpus_than_cpus_are_reported_before_the_work_and_fail_a_run_on_request() {
+fn more_vcpus_than_cpus_is_reported_and_fails_on_request() {
     let cpus = std::thread::available_parallelism().unwrap().get();
     if !kvm_is_usable() || cpus > 7 {
         return;

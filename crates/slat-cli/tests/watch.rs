@@ -61,7 +61,7 @@ fn json(output: &[u8]) -> serde_json::Value {
 }
 
 #[test]
-fn a_process_without_guests_and_one_that_is_not_there_are_refused_with_what_would_be_right() {
+fn a_process_without_guests_is_refused_with_a_valid_command() {
     let own = std::process::id().to_string();
     refused(&["watch", &own], &["no KVM guest", "anon_inode:kvm-vm", "slat watch --all"]);
     refused(&["watch", "2147483646"], &["no process 2147483646"]);
@@ -104,7 +104,7 @@ fn the_number_of_a_thread_is_refused_with_that_of_its_process() {
 const NOBODY: u32 = 65534;
 
 #[test]
-fn a_process_of_another_user_that_may_not_be_inspected_is_refused_with_exit_code_4() {
+fn a_watch_of_another_users_process_is_refused_with_code_4() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: only root can run the command as another user");
     }
@@ -170,7 +170,7 @@ fn a_guest_is_reported_as_lines_as_html_and_as_json() {
 }
 
 #[test]
-fn a_watched_guest_is_served_as_openmetrics_until_the_watch_ends() {
+fn a_watched_guest_is_served_as_openmetrics_until_the_end() {
     let Some(guests) = Guests::start() else { return };
     let words = ["watch", &guests.pid(), "--for", "1h", "--listen=127.0.0.1:0", ALONE];
     let mut watch = Command::new(env!("CARGO_BIN_EXE_slat"))
@@ -259,7 +259,7 @@ fn await_hold(watch: u32) {
 }
 
 #[test]
-fn ctrl_c_keeps_what_was_watched_and_says_whether_more_was_asked_for() {
+fn ctrl_c_keeps_the_watched_data_and_an_exit_code_says_so() {
     let Some(guests) = Guests::start() else { return };
     for (time, code) in [(None, 0), (Some("1h"), 130)] {
         let mut watch = Command::new(env!("CARGO_BIN_EXE_slat"));
@@ -315,7 +315,7 @@ fn a_watch_that_is_killed_leaves_nothing() {
 
 /// A watch that runs beside the second of two command lines, and what goes wrong with it.
 #[test]
-fn the_cost_of_a_watch_is_measured_while_the_second_of_two_command_lines_runs() {
+fn a_watchs_cost_is_measured_beside_the_second_command_line() {
     if !kvm_is_usable() {
         return;
     }
@@ -331,7 +331,7 @@ fn the_cost_of_a_watch_is_measured_while_the_second_of_two_command_lines_runs() 
 }
 
 #[test]
-fn a_report_over_a_file_of_the_invoking_user_is_refused_with_what_to_do() {
+fn a_report_over_the_invoking_users_file_is_refused() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: only root can make files of another user");
     }

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_value_is_in_a_cell_that_ends_at_most_an_eighth_above_it() {
+    fn each_value_is_in_a_cell_that_ends_within_an_eighth_above() {
         let powers = (0..64).flat_map(|power| [(1u64 << power) - 1, 1 << power, (1 << power) | 1]);
         for value in powers.chain((0..64).map(|power| u64::MAX >> power)).chain(0..5000) {
             let most = most(cell(value));

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn vcpus_that_wait_for_a_page_are_notified_once_and_no_other_vcpu_is() {
+    fn only_vcpus_that_wait_for_a_page_are_notified_and_once() {
         let waits = Waits::new(3);
         let mut places: [Places; 3] = Default::default();
         for (vcpu, page) in [(0, 5), (1, 6), (2, 5)] {

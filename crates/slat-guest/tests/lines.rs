@@ -113,7 +113,7 @@ fn two_threads_share_no_line<F: Format + Default, A: Arch>(arch: A) {
 }
 
 #[test]
-fn threads_that_work_on_disjoint_parts_of_a_guest_store_to_no_common_line() {
+fn threads_on_disjoint_parts_of_a_guest_share_no_cache_line() {
     two_threads_share_no_line::<Ept1G, _>(Ept::default());
     two_threads_share_no_line::<Arm64K4, _>(Arm::new(12, 39));
 }

@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_build_is_reported_by_its_first_error_and_a_full_disk_by_its_name() {
+    fn a_failed_build_reports_its_first_error_or_a_full_disk() {
         let log = Path::new("/l/slat.log");
         let text =
             "  CC      a.o\na.c:1:2: note: x\na.c:3:4: error: no such field\nmake: *** Error 2\n";
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_whose_objects_are_for_another_architecture_are_an_error() {
+    fn edits_with_objects_for_another_architecture_are_refused() {
         let (_folder, tree) = tree();
         let mut edited = Edited::new(&tree, Vec::new()).unwrap();
         let series = crate::Edits::read(None).unwrap().find(&["slat-engine".to_owned()]).unwrap();

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_change_keeps_its_time_and_what_did_gets_a_new_one() {
+    fn unchanged_files_keep_their_times_and_changed_ones_get_new() {
         let (tree, stop) = (tree(), AtomicBool::new(false));
         let copy = tempfile::tempdir().unwrap();
         let time = |path: &str| fs::metadata(copy.path().join(path)).unwrap().modified().unwrap();

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diff_that_does_not_fit_names_the_file_and_the_hunk_and_changes_nothing() {
+    fn a_misfit_diff_names_its_file_and_hunk_and_changes_nothing() {
         let other = TEXT.replace("eight", "8");
         let refused = applied(DIFF, &[("k/a.c", &other)]).unwrap_err();
         assert_eq!(refused.file, "k/a.c");
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diff_without_a_first_part_of_its_paths_applies_and_one_out_of_the_tree_does_not() {
+    fn a_diff_without_path_prefixes_applies_only_inside_the_tree() {
         let bare = "--- k/a.c.orig\t2026\n+++ k/a.c\t2026\n@@ -1,2 +1,2 @@\n-one\n+1\n two\n";
         let bare = &bare.replace(".orig", "");
         assert!(applied(bare, &[("k/a.c", TEXT)]).unwrap().contains_key("k/a.c"));

@@ -194,7 +194,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_first_edits_of_some_leave_what_they_left_when_they_were_applied() {
+    fn the_first_edits_of_a_series_have_the_files_of_that_step() {
         let (_folder, tree) = tree();
         let all = edited(&tree);
         assert_eq!(all.first(all.patches.len()).files, all.files);
@@ -205,7 +205,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_edit_that_finds_no_place_or_a_file_in_its_place_is_an_error_with_the_file() {
+    fn an_edit_without_its_place_is_an_error_that_names_the_file() {
         let (folder, tree) = tree();
         let edits = series();
         let refusal = || {

@@ -499,7 +499,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn selftests_of_all_series_go_into_any_tree_and_into_none_twice() {
+    fn selftests_of_all_series_go_into_any_tree_once() {
         let edits = Edits::read(None).unwrap();
         let names = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_goes_from_one_revision_to_another_and_the_repository_stays() {
+    fn a_tree_moves_between_revisions_and_leaves_the_repository() {
         let (repository, kept) = (repository(), tempfile::tempdir().unwrap());
         let at = |name: &str| {
             let revision = Revision::find(repository.path(), name).unwrap();

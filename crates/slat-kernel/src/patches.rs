@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn an_mbox_gives_its_patches_by_their_numbers_without_cover_and_replies() {
+    fn an_mbox_gives_patches_in_order_without_cover_and_replies() {
         let reply = format!("> Why.\nBetter:\n{}", diff("c.c"));
         let mbox = [
             mail("[PATCH 0/2] KVM: two things", "0", "This series ...\n\n a.c | 2 +-\n"),
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn of_versions_in_one_thread_the_newest_counts_and_a_gap_is_an_error() {
+    fn the_newest_version_in_a_thread_counts_and_a_gap_is_an_error() {
         let mbox = [
             patch("[PATCH RFC 1/1] one", "1", "a.c"),
             patch("[PATCH v2 1/2] one", "2", "a.c"),
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diff_and_single_mails_of_a_series_are_taken_as_they_are_given() {
+    fn diffs_and_single_mails_of_a_series_are_taken_as_given() {
         let (edits, _) = of(&[
             ("0002-b.patch", &patch("[PATCH 2/5] second", "2", "b.c")),
             ("Plain Diff.diff", &diff("a.c")),
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_gives_its_files_in_order_and_what_has_no_patch_is_an_error() {
+    fn a_folder_gives_its_patches_in_order_and_an_empty_one_fails() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         let read = || read(&[folder.path().to_owned()]).map_err(|error| error.to_string());

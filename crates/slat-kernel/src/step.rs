@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_without_what_it_needs_is_refused_with_what_is_missing() {
+    fn an_incomplete_step_is_refused_with_its_missing_part() {
         let refusal = |text, mark| parsed(text, mark).unwrap_err();
         assert!(refusal("@@\n@@\n", "// ").contains("file: PATH"));
         assert!(refusal("// file: a.c\n", "// ").contains("leaves: TEXT"));

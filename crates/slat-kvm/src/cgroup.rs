@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_swap_cannot_take_up_is_refused_before_anything_is_made() {
+    fn a_limit_too_large_for_swap_is_refused_before_any_group() {
         let result = MemoryLimit::new(1 << 20, 1 << 60);
         assert!(matches!(result, Err(Error::NotEnoughSwap { .. })), "{result:?}");
     }
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_without_a_limit_may_be_passed_and_one_with_a_limit_may_not() {
+    fn a_parent_group_is_passed_over_only_if_it_has_no_limit() {
         let unit = ("sys/fs/cgroup/unit/cgroup.subtree_control", "memory\n");
         let inner = ("sys/fs/cgroup/unit/inner/cgroup.subtree_control", "\n");
         let none = ("sys/fs/cgroup/unit/inner/cgroup.controllers", "\n");

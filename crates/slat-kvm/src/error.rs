@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_result_of_a_guest_is_distinguished_from_a_host_that_lacks_something() {
+    fn a_guests_wrong_result_is_no_missing_feature_of_the_host() {
         let lost = Error::PagesMissing { iteration: 1, first: 0, missing: 1 };
         assert!(lost.is_wrong_result() && !lost.is_kvm_unusable());
         assert!(!Error::NoTransparentHugePages.is_wrong_result());

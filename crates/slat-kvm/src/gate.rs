@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vcpu_with_a_full_ring_waits_for_the_reset_and_is_released_when_none_will_come() {
+    fn a_vcpu_with_a_full_ring_waits_for_a_reset_or_the_end() {
         let gate = Gate::default();
         std::thread::scope(|scope| {
             let vcpu = scope.spawn(|| (gate.wait_for_reset(), gate.wait_for_reset()));

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_access_tracking_is_distinguished_from_one_that_needs_root() {
+    fn a_missing_idle_bitmap_is_distinguished_from_a_refused_one() {
         let root = std::env::temp_dir().join(format!("slat-idle-{}", std::process::id()));
         std::fs::create_dir_all(root.join("sys/kernel/mm/page_idle")).unwrap();
         assert!(matches!(Tracking::below(&root), Err(Error::NoAccessTracking { refused: None })));

@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_have_the_size_that_the_host_tells_or_one_table_maps() {
+    fn huge_pages_have_the_hosts_size_or_that_of_one_table() {
         let root = std::env::temp_dir().join(format!("slat-huge-page-{}", std::process::id()));
         let folder = root.join("sys/kernel/mm/transparent_hugepage");
         std::fs::create_dir_all(&folder).unwrap();
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_to_memory_that_is_allocated_first_do_not_fault_in_the_host() {
+    fn writes_to_allocated_memory_do_not_fault_in_the_host() {
         for backing in [Backing::Small, Backing::Shmem, Backing::Memfd] {
             let memory = HostMemory::new(4 << 20, backing).unwrap();
             let pages = (0..memory.len()).step_by(rustix::param::page_size());

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_the_kernel_cut_is_no_node_without_cpus_or_memory() {
+    fn a_truncated_list_is_not_taken_for_a_node_without_cpus() {
         let root = tempfile::tempdir().unwrap();
         let files = Files(root.path());
         let node = root.path().join(FOLDER);

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_is_found_by_its_name_or_by_what_the_compiler_made_of_it() {
+    fn a_function_is_found_by_its_name_or_its_compiled_variant() {
         let symbols = "ffff800080000000 t stage2_split_walker\n\
             ffff800080000010 t stage2_flush_vm.isra.0\n\
             ffff800080000020 d stage2_data\n\
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_reported_from_one_reading_to_the_next_and_zero_calls_too() {
+    fn calls_are_counted_between_readings_and_zero_is_reported() {
         let profile = "  stage2_split_walker          16384               3\n  other   1   0\n";
         assert_eq!(hits(profile, "stage2_split_walker"), Some(16387));
         assert_eq!(hits(profile, "stage2"), None);

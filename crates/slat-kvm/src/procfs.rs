@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_counts_as_mounted_by_its_kind_and_not_by_its_name() {
+    fn a_file_system_is_mounted_by_its_type_and_not_its_name() {
         with("proc/mounts", "debugfs /mnt tmpfs rw 0 0\n", |files| {
             assert!(files.is_mounted("tmpfs") && !files.is_mounted("debugfs"));
             assert!(files.is_mounted_at("tmpfs", "/mnt") && !files.is_mounted_at("tmpfs", "/"));

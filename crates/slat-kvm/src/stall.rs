@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_of_the_longest_times_are_stalls_as_the_kernel_counts_faults() {
+    fn the_longest_accesses_count_as_stalls_up_to_kvms_fault_count() {
         // 900 ticks are a cache miss.
         let times = with_warm(&[900, 900, 5000, 5000, 5000]);
         let stalls = stalls_of(&times, known(Some(3), 5000));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn stalls_that_the_guests_code_did_not_take_for_stalls_have_a_length() {
+    fn stalls_below_the_guests_threshold_have_a_length_too() {
         // Its threshold is above these times, so it has no longest time.
         let stalls = stalls_of(&with_warm(&[400; 3]), known(Some(3), 0));
         assert_eq!(stalls.stalls, 3);

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stats_file_opened_elsewhere_is_read_and_one_that_is_not_from_kvm_is_refused() {
+    fn a_stats_file_opened_elsewhere_is_read_and_a_foreign_one_not() {
         let stats = Stats::from_file(file(48, 1, 0)).unwrap();
         let mut reading = Reading::default();
         stats.read(&mut reading).unwrap();

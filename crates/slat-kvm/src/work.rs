@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_random_order_reaches_all_of_the_memory_and_each_vcpu_has_its_own() {
+    fn a_random_order_reaches_all_memory_and_differs_by_vcpu() {
         let work = Work { order: Order::Random { seed: 1 }, ..Work::each_page(Touch::Write) };
         let pages = |vcpu| work.steps(vcpu, 1000).take(20_000).map(|step| step.0);
         let mut seen = [0; 1000];

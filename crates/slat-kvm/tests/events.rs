@@ -201,7 +201,7 @@ fn of(values: &Values, metrics: [Metric; 2]) -> [u64; 2] {
 }
 
 #[test]
-fn pages_in_dirty_rings_and_returns_to_the_vmm_are_counted_exactly() {
+fn ring_pages_and_exits_to_the_vmm_are_counted_exactly() {
     let Some(mut other) = ringed() else { return };
     let Some(mut watch) = listening(&other) else { return other.end() };
     let both = [Metric::PagesLogged, Metric::UserExits];
@@ -283,7 +283,7 @@ fn in_a_container() {
 }
 
 #[test]
-fn ranges_that_a_vmm_invalidates_are_reported_one_by_one_as_its_own() {
+fn ranges_that_a_vmm_invalidates_are_reported_as_its_own() {
     let Some(mut other) = Other::start_as("advice") else { return };
     let Some(mut watch) = listening(&other) else { return other.end() };
     // The first run maps and unmaps more than later ones.
@@ -326,7 +326,7 @@ fn ranges_that_ksm_invalidates_are_reported_with_its_name() {
 
 /// While a log is enabled, its faults are counted separately from all others.
 #[test]
-fn writes_to_pages_that_a_log_protects_are_counted_exactly_and_apart() {
+fn writes_to_log_protected_pages_are_counted_exactly_and_apart() {
     let Some(mut other) = Other::start_as("protected") else { return };
     let Some(mut watch) = listening(&other) else { return other.end() };
     // The first run may map more than later ones.
@@ -356,21 +356,21 @@ fn writes_to_pages_that_a_log_protects_are_counted_exactly_and_apart() {
 
 /// For hosts on which KVM's tracepoints show exits, as with two-dimensional paging.
 #[test]
-fn faults_are_as_many_as_the_statistics_say_and_their_time_lies_within_the_passs() {
+fn faults_match_the_statistics_and_their_time_fits_the_pass() {
     held_up("small");
 }
 
 /// Most of the time in a short fault is the fault's own, and the rest is the transition.
 #[test]
 #[ignore = "where clocks count instructions, as in an emulated machine that is asked to"]
-fn with_transitions_time_in_short_faults_is_what_the_guest_felt_within_a_tenth() {
+fn short_faults_with_transitions_match_the_guests_own_times() {
     let [told, felt] = held_up("small").expect("a KVM whose exits are told");
     assert!((told as f64 / felt as f64 - 1.0).abs() < 0.1, "{told} ns of {felt}");
 }
 
 /// A fault that clears 2 MiB is long, and the way out of the guest and back is a small part of it.
 #[test]
-fn long_faults_are_reported_with_the_duration_that_the_guest_felt() {
+fn long_faults_are_reported_with_the_guests_own_duration() {
     held_up("huge");
 }
 

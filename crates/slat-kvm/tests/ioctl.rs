@@ -69,7 +69,7 @@ fn errno<T>(answer: Result<T, Error>) -> Option<i32> {
 }
 
 #[test]
-fn a_clear_takes_out_of_the_log_the_pages_whose_bits_are_set_and_no_others() {
+fn a_clear_removes_exactly_the_named_pages_from_the_log() {
     let Some(vm) = vm_with_full_log(256) else { return };
     let log = || {
         let mut log = [0; 4];
@@ -95,7 +95,7 @@ fn a_get_writes_the_words_of_the_slot_and_none_behind_them() {
 }
 
 #[test]
-fn a_clear_that_the_bitmap_does_not_cover_never_reaches_the_kernel() {
+fn a_clear_beyond_its_bitmap_never_reaches_the_kernel() {
     let Some(vm) = vm() else { return };
     // This one reaches the kernel, which finds no such slot.
     assert_eq!(errno(vm.clear_dirty_log(1, 0, 128, &[0; 2])), Some(libc::ENOENT));
@@ -104,7 +104,7 @@ fn a_clear_that_the_bitmap_does_not_cover_never_reaches_the_kernel() {
 }
 
 #[test]
-fn a_clear_begins_at_a_multiple_of_64_pages_and_ends_at_one_or_with_the_slot() {
+fn a_clear_spans_multiples_of_64_pages_or_ends_at_the_memslot() {
     let Some(vm) = vm_with_full_log(100) else { return };
     let clear = |first, pages| errno(vm.clear_dirty_log(1, first, pages, &[!0; 4]));
     assert_eq!(clear(0, 64), None);
@@ -135,7 +135,7 @@ fn a_flag_of_manual_protection_that_no_kernel_knows_is_refused() {
 }
 
 #[test]
-fn a_ring_has_a_power_of_two_of_bytes_from_a_page_to_the_most_that_kvm_allows() {
+fn a_ring_size_is_a_power_of_two_from_a_page_to_kvms_maximum() {
     let Some(vm) = vm() else { return };
     let most = vm.max_dirty_ring_bytes();
     let enable = |bytes| errno(vm.enable_dirty_log_ring(bytes));
@@ -163,7 +163,7 @@ fn vm_without_rings_but_with_a_vcpu() -> VmFd {
 }
 
 #[test]
-fn a_vm_without_rings_can_neither_reset_them_nor_enable_a_bitmap_with_them() {
+fn a_vm_without_rings_refuses_their_reset_and_their_bitmap() {
     let Some(vm) = vm() else { return };
     assert_eq!(errno(vm.reset_dirty_rings()), Some(libc::EINVAL));
     assert_eq!(errno(vm.enable_dirty_log_ring_bitmap()), Some(libc::EINVAL));
@@ -191,7 +191,7 @@ fn a_ring_of_a_size_that_cannot_be_is_not_mapped() {
 }
 
 #[test]
-fn a_new_ring_is_empty_and_stays_mapped_when_the_vcpu_is_closed() {
+fn a_new_ring_is_empty_and_stays_mapped_beyond_its_vcpu() {
     let Some(vm) = vm_with_rings() else { return };
     let vcpu = vm.create_vcpu(0).unwrap();
     // SAFETY: `vm_with_rings` enabled rings of this size before the vCPU was made.
@@ -271,7 +271,7 @@ mod x86_64 {
     }
 
     #[test]
-    fn an_entry_goes_from_empty_to_dirty_to_harvested_to_empty_and_names_its_page_again() {
+    fn a_ring_entry_goes_empty_dirty_harvested_and_empty_again() {
         let Some(vm) = vm_with_rings() else { return };
         let mut vcpu = vcpu(&vm);
         // SAFETY: `vm_with_rings` enabled rings of this size before the vCPU was made.

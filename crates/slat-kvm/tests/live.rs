@@ -35,7 +35,7 @@ fn skip_unless(host: &HostKvm, result: Result<(), Error>) -> bool {
 }
 
 #[test]
-fn a_log_fetched_while_vcpus_run_has_every_page_written_and_no_other() {
+fn a_log_fetched_from_running_vcpus_has_exactly_written_pages() {
     let Some(host) = kvm_or_skip() else { return };
     for mode in [Mode::Legacy, Mode::Manual, Mode::ManualInitiallySet, Mode::Ring { entries: 1024 }]
     {
@@ -103,7 +103,7 @@ fn a_migrated_memory_is_the_guests_in_each_mode() {
 }
 
 #[test]
-fn a_guest_that_writes_faster_than_the_link_does_not_converge_and_is_still_copied() {
+fn a_guest_faster_than_the_link_is_copied_without_converging() {
     let Some(host) = kvm_or_skip() else { return };
     let config = migrate::Config {
         shape: shape(Mode::Manual),
@@ -144,7 +144,7 @@ fn intervals_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn slots_come_move_and_go_while_vcpus_run_and_their_memory_stays_as_written() {
+fn memslots_change_under_running_vcpus_and_memory_stays_intact() {
     let Some(host) = kvm_or_skip() else { return };
     for (slot_zap_all, slots, overlap, work) in
         [(true, 1, false, 0), (true, 4, true, 1), (false, 2, false, 2)]

@@ -55,7 +55,7 @@ fn precopy_of_the_same_guest_stops_it_and_asks_for_nothing() {
 }
 
 #[test]
-fn a_move_that_is_stopped_ends_and_one_that_cannot_be_is_refused() {
+fn a_stopped_move_ends_and_an_impossible_one_is_refused() {
     if kvm_or_skip().is_none() {
         return;
     }

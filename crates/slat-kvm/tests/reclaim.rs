@@ -68,7 +68,7 @@ fn the_trace_is_what_the_guest_does() {
 }
 
 #[test]
-fn a_reclaim_that_is_stopped_ends_and_one_of_nothing_is_refused() {
+fn a_stopped_reclaim_ends_and_one_of_nothing_is_refused() {
     if kvm_or_skip().is_none() {
         return;
     }

@@ -142,7 +142,7 @@ fn a_slow_handler_is_found_by_the_guests_clock() {
 }
 
 #[test]
-fn a_restore_that_cannot_be_is_refused_and_one_that_is_stopped_ends() {
+fn an_impossible_restore_is_refused_and_a_stopped_one_ends() {
     if kvm_or_skip().is_none() {
         return;
     }

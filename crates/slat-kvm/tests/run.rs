@@ -103,7 +103,7 @@ fn every_mode_logs_exactly_what_was_written() {
 }
 
 #[test]
-fn any_order_over_several_slots_by_overlapping_vcpus_is_logged_exactly() {
+fn random_writes_of_overlapping_vcpus_are_logged_exactly() {
     let Some(host) = kvm_or_skip() else { return };
     let orders = [Order::Random { seed: 3 }, Order::Hot { seed: 4, percent: 10, share: 90 }];
     for mode in Mode::ALL {
@@ -202,7 +202,7 @@ fn huge_pages_are_split_by_logging() {
 }
 
 #[test]
-fn the_beginning_and_end_of_each_phase_are_reported_once_and_in_order() {
+fn each_phases_start_and_end_are_reported_once_and_in_order() {
     if kvm_or_skip().is_none() {
         return;
     }

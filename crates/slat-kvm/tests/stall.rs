@@ -68,7 +68,7 @@ fn beside_threads_that_spin<R>(act: impl FnOnce() -> R) -> R {
 }
 
 #[test]
-fn two_threads_that_spin_are_no_part_of_a_stall_nor_of_the_longest() {
+fn two_spinning_threads_change_neither_a_stall_nor_the_longest() {
     if kvm_or_skip().is_none() {
         return;
     }

@@ -25,7 +25,7 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn stopping_anywhere_leaves_no_thread_no_descriptor_and_no_memory() {
+fn a_stop_at_any_event_leaves_no_thread_descriptor_or_memory() {
     if kvm_or_skip().is_none() {
         return;
     }

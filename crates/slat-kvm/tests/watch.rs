@@ -71,7 +71,7 @@ fn bare() {
 }
 
 #[test]
-fn counts_of_a_guest_in_another_process_are_those_of_its_own_statistics() {
+fn a_watched_guests_counts_match_its_own_statistics() {
     let Some(mut other) = Other::start() else { return };
     let before = other.run();
     let mut watch = watch(Which::Pid(other.pid())).unwrap();
@@ -114,7 +114,7 @@ fn counts_of_a_guest_in_another_process_are_those_of_its_own_statistics() {
 }
 
 #[test]
-fn a_guest_that_ends_is_reported_up_to_its_last_fault_and_is_released() {
+fn an_ended_guest_is_reported_to_its_last_fault_and_released() {
     let Some(mut other) = Other::start() else { return };
     let pid = other.pid();
     let mut watch = watch(Which::Pid(pid)).unwrap();
@@ -159,7 +159,7 @@ fn a_guest_that_starts_later_is_found_among_all() {
 }
 
 #[test]
-fn a_process_that_closed_its_vm_and_made_another_has_two_guests_one_after_the_other() {
+fn a_process_with_two_vms_in_turn_has_two_guests() {
     let Some(mut other) = Other::start() else { return };
     let before = other.run();
     let mut watch = watch(Which::Pid(other.pid())).unwrap();
@@ -198,7 +198,7 @@ fn a_process_that_ends_after_its_vm_ends_the_watch() {
 }
 
 #[test]
-fn the_watch_of_a_vmm_without_statistics_descriptors_reports_less_and_says_why() {
+fn a_watch_of_a_vmm_without_statistics_reports_less_and_why() {
     let Some(other) = Other::start_as("bare") else { return };
     let mut watch = watch(Which::Pid(other.pid())).unwrap();
     watch.step();
@@ -220,7 +220,7 @@ fn the_watch_of_a_vmm_without_statistics_descriptors_reports_less_and_says_why()
 }
 
 #[test]
-fn a_process_without_a_vm_is_distinguished_from_one_that_does_not_exist() {
+fn a_process_without_a_vm_differs_from_a_missing_process() {
     let mut sleep = Command::new("sleep").arg("600").spawn().unwrap();
     let pid = sleep.id().cast_signed();
     assert_eq!(watch(Which::Pid(pid)).err(), Some(NotFound::NoVm));

@@ -97,7 +97,7 @@ fn is_exact((truth, told): (u64, u64)) {
 }
 
 #[test]
-fn referenced_pages_are_a_lower_bound_and_exact_where_kvm_has_to_map_them() {
+fn referenced_pages_are_a_lower_bound_and_exact_after_unmaps() {
     let Some(mut other) = Other::start_as("touch") else { return };
     let Some(mut watch) = estimating(&other, Source::Referenced) else { return other.end() };
     is_exact(during(&mut watch, &mut other, "share"));
@@ -111,7 +111,7 @@ fn referenced_pages_are_a_lower_bound_and_exact_where_kvm_has_to_map_them() {
 }
 
 #[test]
-fn idle_pages_report_what_a_guest_used_through_existing_mappings() {
+fn idle_pages_show_the_use_through_existing_mappings() {
     let Some(mut other) = Other::start_as("touch") else { return };
     let Some(mut watch) = estimating(&other, Source::IdlePages) else { return other.end() };
     other.told("all");

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_beside_a_failed_measurement_is_interrupted_and_may_restore_the_host() {
+    fn a_program_beside_a_failed_measurement_restores_the_host() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("host");
         let mut command = Command::new(std::env::current_exe().unwrap());

@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_without_a_result_in_common_or_with_a_single_group_compare_nothing() {
+    fn runs_without_common_results_or_groups_compare_nothing() {
         let of = |name: &str, n: usize| run("cpu", &[(name, json!({}), around(1.0)[..n].to_vec())]);
         assert!(compare(&of("x", 12), &of("x", 12), 0.05).compares());
         assert!(!compare(&of("x", 12), &of("y", 12), 0.05).compares());
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_hundred_pairs_of_equal_runs_on_a_busy_host_at_most_five_fail() {
+    fn at_most_five_of_a_hundred_equal_pairs_fail_on_a_busy_host() {
         for guests in [5, 10] {
             for spread in [0.01, 0.3] {
                 let (failed, _) = hundred_pairs(guests, spread);
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_hundred_slowdowns_by_a_tenth_ninety_are_found_where_guests_spread_little() {
+    fn ninety_of_a_hundred_slowdowns_by_a_tenth_are_found() {
         for (guests, spread) in [(5, 0.01), (20, 0.03)] {
             let (_, found) = hundred_pairs(guests, spread);
             assert!(found >= 90, "{found} of {guests} guests, {spread}");
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_of_one_process_share_its_drift_which_the_margin_hides_and_turns_take_out() {
+    fn turns_remove_the_drift_that_guests_of_one_process_share() {
         let mut rng = fastrand::Rng::with_seed(7);
         let mut drift = 0.0;
         let (mut bare, mut within, mut in_turns, mut found) = (0, 0, 0, 0);
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_that_moves_to_the_next_bucket_is_no_difference_and_one_far_away_is() {
+    fn a_stall_in_the_next_bucket_is_equal_and_a_far_one_differs() {
         let of = |stall: f64| run("cpu", &[("dirty-stall-p50", json!({}), vec![stall; 6])]);
         // Buckets are an eighth wide: all groups lie in one, without any spread.
         let verdict = |stall| compare(&of(4.0), &of(stall), IN_TURNS / 100.0).pairs[0].verdict;
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_too_few_groups_takes_nothing_from_others_and_no_number_is_missing() {
+    fn a_row_with_too_few_groups_does_not_weaken_other_rows() {
         let with = |few: usize, middle: f64| {
             let mut rows: Vec<(String, Vec<f64>)> = vec![("x".to_owned(), around(middle))];
             rows.extend((0..few).map(|row| (format!("few {row}"), vec![0.0; LEAST - 1])));
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_that_differ_by_more_than_one_in_a_hundred_in_every_boot_differ() {
+    fn instructions_that_differ_by_1_percent_in_each_boot_differ() {
         let run = |boots: Vec<f64>| {
             let mut run = run("m", &[("clear", json!({}), boots)]);
             run.results[0].unit = Unit::INSTRUCTIONS;
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_must_be_the_same_and_counts_are_compared_all_the_same() {
+    fn times_need_the_same_machine_and_counts_are_compared_always() {
         let of = |cpu: &str, n: usize| run(cpu, &[("x", json!({}), around(1.0)[..n].to_vec())]);
         let comparison = compare(&of("one", 12), &of("three", 10), 0.05);
         assert_eq!(comparison.machines_differ, [["cpu model", "one", "three"].map(str::to_owned)]);

@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_made_in_no_place_that_another_users_link_leads_to() {
+    fn a_folder_is_never_made_through_another_users_link() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         writable(&at("a/b")).unwrap();
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn a_regular_file_is_not_written_by_the_name_of_a_descriptor_for_it() {
+    fn a_regular_file_is_not_written_through_its_descriptors_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let mut log = fs::File::create(&path).unwrap();

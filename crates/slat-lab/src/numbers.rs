@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_median_has_its_spread_and_where_it_would_mislead_there_is_a_range() {
+    fn a_median_has_its_spread_or_a_range_where_that_misleads() {
         let shown = |samples: &[f64]| with_wide_spread(&Summary::of(samples).unwrap());
         assert_eq!(shown(&[1.0, 1.0, 1.01]), "1.00 s ±0%");
         assert_eq!(shown(&[0.8, 0.8, 1.0, 1.2, 1.2]), "1.00 s ±20%");

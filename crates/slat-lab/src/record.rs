@@ -263,7 +263,7 @@ mod tests {
     use crate::fake;
 
     #[test]
-    fn an_answer_says_how_exact_it_is_and_whether_that_was_asked_for() {
+    fn an_answer_states_its_precision_and_whether_it_suffices() {
         let of = |answers: &[f64]| Repeated::new("a".into(), "dirty".into(), answers, 10.0);
         let narrow = of(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.1]);
         assert!(narrow.reached);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_schema_is_that_of_the_types_and_a_report_fits_it() {
+    fn the_published_schema_is_the_types_schema_and_fits_a_report() {
         let schema = fake::published("results", schemars::schema_for!(Report).into());
         let mut report = serde_json::to_value(fake::report()).unwrap();
         assert!(fake::fits(&schema, &report));

@@ -310,14 +310,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_progress_says_what_is_measured_and_how_much_is_left() {
+    fn the_progress_line_names_the_step_and_the_time_left() {
         let said = line("migrate", "manual: run", Duration::from_secs(60), 3, 9);
         assert_eq!(said, "migrate: manual: run (3 of 9 steps, 60 s, about 120 s left)");
         assert!(!line("migrate", "x", Duration::from_secs(60), 0, 9).contains("left"));
     }
 
     #[test]
-    fn on_a_narrow_terminal_everything_that_has_no_bound_may_be_cut() {
+    fn a_narrow_terminal_gets_no_progress_bar() {
         assert!(!template(69).contains("prefix") && !template(69).contains("bar"));
         assert!(template(70).contains("{prefix:30!"));
     }
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_limit_stops_a_session_and_is_distinguished_from_ctrl_c() {
+    fn a_time_limit_stops_a_session_and_differs_from_ctrl_c() {
         let session = Session::quiet();
         assert_eq!(session.left(), None);
         session.limit(Duration::from_millis(1));

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_and_nonsense_are_refused_with_an_example_of_what_is_right() {
+    fn zero_and_nonsense_sizes_are_refused_with_an_example() {
         for text in ["0", "", "big", "4x", "-1g", "99999999999g"] {
             let error = text.parse::<Size>().unwrap_err();
             assert!(error.contains("4k, 2m"), "{text}: {error}");

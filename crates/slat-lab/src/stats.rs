@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_of_the_median_has_the_ranks_from_tables_of_the_sign_test() {
+    fn the_medians_interval_has_the_sign_tests_tabulated_ranks() {
         // The rank of the interval's lower end among n samples, from tables of the sign test.
         for (n, rank) in [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (15, 4), (20, 6), (50, 18)] {
             let samples: Vec<f64> = (1..=n).rev().map(f64::from).collect();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nineteen_of_twenty_intervals_hold_the_median_however_samples_spread() {
+    fn nineteen_of_twenty_intervals_contain_a_skewed_median() {
         // The logarithm of the samples is evenly distributed, so that their mean is far from their
         // median.
         let (mut state, mut held) = (1u64, 0);

@@ -180,7 +180,7 @@ mod tests {
     use crate::fake;
 
     #[test]
-    fn a_run_beyond_a_bound_is_not_trusted_and_says_why_in_its_first_line() {
+    fn a_run_beyond_a_bound_says_first_why_it_is_not_trusted() {
         let trust = fake::trust();
         assert!(trust.line().starts_with("A quiet run: others"), "{}", trust.line());
         let busy = Trust { waited: Maybe(Some(778.0)), ..trust }.judged(16, 2);

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_shown_as_its_unit_wants_it_and_an_unknown_unit_by_its_name() {
+    fn a_value_is_shown_by_its_units_rule_or_an_unknown_units_name() {
         assert_eq!(Unit::SECONDS.shown(0.001_25), "1.25 ms");
         assert_eq!(Unit::RATIO.shown(0.8), "0.80 ×");
         assert_eq!(Unit::from("M/s").shown(1234.0), "1,234 M/s");

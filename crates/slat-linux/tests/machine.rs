@@ -174,7 +174,7 @@ fn after_wrprotect_and_the_flush_every_write_faults() {
 }
 
 #[test]
-fn a_page_inside_a_block_splits_it_and_its_neighbours_stay_mapped() {
+fn a_page_fault_in_a_block_splits_it_and_keeps_its_neighbours() {
     let machine = machine(true);
     let vm = Vm::new(&machine);
     vm.fault(BASE, BLOCK, ALL).unwrap();
@@ -190,7 +190,7 @@ fn a_page_inside_a_block_splits_it_and_its_neighbours_stay_mapped() {
 }
 
 #[test]
-fn a_block_takes_the_place_of_a_table_which_is_freed_after_a_grace_period() {
+fn a_block_replaces_a_table_and_a_grace_period_frees_the_table() {
     let machine = machine(true);
     let vm = Vm::new(&machine);
     vm.fault(BASE + 3 * BLOCK, PAGE, ALL).unwrap();
@@ -212,7 +212,7 @@ fn a_block_takes_the_place_of_a_table_which_is_freed_after_a_grace_period() {
 
 /// The calls of a thread that may be in a table while a fault puts a block in its place.
 #[test]
-fn faults_and_ageing_in_a_table_that_a_block_replaces_leave_the_block() {
+fn faults_and_ageing_in_a_table_being_replaced_keep_the_block() {
     for (call, nth) in (0..4).flat_map(|call| (1..12).map(move |nth| (call, nth))) {
         let machine: &'static Machine<Arm> = Box::leak(Box::new(machine(true)));
         let vm: &'static Vm<'static> = Box::leak(Box::new(Vm::new(machine)));
@@ -282,7 +282,7 @@ fn what_cuts_a_block_spares_the_pages_before_it() {
 }
 
 #[test]
-fn memory_is_clean_when_an_unmap_returns_without_forced_write_back() {
+fn an_unmap_without_forced_write_back_cleans_memory_first() {
     let machine = machine(false);
     let vm = Vm::new(&machine);
     // Every other page, so that there are more runs than an unmap keeps.

@@ -149,7 +149,7 @@ fn an_aged_page_is_used_again_after_a_fault_or_without_one() {
 }
 
 #[test]
-fn under_a_log_a_page_splits_its_block_and_a_block_joins_its_table() {
+fn a_page_splits_its_block_under_a_log_and_a_block_replaces_it() {
     for hart in harts() {
         let machine = machine(hart);
         let vm = Vm::new(&machine);
@@ -190,7 +190,7 @@ fn a_fault_without_memory_for_tables_changes_nothing() {
 }
 
 #[test]
-fn faults_of_two_harts_in_a_block_that_is_being_split_log_every_write() {
+fn faults_of_two_harts_in_a_block_being_split_log_every_write() {
     for (hart, nth) in harts().flat_map(|hart| (1..9).map(move |nth| (hart, nth))) {
         let machine: &'static Machine<Hart> = Box::leak(Box::new(machine(hart)));
         let vm: &'static Vm<'static> = Box::leak(Box::new(Vm::new(machine)));

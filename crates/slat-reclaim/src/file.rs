@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_file_past_the_page_cache_keeps_pages_too_or_says_that_it_cannot_be() {
+    fn a_direct_swap_file_keeps_pages_or_reports_it_cannot() {
         let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         match SwapFile::direct(directory.path(), 4, PageSize::SIZE_4K) {
             Ok(swap) => keeps(&swap),

@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_above_their_limits_give_pages_first_and_idle_guests_next() {
+    fn guests_above_their_limits_give_pages_first_then_idle_guests() {
         assert_eq!(choose(&[load(10, 20, 9), load(30, 20, 0), load(25, 20, 20)]), Some(1));
         assert_eq!(choose(&[load(10, 20, 9), load(20, 20, 3)]), Some(0));
         assert_eq!(choose(&[load(10, 20, 0), load(20, 20, 0)]), Some(1));

@@ -271,7 +271,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_search_among_pages_in_use_looks_at_no_more_of_a_larger_guest() {
+    fn a_search_of_used_pages_costs_the_same_in_a_larger_guest() {
         let looks = ScanOptions { window: 512, around: false, frequency: false };
         let costs = |pages: u32| {
             let generations = Order::generations(Generations::new(pages, looks, 0));

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_goes_out_of_scope_leaves_the_page_where_it_says() {
+    fn a_dropped_claim_leaves_the_page_in_its_stated_place() {
         let word = Word::default();
         assert_eq!(word.claim(|_| true), Ok(PageState::Empty));
         let there = PageState::Swapped { slot: 5, since: 2 };

@@ -341,7 +341,7 @@ mod tests {
 
     /// Old content is in a slot that is stale, unwritten, or being wiped; a guest finds its own.
     #[test]
-    fn each_guest_finds_its_old_content_and_gets_its_own_slots_first() {
+    fn each_guest_finds_its_old_content_and_gets_its_slots_first() {
         const TOTAL: u32 = 300;
         let slots = slots(TOTAL);
         let mut rng = fastrand::Rng::with_seed(3);

@@ -39,7 +39,7 @@ static ALLOCATOR: Count = Count;
 
 /// Pages leave and come back before their turn, many times.
 #[test]
-fn a_balloon_that_is_filled_and_emptied_takes_none_of_the_hosts_memory() {
+fn a_balloon_filled_and_emptied_takes_no_host_memory() {
     let (idle, cycled) = (1024u64, 512u64);
     for policy in [Policy::Generations, Policy::TwoLists] {
         let mut setup = Setup::new(idle + cycled, idle + cycled);

@@ -177,7 +177,7 @@ fn a_write_while_its_page_leaves_is_not_lost() {
 /// Between the backing's answer and the leaf's new right the page may leave, and come back to be
 /// mapped by the same value.
 #[test]
-fn a_first_write_while_its_page_leaves_and_comes_back_is_not_lost() {
+fn a_first_write_while_its_page_leaves_and_returns_is_kept() {
     bounded("first write || leaves, is read", 2, || {
         let (guest, memory) = guest();
         let mut writer = vcpu(guest, 0);
@@ -256,7 +256,7 @@ fn two_vcpus_bring_a_page_in_once() {
 }
 
 #[test]
-fn a_copy_made_while_its_page_leaves_has_the_content_of_the_page() {
+fn a_copy_made_while_its_page_leaves_has_the_pages_content() {
     bounded("copy || reclaim", 3, || {
         let (guest, memory) = guest();
         let mut writer = vcpu(guest, 0);
@@ -301,7 +301,7 @@ fn a_page_that_came_is_noted_after_it_came() {
 /// A device uses a page that arrived after a long time away, and was not noted yet: it is noted as
 /// used, at any interleaving with the thread that notes it.
 #[test]
-fn a_use_by_a_device_is_noted_while_another_thread_notes_arrivals() {
+fn a_devices_use_is_noted_beside_another_threads_arrivals() {
     bounded("came || use || note", 3, || {
         let arrivals: &'static arrivals::Arrivals = Box::leak(Box::new(arrivals::Arrivals::new(2)));
         let noted: &'static Mutex<[u32; 2]> = Box::leak(Box::new(Mutex::new([u32::MAX; 2])));

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_names_leaves_of_one_size_or_of_another_granule_nothing() {
+    fn a_ttl_hint_covers_leaves_of_its_size_and_granule_only() {
         let hint = |granule, ttl: u64| scope(granule, Tlbi::Ipas2e1is, ttl << 44);
         assert_eq!(hint(12, 0b0111).unwrap().shift, Some(12));
         assert_eq!(hint(12, 0b0110).unwrap().shift, Some(21));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn with_lpa2_an_address_has_52_bits_and_a_range_counts_from_64k() {
+    fn lpa2_gives_52_bit_addresses_and_ranges_in_units_of_64k() {
         let scope =
             |op, operand| Arm::new(12, 52).with_lpa2().scope(op, operand, 1, GUEST).unwrap();
         let far = 0xf_1234_5678_9000;

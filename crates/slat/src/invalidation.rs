@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn merged_shootdowns_cover_both_and_hint_a_size_only_if_both_agree() {
+    fn merged_shootdowns_cover_both_and_hint_only_a_common_size() {
         let page = |at| {
             let mut owed = PendingFlush::NOTHING;
             owed.leaves(at, at + 0x1000, PageSize::SIZE_4K);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_merged_with_leaves_of_any_size_names_none_and_with_nothing_its_own() {
+    fn a_merge_with_mixed_leaves_has_no_hint_and_with_none_its_own() {
         let page = || {
             let mut owed = PendingFlush::NOTHING;
             owed.leaves(0x1000, 0x2000, PageSize::SIZE_4K);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_both_owe_is_owed_once_and_the_cleans_of_both_are_counted() {
+    fn merged_obligations_are_owed_once_and_cleans_are_added() {
         let owed = || {
             let mut owed = PendingFlush::NOTHING;
             owed.table(0, 0x20_0000);

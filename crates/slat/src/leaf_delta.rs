@@ -121,7 +121,7 @@ mod tests {
         assert!(sizes.is_none());
     }
     #[test]
-    fn the_pages_of_a_split_are_as_many_as_their_tables_have_entries() {
+    fn a_split_adds_as_many_pages_as_its_tables_have_entries() {
         use crate::format::power::PowerK64;
         let mut sizes = LeafDelta::NONE;
         sizes.split::<PowerK64>(2, 3);

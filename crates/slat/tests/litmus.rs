@@ -213,7 +213,7 @@ fn files() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn each_sequence_is_a_litmus_test_whole_and_without_each_instruction() {
+fn each_sequence_is_a_litmus_test_with_and_without_each_part() {
     let files = files();
     assert_eq!(files.len(), 116, "see docs/concurrency.md");
     if let Some(folder) = std::env::var_os("SLAT_LITMUS") {

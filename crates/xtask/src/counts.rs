@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_above_two_percent_is_reported_and_a_smaller_one_is_not() {
+    fn a_change_above_two_percent_is_reported_and_below_it_not() {
         let accepted = [row("map", [100.0, 100.0, 100.0, 1.0])];
         assert!(differences(&accepted, &[row("map", [101.9, 98.1, 100.0, 1.02])]).is_empty());
         let told = differences(&accepted, &[row("map", [102.1, 100.0, 97.0, 1.04])]);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_lines_of_a_row_are_the_layouts_and_its_instructions_are_not() {
+    fn a_rows_few_cache_lines_may_vary_but_not_its_instructions() {
         let few = |counts: [f64; 4]| [Row { units: 64, ..row("begin", counts) }];
         let accepted = few([200.0, 170.0, 220.0, 1.33]);
         assert!(differences(&accepted, &few([200.0, 170.0, 220.0, 1.38])).is_empty());

@@ -86,13 +86,13 @@ fn watched(long: bool) -> anyhow::Result<()> {
 }
 
 /// The test of slat-kvm whose times are exact where clocks count instructions.
-const EXACT: &str = "with_transitions_time_in_short_faults_is_what_the_guest_felt_within_a_tenth";
+const EXACT: &str = "short_faults_with_transitions_match_the_guests_own_times";
 
 /// The test of slat-cli in which stalls of guests are made on purpose.
 const CAUSES: &str = "verdicts_name_the_cause_that_was_made_first_in_19_of_20";
 
 /// The test of slat-kvm that needs control groups of its own.
-const GROUPS: &str = "a_group_with_other_processes_is_passed_without_a_limit_and_refused_with_one";
+const GROUPS: &str = "a_group_with_other_processes_is_passed_over_without_a_limit";
 
 /// Checks verdicts on guests whose stalls are made on purpose, and limits below groups of other
 /// processes. The modules are x86's.

@@ -478,7 +478,7 @@ fn patches_in_turns(tree: &str) -> anyhow::Result<()> {
 }
 
 /// The test of slat-kvm that reads the idle marks of a guest's pages.
-const IDLE_PAGES: &str = "idle_pages_report_what_a_guest_used_through_existing_mappings";
+const IDLE_PAGES: &str = "idle_pages_show_the_use_through_existing_mappings";
 
 /// Compares a working set by idle page tracking, which no kernel of Debian has, with what the guest
 /// touched.

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deepest_path_counts_and_a_call_at_the_end_replaces_its_caller() {
+    fn the_deepest_path_counts_and_a_tail_call_replaces_its_caller() {
         use Reach::{Instead, Within};
         let code = Code {
             parts: vec![

@@ -219,7 +219,7 @@ mod tests {
     use crate::crates::tests::Pages;
 
     #[test]
-    fn protecting_a_part_of_a_block_splits_it_and_unmapping_one_is_refused() {
+    fn protecting_part_of_a_block_splits_it_and_unmapping_fails() {
         let pages = Pages::new(8);
         let mut tables = Generic::new(pages.memory()).unwrap();
         tables.map_range(0, 0, 0x40_0000, Leaf::Block2M).unwrap();
@@ -236,7 +236,7 @@ mod tests {
     /// Shows what [`PEER`] notes: if this fails with a later version, remove the note and the
     /// refusal.
     #[test]
-    fn a_range_that_begins_in_a_hole_is_refused_because_the_crate_leaves_a_part_of_it() {
+    fn a_range_that_begins_in_a_hole_is_refused_for_this_crate() {
         let pages = Pages::new(8);
         let mut tables = Generic::new(pages.memory()).unwrap();
         tables.map_range(0x20_0000, 0, 0x20_0000, Leaf::Page4K).unwrap();

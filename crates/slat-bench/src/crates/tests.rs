@@ -113,7 +113,7 @@ fn a_protected_range_is_read_only_and_its_neighbours_are_not() {
 }
 
 #[test]
-fn an_unmapped_range_is_gone_and_so_are_its_tables_where_the_crate_frees_them() {
+fn an_unmap_removes_the_range_and_the_tables_the_crate_frees() {
     for leaf in [Leaf::Page4K, Leaf::Block2M] {
         with_each(64, |peer, tables| {
             tables.map_each(0, HOST, 16 * MIB, leaf).unwrap();

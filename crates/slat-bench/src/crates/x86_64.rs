@@ -229,7 +229,7 @@ mod tests {
 
     /// Shows what [`PEER`] notes: if this fails with a later version, remove the note.
     #[test]
-    fn a_page_refused_within_a_read_only_block_leaves_the_block_writable() {
+    fn a_refused_page_leaves_the_read_only_block_writable() {
         let pages = Pages::new(8);
         let mut x86 = X86::new(pages.memory()).unwrap();
         x86.map_each(0, 0, BLOCK, Leaf::Block2M).unwrap();

@@ -371,7 +371,7 @@ mod tests {
     use slat_lab::unit::Unit;
 
     #[test]
-    fn exact_maintains_what_was_touched_twice_and_every_all_memory_each_time() {
+    fn exact_maintains_only_touched_memory_and_every_maintains_all() {
         for count in [false, true] {
             let args = CacheToggleArgs {
                 memory: Some(Size(16 << 20)),

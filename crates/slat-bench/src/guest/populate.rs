@@ -229,7 +229,7 @@ mod tests {
     use crate::format::TableFormat;
 
     #[test]
-    fn each_block_is_mapped_once_regardless_of_which_vcpus_touch_it() {
+    fn each_block_is_mapped_once_whichever_vcpus_touch_it() {
         for (format, overlap) in [(TableFormat::Ept, false), (TableFormat::Arm64K4, true)] {
             let args = PopulateArgs {
                 tables: TablesArgs::of(format),

@@ -46,7 +46,7 @@ fn asked(results: &[Measurement]) -> Option<Table> {
         .collect();
     let columns = "what|of|against|at most|reached|half of rounds|";
     Table::new("The engine's guests against their baselines", 3, columns, rows)
-        .noting("Ratios of each round, in which all took turns: their median, and where half of them lie.")
+        .noting("Ratios of each round, in which all took turns: their median, and the middle half.")
         .some()
 }
 

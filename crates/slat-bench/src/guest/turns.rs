@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_entrant_has_a_turn_in_each_round_and_the_first_round_does_not_count() {
+    fn each_entrant_runs_once_a_round_and_round_one_is_not_counted() {
         let mut order = Vec::new();
         let samples = take_turns(&Session::quiet(), 2, 3, |place, counts| {
             order.push((place, counts));

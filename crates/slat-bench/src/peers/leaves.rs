@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_are_compared_one_by_one_regardless_of_the_runs_they_are_in() {
+    fn leaves_are_compared_one_by_one_whatever_their_runs() {
         let whole = [run(0, 0x8000_03ff, 4)];
         let parts =
             [run(0, 0x8000_03ff, 1), run(PAGE, 0x8000_17ff, 2), run(3 * PAGE, 0x8000_33ff, 1)];

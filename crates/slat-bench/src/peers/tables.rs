@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn crates_have_a_table_of_their_own_without_those_that_take_no_part_in_it() {
+    fn the_table_of_crates_omits_crates_that_take_no_part() {
         let mut beside_crate = [
             measurement(SLAT, "engine", "inactive: unmap", &[0.001]),
             measurement("x86_64", "crate", "inactive: unmap", &[0.002]),

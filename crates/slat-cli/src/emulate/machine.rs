@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_console_has_complained_once_a_whole_line_of_it_is_a_complaint() {
+    fn a_console_complains_only_once_the_whole_line_is_there() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(CONSOLE);
         let mut watched = Watched::new(path.clone());

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn seconds_of_a_clock_that_counts_instructions_are_instructions() {
+    fn an_instruction_counting_clock_reports_instructions() {
         let mut report = fake::report();
         report.results.truncate(1);
         report.results[0].unit = Unit::SECONDS;

@@ -70,7 +70,7 @@ mod tests {
     use slat_kvm::figure::Figure;
 
     #[test]
-    fn the_run_that_warms_up_gives_way_to_the_next_and_stands_where_none_comes() {
+    fn the_warm_up_run_counts_only_if_no_other_run_follows() {
         const TOTAL: Figure = Figure::Own("total", "s");
         const OUTCOME: Outcome<i32> = Outcome {
             figures: &[(TOTAL, |report| Some(f64::from(*report)))],

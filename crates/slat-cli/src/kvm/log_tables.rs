@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn skipped_pages_are_not_among_those_of_a_vcpu_and_pages_read_are_not_among_those_written() {
+    fn a_vcpus_row_excludes_skipped_pages_and_pages_only_read() {
         let cells = |table: Option<Table>| table.unwrap().rows.concat();
         for (others, of_vcpu) in
             [(None, ["3,277", "206 µs"]), (Some("read"), ["32,768", "20.6 µs"])]

@@ -169,7 +169,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_first_round_of_a_log_that_starts_full_is_not_in_what_a_write_costs() {
+    fn the_first_round_of_an_initially_set_log_is_no_write_cost() {
         let rounds = |initially_set: bool| {
             let mut all = a_tenth(None);
             for m in &mut all {
@@ -191,7 +191,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_written_page_costs_is_not_divided_by_pages_that_are_not_written() {
+    fn the_cost_of_a_written_page_is_divided_by_written_pages_only() {
         let skipped = verdict(&a_tenth(None)).says.concat();
         assert!(skipped.contains("adds 3.00 µs ("), "{skipped}");
         assert!(skipped.contains("without a log takes 100 ns"), "{skipped}");

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn no_guest_converges_from_the_rate_on_that_the_fastest_copy_cannot_bear() {
+    fn the_verdict_names_the_rate_above_which_no_guest_converges() {
         // The fastest copied at 1,030 MiB/s. 30 rounds have to leave what is copied in 300 ms.
         let says = verdict(&migrations()).says;
         assert!(says[1].ends_with("above 902 MiB/s it does not."), "{says:?}");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_touches_of_which_some_read_is_not_the_rate_that_was_asked_to_be_written() {
+    fn the_asked_write_rate_excludes_touches_that_only_read() {
         let tenth = |others: Option<&str>| {
             let results = migrations().into_iter().map(|mut m| {
                 m.params.insert("write_percent".to_owned(), 10.into());

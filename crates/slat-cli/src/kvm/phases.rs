@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_of_a_guest_are_a_group_and_the_first_round_begins_another() {
+    fn each_guests_rounds_are_a_group_that_its_first_round_begins() {
         let runs = [(1, 0.5), (2, 0.25), (1, 0.5), (2, 0.25), (3, 1.0)];
         let runs = runs.map(|(round, seconds)| dirty(round, seconds, 0));
         let results = measurements("dirty-log", &Map::new(), &runs);

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_that_stalls_least_is_first_regardless_of_the_order_of_the_results() {
+    fn the_way_with_the_least_stall_ranks_first_in_any_order() {
         let results = runs(5, &[("legacy", 9.0), ("ring of 4096", 4.0), (Way::OF_QEMU, 6.0)]);
         let order: Vec<_> = ranked(&results).iter().map(|it| it.way.to_owned()).collect();
         assert_eq!(order, ["ring of 4096", Way::OF_QEMU, "legacy"]);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_its_time_limit_ended_says_how_long_would_be_enough() {
+    fn a_run_cut_by_its_time_limit_says_how_long_is_enough() {
         let mut cut = runs(2, &[("ring of 4096", 4.0), (Way::OF_QEMU, 6.0)]);
         for m in &mut cut {
             m.params.insert("runs".to_owned(), 9.into());

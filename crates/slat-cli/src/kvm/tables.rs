@@ -21,8 +21,8 @@ pub fn is(m: &Measurement, scenario: &str) -> bool {
     m.target == KVM && m.scenario == scenario
 }
 
-/// Returns the renderer of a scenario's results, which shows them in the one way that all guests have
-/// in common.
+/// Returns the renderer of a scenario's results, which shows them in the one way that all guests
+/// have in common.
 macro_rules! renderer {
     ($results:path) => {
         slat_lab::renderer::Renderer {

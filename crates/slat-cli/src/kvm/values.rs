@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backing_has_a_size_of_any_kernels_and_prints_as_it_is_written() {
+    fn a_backing_has_any_kernels_sizes_and_prints_as_it_is_typed() {
         for (text, backing) in [
             ("hugetlb-2m", Backing::Hugetlb(2 << 20)),
             ("hugetlb-512m", Backing::Hugetlb(512 << 20)),

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_permission_for_kvm_is_announced_in_place_of_the_guests() {
+    fn the_plan_announces_a_missing_kvm_permission() {
         let plan = Plan::new(true, 8 << 30, 2);
         let args = MainArgs { output: "out".into(), quick: true, ..MainArgs::default() };
         let text = plan.announce(&args, 8 << 30, Some(&slat_kvm::Error::KvmPermission));

@@ -252,7 +252,7 @@ mod tests {
     const G: u64 = 1 << 30;
 
     #[test]
-    fn a_page_that_is_written_after_a_split_is_the_only_one_that_is_dirty() {
+    fn the_one_page_written_after_a_split_is_the_only_dirty_one() {
         let text = "map:0-2g:1g,protect:0-2g:rx,split:4m-6m:4k,write:5m-5124k";
         let wanted = [
             run(0, 2 * M, 2, "r-x", ""),

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strict_reader_takes_the_exposition_and_unknown_metrics_are_absent() {
+    fn a_strict_parser_accepts_metrics_and_unknown_ones_are_absent() {
         let mut one = guest("a\"\\\nb");
         one.cgroup = Some("/vms/a".to_owned());
         one.total = Metric::ALL.into_iter().map(|metric| (metric, 3_000_000_000)).collect();

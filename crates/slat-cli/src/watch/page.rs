@@ -181,7 +181,7 @@ mod tests {
     use slat_kvm::watch::ThreadChange;
 
     #[test]
-    fn the_page_has_time_lines_and_reasons_and_needs_nothing_from_elsewhere() {
+    fn the_page_has_time_lines_and_reasons_and_loads_nothing() {
         let mut one = guest("<b>qemu</b>");
         let mut later = one.samples[0].clone();
         later.at = 4.0;

@@ -73,7 +73,7 @@ mod tests {
     use crate::watch::fake::guest;
 
     #[test]
-    fn stall_times_are_reported_by_reason_and_a_guest_without_stalls_has_no_row() {
+    fn stalls_are_shown_by_reason_and_only_for_stalled_guests() {
         let mut one = guest("qemu");
         assert!(table(&[&one], Some(800)).is_none());
         let mut times = Times::default();

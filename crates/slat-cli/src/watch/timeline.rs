@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_came_or_ended_is_told_unless_all_ended_with_the_guest() {
+    fn a_threads_start_and_end_are_shown_unless_the_guest_ended() {
         let mut one = guest(&[(0, 0), (0, 0)]);
         let change = |at, came| ThreadChange { at, vcpu: 1, came, thread: Some(4713) };
         one.threads = vec![change(1.0, false), change(2.0, true)];

@@ -46,7 +46,7 @@ fn the_first_to_switch_on_flushes_under_first() {
 }
 
 #[test]
-fn what_re_arms_first_flushes_as_does_the_next_to_switch_on_and_no_other() {
+fn an_event_that_re_arms_first_flushes_and_so_does_the_next_on() {
     for event in [Event::Off, Event::SetWay, Event::Reset] {
         let state = state(CachePolicy::First);
         assert!(flushes(&state, 1, Event::On));
@@ -57,7 +57,7 @@ fn what_re_arms_first_flushes_as_does_the_next_to_switch_on_and_no_other() {
 }
 
 #[test]
-fn a_flush_that_began_before_first_was_re_armed_does_not_disarm_it() {
+fn a_flush_begun_before_first_is_re_armed_does_not_disarm_it() {
     let state = state(CachePolicy::First);
     let work = state.work(0, Event::On);
     state.begin(1, Event::Reset);
@@ -79,7 +79,7 @@ fn a_vcpu_has_a_view_while_its_caches_are_off_under_exact() {
 }
 
 #[test]
-fn registers_are_trapped_while_caches_are_off_and_from_a_set_way_operation_on() {
+fn registers_are_trapped_with_caches_off_and_after_a_set_way() {
     for &policy in CachePolicy::ALL {
         let state = state(policy);
         assert!(state.traps(0));
@@ -91,7 +91,7 @@ fn registers_are_trapped_while_caches_are_off_and_from_a_set_way_operation_on() 
 }
 
 #[test]
-fn a_vcpu_counts_as_past_the_caches_from_before_a_flush_until_after() {
+fn a_vcpu_counts_as_uncached_from_before_a_flush_until_after() {
     let state = state(CachePolicy::Every);
     for id in 0..3 {
         state.begin(id, Event::On);

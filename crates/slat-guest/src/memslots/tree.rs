@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn lookups_in_as_many_slots_as_kvm_has_compare_a_few_dozen_keys() {
+    fn lookups_in_kvms_maximum_of_memslots_compare_few_keys() {
         let tree = large();
         let mut most = [0; 3];
         for number in (0..SLOTS).step_by(7) {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_as_many_slots_as_kvm_has_copies_a_few_dozen_entries() {
+    fn a_change_in_kvms_maximum_of_memslots_copies_few_entries() {
         let before = large();
         let shared = nodes(&before);
         assert_eq!(shared.len() as u64, SLOTS);

@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 const PAGES: u64 = 37;
 
 #[test]
-fn exact_maintains_what_was_touched_past_the_caches_twice_and_nothing_else() {
+fn exact_maintains_twice_only_memory_touched_past_the_caches() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Exact), false, |guest| {
         let (mut a, mut b) = (storage(), storage());
@@ -56,7 +56,7 @@ fn a_switch_that_touched_nothing_costs_nothing_under_exact() {
 }
 
 #[test]
-fn every_maintains_all_that_is_mapped_at_each_switch_and_counts_it() {
+fn every_maintains_all_mapped_memory_at_each_switch() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
         let mut storage = storage();
@@ -79,7 +79,7 @@ fn every_maintains_all_that_is_mapped_at_each_switch_and_counts_it() {
 }
 
 #[test]
-fn of_set_way_operations_the_first_flushes_until_the_vcpu_switches() {
+fn only_the_first_set_way_operation_before_a_switch_flushes() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
         let mut storage = storage();
@@ -122,7 +122,7 @@ fn workers_share_a_flush_and_maintain_each_byte_once() {
 }
 
 #[test]
-fn a_thread_that_waits_for_anothers_part_of_a_flush_calls_the_hosts_wait() {
+fn a_thread_that_waits_for_a_flush_calls_the_hosts_wait() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
         let mut space = storage();

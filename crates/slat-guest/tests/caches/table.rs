@@ -87,7 +87,7 @@ fn the_default_is_the_cheapest_policy_that_loses_nothing() {
 }
 
 #[test]
-fn no_policy_loses_anything_where_the_guest_cannot_get_past_the_caches() {
+fn no_policy_loses_data_if_the_guest_cannot_bypass_caches() {
     for &policy in CachePolicy::ALL {
         for scenario in Scenario::ALL {
             for mood in Mood::all().take(20) {

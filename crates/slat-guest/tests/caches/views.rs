@@ -30,7 +30,7 @@ fn exact() -> Config {
 }
 
 #[test]
-fn the_host_takes_a_page_from_a_view_and_reads_what_was_written_past_the_caches() {
+fn the_host_reads_uncached_writes_of_a_page_taken_from_a_view() {
     with_cpu(exact(), false, |machine, guest, mut cpu| {
         cpu.write(page(5), 1);
         let mut storage = storage();
@@ -86,7 +86,7 @@ fn a_view_holds_pages_and_is_gone_once_caches_are_on() {
 }
 
 #[test]
-fn a_write_in_a_view_is_in_the_log_and_a_clear_protects_it_there() {
+fn a_write_in_a_view_is_logged_and_a_clear_protects_it_there() {
     for logging in [Logging::Protect, Logging::Hardware] {
         with_cpu(Config { logging, ..exact() }, true, |_, guest, mut cpu| {
             let mut storage = storage();
@@ -111,7 +111,7 @@ fn a_write_in_a_view_is_in_the_log_and_a_clear_protects_it_there() {
 }
 
 #[test]
-fn what_only_a_view_knew_to_be_dirty_is_in_the_log_after_it_is_emptied() {
+fn dirty_state_known_only_to_a_view_is_logged_once_it_empties() {
     for reset in [false, true] {
         with_cpu(Config { logging: Logging::Hardware, ..exact() }, true, |_, guest, mut cpu| {
             let mut storage = storage();
@@ -129,7 +129,7 @@ fn what_only_a_view_knew_to_be_dirty_is_in_the_log_after_it_is_emptied() {
 }
 
 #[test]
-fn a_migration_that_says_what_it_reads_copies_what_was_written_past_the_caches() {
+fn a_migration_that_reports_its_reads_copies_uncached_writes() {
     for &policy in CachePolicy::ALL {
         with_cpu(config(policy), true, |machine, guest, mut cpu| {
             let mut storage = storage();
@@ -158,7 +158,7 @@ fn a_page_used_in_a_view_alone_is_young_until_it_is_aged() {
 }
 
 #[test]
-fn a_slot_that_is_deleted_is_gone_from_views_and_its_memory_is_the_hosts() {
+fn a_deleted_memslot_leaves_the_views_and_returns_its_memory() {
     with_cpu(exact(), false, |machine, guest, mut cpu| {
         let mut storage = storage();
         let mut worker = Worker::new(guest, &mut storage).unwrap();
@@ -171,7 +171,7 @@ fn a_slot_that_is_deleted_is_gone_from_views_and_its_memory_is_the_hosts() {
 }
 
 #[test]
-fn without_maintenance_as_a_page_is_touched_or_as_a_view_is_left_data_is_lost() {
+fn data_is_lost_without_maintenance_at_a_touch_or_a_views_end() {
     // Maintenance of the host's writes, when the page is touched.
     for skip in [false, true] {
         let machine = Machine::new(Mood::Lazy, false);
@@ -197,7 +197,7 @@ fn without_maintenance_as_a_page_is_touched_or_as_a_view_is_left_data_is_lost() 
 }
 
 #[test]
-fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
+fn host_writes_during_a_fault_are_seen_by_the_guest() {
     for &policy in CachePolicy::ALL {
         let machine = Machine::new(Mood::Lazy, false);
         with_guest(&machine, config(policy), false, |guest| {
@@ -227,7 +227,7 @@ fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
 }
 
 #[test]
-fn maintenance_by_set_and_way_reaches_vcpus_that_wait_with_their_caches_off() {
+fn a_set_way_operation_reaches_vcpus_that_wait_uncached() {
     for &policy in CachePolicy::ALL {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
             let mut storage = storage();
@@ -242,7 +242,7 @@ fn maintenance_by_set_and_way_reaches_vcpus_that_wait_with_their_caches_off() {
 }
 
 #[test]
-fn under_exact_a_vcpu_that_starts_sees_what_another_left_in_the_cache() {
+fn under_exact_a_starting_vcpu_sees_anothers_cached_writes() {
     for (policy, seen) in [(CachePolicy::Every, 0), (CachePolicy::Exact, 1)] {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
             let mut storage = storage();
@@ -256,7 +256,7 @@ fn under_exact_a_vcpu_that_starts_sees_what_another_left_in_the_cache() {
 }
 
 #[test]
-fn a_vcpu_that_begins_anew_finds_what_the_host_put_there_data_and_instructions() {
+fn a_restarted_vcpu_finds_the_hosts_new_data_and_instructions() {
     for &policy in CachePolicy::ALL {
         for (caches, forced) in [(false, false), (true, false), (true, true)] {
             let machine = Machine::new(Mood::Lazy, forced);
@@ -299,7 +299,7 @@ fn code_that_the_host_wrote_is_executed_once_it_said_so() {
 }
 
 #[test]
-fn a_guest_that_switches_off_untrapped_stays_on_the_shared_tables() {
+fn a_guest_that_switches_off_untrapped_stays_on_shared_tables() {
     with_cpu(exact(), false, |_, guest, mut cpu| {
         cpu.on();
         let root = cpu.vcpu.root();
@@ -467,7 +467,7 @@ fn a_view_without_room_for_tables_waits_for_threads_inside() {
 }
 
 #[test]
-fn maintenance_by_set_and_way_reaches_what_a_fault_in_a_view_maps_meanwhile() {
+fn a_set_way_operation_reaches_a_page_being_mapped_in_a_view() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, exact(), false, |guest| {
         let (mut a, mut b) = (storage(), storage());

@@ -113,7 +113,7 @@ fn with_seats_of_its_own_a_guest_shares_neither_them_nor_vmids() {
 }
 
 #[test]
-fn a_guest_whose_seats_are_all_taken_is_refused_more_and_another_guest_is_not() {
+fn a_guest_with_all_seats_taken_is_refused_more_but_others_not() {
     let machine = Counted::new();
     let config = Config::new(2, PageSize::SIZE_4K);
     let guests = [(); 2].map(|()| {

@@ -126,7 +126,7 @@ impl Host for Noted {
 }
 
 #[test]
-fn a_host_with_seats_of_its_own_passes_each_call_on_to_its_machine() {
+fn a_host_with_its_own_seats_forwards_each_call_to_its_machine() {
     let machine = Noted::default();
     let host = OwnReaders::<_, 1>::new(&machine);
     let passes = |call: &'static str| assert_eq!(take(&mut *machine.0.borrow_mut()), [call]);

@@ -279,7 +279,7 @@ fn begin_log(vcpu: &mut Cpu) {
 
 /// The second GiB is collapsed while another thread is at work on the first.
 #[test]
-fn a_thread_that_meets_blocks_held_since_it_began_calls_the_hosts_wait() {
+fn a_thread_that_meets_blocks_held_before_calls_the_hosts_wait() {
     let held = |what, moment, second| Meets {
         what,
         moment: Some(moment),
@@ -326,7 +326,7 @@ fn part(id: u16, from: u64, to: u64) -> MemslotSpec {
 
 /// A block lies across the start of the memslot, pages are held at its end.
 #[test]
-fn a_log_that_begins_with_held_pages_at_its_end_calls_the_hosts_wait() {
+fn a_starting_log_with_held_pages_at_its_end_calls_hosts_wait() {
     Meets {
         what: "the ends of a log that begins",
         moment: Some(Moment::Invalidation),
@@ -350,7 +350,7 @@ fn a_log_that_begins_with_held_pages_at_its_end_calls_the_hosts_wait() {
 }
 
 #[test]
-fn a_thread_that_resets_rings_beside_another_reset_calls_the_hosts_wait() {
+fn a_ring_reset_beside_another_reset_calls_the_hosts_wait() {
     Meets {
         what: "a reset of rings",
         moment: None,
@@ -413,7 +413,7 @@ fn fork(memory: &Cow<'_, Filled>) {
 
 /// A panic of its own passes through it, and the page is usable.
 #[test]
-fn a_thread_that_meets_a_page_that_is_filled_calls_the_frames_wait() {
+fn a_thread_that_meets_a_page_being_filled_calls_frames_wait() {
     type Meets = fn(&Cow<'_, Filled>);
     let meets: [(&str, Meets); 3] = [
         ("a fault", |memory| assert!(memory.page(Hva(HOST), Access::Read).is_ok())),

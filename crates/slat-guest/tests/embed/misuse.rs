@@ -36,7 +36,7 @@ fn a_flush_is_refused_to_another_guests_worker_and_goes_on() {
 }
 
 #[test]
-fn a_guest_that_is_dropped_invalidates_once_however_many_vcpus_it_has() {
+fn a_dropped_guest_invalidates_once_for_any_number_of_vcpus() {
     for (vcpus, caches_on, used) in [(1, false, true), (64, false, false), (64, true, true)] {
         let machine = Counted::new();
         let config = Config { caches_on, ..Config::new(vcpus, PageSize::SIZE_2M) };
@@ -56,7 +56,7 @@ fn a_guest_that_is_dropped_invalidates_once_however_many_vcpus_it_has() {
 }
 
 #[test]
-fn vcpus_whose_caches_are_on_from_the_start_share_tables_and_blocks() {
+fn vcpus_that_start_with_caches_on_share_tables_and_blocks() {
     let machine = Counted::new();
     let config = Config { caches_on: true, ..Config::new(2, PageSize::SIZE_2M) };
     let guest = on_arm(&machine, config);
@@ -85,7 +85,7 @@ fn vcpus_whose_caches_are_on_from_the_start_share_tables_and_blocks() {
 }
 
 #[test]
-fn a_reset_before_the_first_run_switches_caches_off_that_were_on() {
+fn a_reset_before_the_first_run_switches_the_caches_off() {
     for policy in [CachePolicy::Exact, CachePolicy::Every] {
         let machine = Counted::new();
         let config =

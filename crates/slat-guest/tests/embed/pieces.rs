@@ -44,7 +44,7 @@ fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
 }
 
 #[test]
-fn the_end_of_a_log_invalidates_for_each_gib_and_not_for_each_block() {
+fn the_end_of_a_log_invalidates_per_gib_and_not_per_block() {
     for logging in [Logging::Protect, Logging::Hardware] {
         for (bytes, collapse) in [(M2, 1), (20 * M2, 1), (32 * M2, 2), (G1, 2), (3 * G1, 6)] {
             let machine = Counted::new();
@@ -90,7 +90,7 @@ fn tables_of_a_memslot_that_logs_stay_tables() {
 
 /// A thread that protected the same pages may not have completed its invalidation.
 #[test]
-fn what_takes_rights_invalidates_though_another_thread_took_them() {
+fn taking_rights_invalidates_though_another_thread_took_them() {
     type Take = fn(&mut Vcpu<'_, Ept, Counted, OnePiece>);
     let takes: [(&str, Take); 4] = [
         ("a clear", |vcpu| _ = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1]).unwrap()),
@@ -164,7 +164,7 @@ fn recovery_invalidates_for_each_gib_and_not_for_each_table() {
 }
 
 #[test]
-fn recovery_leaves_a_table_that_is_pinned_meanwhile_and_takes_its_neighbours() {
+fn recovery_skips_a_pinned_table_and_takes_its_neighbours() {
     let machine = Counted::new();
     let (guest, mut vcpu) = split_by_fetches(&machine, 3 * M2);
     let (mut other, mut pins) = (guest.worker().unwrap(), true);
@@ -330,7 +330,7 @@ fn a_change_that_rests_holds_up_other_changes_alone() {
 }
 
 #[test]
-fn a_log_that_begins_is_read_after_that_and_has_what_is_written_meanwhile() {
+fn a_log_has_writes_made_while_it_begins() {
     let machine = Counted::new();
     let config = Config::new(2, PageSize::SIZE_4K);
     let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_4K), config);

@@ -45,7 +45,7 @@ fn a_thousand_guests_live_in_one_process() {
 }
 
 #[test]
-fn sixty_four_vcpus_of_a_guest_fault_at_once_during_logging_and_invalidations() {
+fn sixty_four_vcpus_fault_at_once_during_logs_and_host_changes() {
     const VCPUS: u16 = 64;
     const BYTES: u64 = 16 * M2;
     let machine = Counted::new();

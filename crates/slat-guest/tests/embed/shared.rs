@@ -109,7 +109,7 @@ fn a_closure_that_panics_leaves_the_part_as_it_is() {
 /// Guests begin and end while others run, each with threads that outlive the function that made
 /// them.
 #[test]
-fn guests_come_and_go_while_others_run_on_threads_that_own_their_part() {
+fn guests_start_and_end_while_others_run_on_owning_threads() {
     let machine = Counted::new();
     let (told, tells) = channel();
     let lanes: Vec<_> = (0..4u16)

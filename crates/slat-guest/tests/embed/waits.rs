@@ -136,7 +136,7 @@ fn each_waits<F: Format + 'static>(
 }
 
 #[test]
-fn a_thread_inside_the_tables_panics_where_it_would_wait_for_itself() {
+fn a_thread_inside_the_tables_panics_before_a_self_deadlock() {
     in_time("EPT", || {
         let config = Config::new(1, PageSize::SIZE_2M);
         each_waits(Ept1G::default(), config, &[memslot(M2), private()], on_ept());

@@ -80,7 +80,7 @@ fn fetching(late: &'static Late, content: u64) -> Fetching {
 }
 
 #[test]
-fn what_a_fetch_brings_is_not_written_over_a_page_that_was_discarded() {
+fn a_fetched_page_never_overwrites_a_discarded_one() {
     bounded("fetch of a page || discard of it, then a write", 3, || {
         let late = late();
         let (words, taken, thread) = fetching(late, 7);

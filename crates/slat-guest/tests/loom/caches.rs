@@ -46,6 +46,6 @@ fn a_vcpu_past_the_caches_reads_what_the_host_wrote() {
 }
 
 #[test]
-fn a_vcpu_past_the_caches_reads_what_was_maintained_by_set_and_way() {
+fn an_uncached_vcpu_reads_data_maintained_by_set_way() {
     bounded("fault past the caches || set and way", 3, fault_and_set_way);
 }

@@ -80,7 +80,7 @@ fn short(frames: u32, ends: bool) {
 }
 
 #[test]
-fn a_thread_that_finds_no_frame_is_notified_of_a_free_one_or_needs_none() {
+fn a_thread_without_a_frame_is_notified_of_a_free_one() {
     bounded("two copy a page, one frame is free", 3, || short(2, false));
     bounded("one copies a page, no frame is free, and the other ends", 3, || short(1, true));
 }
@@ -106,7 +106,7 @@ fn ask_and_fork(alone: bool) {
 }
 
 #[test]
-fn a_page_that_is_asked_for_beside_a_fork_is_not_the_parents_and_the_childs() {
+fn a_page_asked_for_beside_a_fork_is_never_shared() {
     bounded("fork || a page that is shared no more, asked for", 3, || ask_and_fork(true));
     bounded("fork || a shared page, asked for", 3, || ask_and_fork(false));
 }

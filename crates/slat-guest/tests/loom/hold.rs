@@ -57,6 +57,6 @@ fn hold_and_conversion() {
 }
 
 #[test]
-fn a_page_that_becomes_private_keeps_its_rights_while_writes_are_held() {
+fn a_page_that_becomes_private_keeps_its_rights_under_a_hold() {
     bounded("writes held || conversion, write fault", 3, hold_and_conversion);
 }

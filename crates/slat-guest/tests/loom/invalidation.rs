@@ -45,7 +45,7 @@ fn fault_and_host_at(block: u64, first: u64, bytes: u64, before: bool) {
 }
 
 #[test]
-fn a_page_that_the_host_takes_is_not_mapped_by_a_fault_that_asked_before() {
+fn a_page_the_host_takes_is_not_mapped_by_an_earlier_fault() {
     bounded("fault of a page || invalidation", 5, || fault_and_host(PAGE, PAGE, false));
     bounded("fault on a page that is there || invalidation", 5, || {
         fault_and_host(PAGE, PAGE, true);
@@ -110,7 +110,7 @@ fn fault_and_eviction(block: u64, before: bool) {
 }
 
 #[test]
-fn a_page_that_the_backing_has_stopped_to_hand_out_is_evicted_for_good() {
+fn a_page_the_backing_hands_out_no_more_is_evicted_for_good() {
     bounded("fault of a page || eviction", 5, || fault_and_eviction(PAGE, false));
     bounded("fault on a page that is there || eviction", 5, || fault_and_eviction(PAGE, true));
     bounded("fault of a block || eviction of a page", 5, || fault_and_eviction(BLOCK, false));

@@ -196,7 +196,7 @@ fn two_clears_and_a_fault_lose_no_write() {
 /// A thread that takes a page finds that the guest wrote it, while the log takes its mark in a read
 /// or a clear.
 #[test]
-fn a_mark_on_its_way_into_the_log_is_not_lost_to_the_taker_of_the_page() {
+fn a_taker_of_a_page_sees_its_dirty_bit_on_its_way_to_the_log() {
     for clears in [false, true] {
         let name = if clears { "clear || invalidation" } else { "harvest || invalidation" };
         bounded(name, 3, move || {
@@ -229,7 +229,7 @@ fn a_mark_on_its_way_into_the_log_is_not_lost_to_the_taker_of_the_page() {
 /// As above, for a page that the vCPU wrote in its own view, which it empties as it switches its
 /// caches on: the page has no leaf when it is taken.
 #[test]
-fn nor_is_a_mark_that_the_log_took_from_a_view_that_the_vcpu_leaves() {
+fn a_taker_sees_a_dirty_bit_the_log_took_from_an_emptied_view() {
     for clears in [false, true] {
         let name = if clears { "clear || caches on" } else { "harvest || caches on, invalidation" };
         bounded(name, 3, move || {

@@ -59,7 +59,7 @@ fn a_clear_that_its_slot_left_half_done_gives_its_bits_back() {
 
 /// The clear takes the leaf's mark, and the move the leaf.
 #[test]
-fn a_mark_that_a_clear_takes_as_its_slot_moves_reaches_the_host() {
+fn a_dirty_bit_taken_by_a_clear_as_its_memslot_moves_is_kept() {
     bounded("clear, by marks || its memslot moves", 2, || {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = marked(world, ram);
@@ -85,7 +85,7 @@ fn young(worker: &mut TheWorker, page: u64) -> AgeCounts {
 
 /// Another memslot comes to the addresses that the first leaves.
 #[test]
-fn ageing_of_a_slot_that_moves_says_old_of_no_page_that_was_used() {
+fn ageing_of_a_moving_memslot_reports_no_used_page_as_old() {
     for (name, kept) in [("in its leaf", false), ("as the memslot keeps it", true)] {
         bounded(
             &format!("ageing of use {name} || its memslot moves, another comes"),

@@ -247,7 +247,7 @@ fn a_log_that_moves_in_pieces_keeps_what_leaves_knew() {
 
 /// A thread that takes a page finds that it was written, wherever its mark is.
 #[test]
-fn a_mark_on_its_way_from_a_slot_that_moves_is_not_lost_to_the_taker_of_the_page() {
+fn a_taker_sees_a_pages_dirty_bit_while_its_memslot_moves() {
     for (name, page) in [("first", 0), ("second", 1)] {
         bounded(
             &format!("invalidation of the {name} page || its memslot moves in pieces"),
@@ -271,7 +271,7 @@ fn a_mark_on_its_way_from_a_slot_that_moves_is_not_lost_to_the_taker_of_the_page
 }
 
 #[test]
-fn what_is_not_emptied_yet_is_not_written_while_writes_are_held() {
+fn pages_of_a_half_deleted_memslot_stay_protected_under_a_hold() {
     bounded("writes held || a memslot that is deleted in pieces", 3, || {
         let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
         fixture.writer(&[(FIRST, 1), (SECOND, 2)])();

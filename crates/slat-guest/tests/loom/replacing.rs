@@ -70,7 +70,7 @@ fn write_in_a_view_and_read(before: bool) {
 }
 
 #[test]
-fn what_a_write_in_a_view_replaced_is_not_left_in_the_guests_tables() {
+fn a_page_replaced_by_a_write_in_a_view_leaves_shared_tables() {
     bounded("write of a shared page in a view || read", 2, || write_in_a_view_and_read(false));
     bounded("write of a shared page in a view || read where it is mapped", 2, || {
         write_in_a_view_and_read(true);
@@ -99,7 +99,7 @@ fn write_and_private_fault() {
 }
 
 #[test]
-fn a_write_that_replaces_shared_memory_leaves_private_pages_alone() {
+fn a_write_that_replaces_shared_memory_keeps_private_pages() {
     bounded("write of a shared page || fault of a private page", 3, write_and_private_fault);
 }
 
@@ -132,7 +132,7 @@ fn write_and_alias_that_is_inserted() {
 }
 
 #[test]
-fn what_a_write_replaced_is_not_left_in_a_slot_that_is_inserted() {
+fn a_page_replaced_by_a_write_leaves_a_memslot_being_inserted() {
     let name = "write of a shared page || insertion of an alias || read by it";
     bounded(name, 2, write_and_alias_that_is_inserted);
 }
@@ -166,7 +166,7 @@ fn write_and_switch(on: bool) {
 }
 
 #[test]
-fn what_a_write_replaced_is_not_left_in_a_view_that_comes_or_goes() {
+fn a_page_replaced_by_a_write_leaves_starting_and_ending_views() {
     bounded("write of a shared page || caches off, then read", 2, || write_and_switch(false));
     // The vCPU empties a view and waits for the write: 8,432 executions with one preemption, and
     // more than four minutes with two.

@@ -77,7 +77,7 @@ on_all! {
         assert!(late.p50 <= late.p99 && late.p99 <= late.longest);
     }
 
-    fn a_vcpu_that_waits_for_a_page_is_notified_when_its_slot_is_deleted_or_moved<C: Case>() {
+    fn a_waiting_vcpu_is_notified_if_its_memslot_goes_or_moves<C: Case>() {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         late(&ram, 0..2);
         let arrival = waits(vcpu.fault(Gpa(BASE), Access::Read));

@@ -64,7 +64,7 @@ on_all! {
 
     /// A clear finds that an invalidation by the host has already done its work on the leaf, but
     /// has not completed it.
-    fn a_clear_that_finds_its_work_done_leaves_no_writable_entry_in_a_tlb<C: Case>() {
+    fn a_clear_with_its_work_done_leaves_no_writable_tlb_entry<C: Case>() {
         with_guest!(C, config(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         machine.cpu(1).load(VMID, vcpu.root());
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
@@ -232,7 +232,7 @@ fn memory_in_blocks_smaller_than_a_page_is_refused() {
 }
 
 #[test]
-fn a_view_that_is_emptied_adds_the_writes_in_each_slot_to_the_log_of_that_slot() {
+fn an_emptied_view_adds_its_writes_to_each_memslots_own_log() {
     let config = Config { logging: Logging::Hardware, ..config() };
     let half = M2 / 2;
     with_guest!(ArmUncached, config, logged(half), PageSize::SIZE_2M => machine, ram, guest, vcpu);

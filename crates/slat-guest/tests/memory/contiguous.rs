@@ -69,7 +69,7 @@ fn what_the_backing_has_in_smaller_pieces_is_not_folded() {
 }
 
 #[test]
-fn blocks_are_folded_too_and_a_slot_that_is_too_small_for_a_group_is_not() {
+fn blocks_fold_into_groups_except_in_a_memslot_too_small() {
     for (bytes, expected) in [(2 * M32, M32), (M32 - M2, M2)] {
         let config = folding(PageSize::SIZE_2M);
         with_guest!(ArmDirty, config, memslot(bytes), PageSize::SIZE_1G

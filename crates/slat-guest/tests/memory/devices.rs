@@ -77,7 +77,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn pages_that_a_device_wrote_are_logged_young_and_reported_dirty<C: Case>() {
+    fn pages_written_by_a_device_are_logged_young_and_dirty<C: Case>() {
         with_guest!(C, with_devices(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in 0..8 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
@@ -241,7 +241,7 @@ fn attempt_briefly<C: Case>(
 }
 
 #[test]
-fn a_callback_for_taken_pages_may_wait_for_a_fault_that_reports_to_devices() {
+fn a_callback_for_taken_pages_may_wait_for_a_fault() {
     let mut second = storage();
     with_guest!(Intel, with_devices(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();

@@ -86,7 +86,7 @@ where
 }
 
 #[test]
-fn pages_that_were_written_before_hardwares_log_stay_writable_and_are_told() {
+fn pages_written_before_a_hardware_log_stay_writable_and_dirty() {
     hardware_log_begins::<Intel>();
     hardware_log_begins::<ArmDirty>();
 }

@@ -232,7 +232,7 @@ on_all! {
 
 /// The write that needs a frame waits for one, and so does the next; mapped pages stay.
 #[test]
-fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
+fn a_write_that_lacks_a_frame_continues_once_one_is_freed() {
     let content = Content::new::<Intel>();
     let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 4);
     let machine = Intel::machine(1);
@@ -295,7 +295,7 @@ fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
 
 /// Guest and fork copy their last common page at the same time, and there is one frame for it.
 #[test]
-fn of_two_that_copy_one_page_the_second_keeps_it_where_frames_are_short() {
+fn the_second_of_two_copiers_keeps_the_page_without_frames() {
     let content = Content::new::<Intel>();
     let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 2);
     let machine = Intel::machine(1);

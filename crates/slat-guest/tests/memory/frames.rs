@@ -24,7 +24,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn a_guest_without_frames_keeps_what_it_has_and_memory_that_goes_makes_room<C: Case>() {
+    fn a_guest_without_frames_keeps_its_pages_and_reuses_tables<C: Case>() {
         with_guest!(C, config(), memslot(64 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         machine.limit(machine.frames() + 20);
         let mut write = |at| attempt::<C>(&machine, &mut vcpu, BASE + at, Access::Write);
@@ -38,7 +38,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn a_split_without_frames_says_so_and_goes_on_when_there_are_some<C: Case>() {
+    fn a_split_without_frames_says_so_and_goes_on_with_some<C: Case>() {
         with_guest!(C, config(), memslot(16 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         machine.limit(machine.frames() + 12);
         for block in 0..16 {

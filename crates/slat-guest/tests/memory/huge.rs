@@ -82,7 +82,7 @@ on_all! {
         assert_eq!(young, [1 << 7, 0, 0, 0, 0, 0, 0, 0]);
     }
 
-    fn huge_pages_come_back_after_a_period_but_not_in_slots_that_log<C: Case>() {
+    fn huge_pages_recover_after_a_period_except_in_logged_memslots<C: Case>() {
         let config = never_huge(ExecuteHuge::Split);
         with_guest!(C, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for block in 0..3 {
@@ -148,7 +148,7 @@ on_all! {
 }
 
 #[test]
-fn a_cpu_with_the_multihit_erratum_never_fetches_through_two_sizes() {
+fn a_cpu_with_the_multihit_erratum_never_fetches_two_sizes() {
     let machine = Machine::new(Ept { multihit: true, ..Ept::default() }, 2);
     give_all::<Intel>(&machine);
     let ram = Ram::new();

@@ -8,7 +8,7 @@ use slat_sim::Moment;
 use std::sync::{Arc, Mutex};
 
 on_all! {
-    fn an_invalidation_of_nothing_takes_nothing_and_delays_no_fault<C: Case>() {
+    fn an_empty_invalidation_takes_nothing_and_delays_no_fault<C: Case>() {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         for start in [HOST, HOST + 0x10, HOST + M2 / 2] {
@@ -46,7 +46,7 @@ on_all! {
         drop((held, before));
     }
 
-    fn what_was_invalidated_is_out_of_reach_and_comes_back_by_faults<C: Case>() {
+    fn invalidated_pages_are_unreachable_until_a_fault_maps_them<C: Case>() {
         with_guest!(C, config(), memslot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in 0..4 {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
@@ -120,7 +120,7 @@ impl Backing for &Treacherous<'_> {
 }
 
 #[test]
-fn a_page_that_the_host_takes_between_answer_and_commit_is_not_mapped() {
+fn a_page_the_host_takes_between_answer_and_commit_is_unmapped() {
     // The invalidation begins, and ends, after the backing has chosen the page.
     for block in [PageSize::SIZE_4K, PageSize::SIZE_2M] {
         for bytes in [K4, M2] {

@@ -22,7 +22,7 @@ fn pages(bitmap: &[u64]) -> Vec<u64> {
 }
 
 on_all! {
-    fn a_log_names_exactly_the_pages_written_since_they_were_cleared<C: Case>() {
+    fn the_log_names_exactly_the_pages_written_since_their_clear<C: Case>() {
         for config in ways::<C>() {
             with_guest!(C, config, memslot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
             for page in 0..2048 {
@@ -148,7 +148,7 @@ on_all! {
         assert_eq!(off, Err(LogError::Missing { id: MemslotId(0) }));
     }
 
-    fn a_clear_leaves_splits_to_the_faults_unless_configured_otherwise<C: Case>() {
+    fn a_clear_leaves_splits_to_faults_unless_configured_otherwise<C: Case>() {
         let hardware = C::HARDWARE_DIRTY.then_some(Logging::Hardware);
         for logging in [Logging::Protect].into_iter().chain(hardware) {
             let config = Config { logging, initially_set: true, ..config() };
@@ -356,7 +356,7 @@ fn clears_chunks<C: Case>(pages: [u64; 5]) {
 
 /// The order of Linux's checks: the first page, the memslot, the end.
 #[test]
-fn a_clear_that_begins_between_words_is_refused_before_its_slot_is_looked_for() {
+fn an_unaligned_clear_is_refused_before_its_memslot_lookup() {
     type C = Intel;
     with_guest!(C, config(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let mut clear =

@@ -73,7 +73,7 @@ on_all! {
         assert_eq!(read[0], read[1]);
     }
 
-    fn words_are_taken_by_the_tables_of_their_pages_wherever_the_slot_begins<C: Case>() {
+    fn dirty_bits_are_taken_by_tables_at_any_start_of_the_memslot<C: Case>() {
         if !C::HARDWARE_DIRTY {
             return;
         }
@@ -199,7 +199,7 @@ macro_rules! with_watched {
 }
 
 #[test]
-fn a_clear_reports_a_split_at_the_first_page_that_it_was_asked_for() {
+fn a_clear_reports_its_split_at_the_first_page_it_names() {
     with_watched!(machine, guest, vcpu);
     machine.take_events();
     vcpu.worker().clear_log(SLOT, 512, 64, &[1]).unwrap();

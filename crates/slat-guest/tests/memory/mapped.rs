@@ -16,7 +16,7 @@ fn sizes<C: Case>(vcpu: &mut TheVcpu<'_, C>) -> [(PageSize, u64); 2] {
 }
 
 #[test]
-fn sizes_follow_faults_splits_collapses_invalidations_and_slots_that_go() {
+fn mapped_sizes_follow_faults_splits_collapses_and_deletions() {
     fn case<C: Case>() {
         with_guest!(C, config(), memslot(4 * M2), BLOCK => machine, ram, guest, vcpu);
         assert_eq!(sizes::<C>(&mut vcpu), [(PAGE, 0), (BLOCK, 0)]);
@@ -44,7 +44,7 @@ fn sizes_follow_faults_splits_collapses_invalidations_and_slots_that_go() {
 }
 
 #[test]
-fn what_a_vcpu_past_its_caches_has_is_counted_apart_and_goes_with_its_view() {
+fn pages_of_a_view_are_counted_apart_and_vanish_with_the_view() {
     with_guest!(ArmUncached, config(), memslot(M2), BLOCK => machine, ram, guest, vcpu);
     for page in 0..3 {
         attempt::<ArmUncached>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();

@@ -79,7 +79,7 @@ on_all! {
 
     /// When the fetch has filled a table for the block, another vCPU's write splits the block. The
     /// pages have no right to be executed then.
-    fn a_fetch_whose_block_another_splits_gets_its_right_by_the_same_fault<C: Case>() {
+    fn a_fetch_whose_block_another_vcpu_splits_gets_its_right<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
         with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();

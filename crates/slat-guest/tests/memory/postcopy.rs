@@ -268,7 +268,7 @@ fn discard<C: Case>(
 }
 
 on_all! {
-    fn a_page_that_is_discarded_before_it_is_fetched_is_not_fetched<C: Case>() {
+    fn a_page_discarded_before_its_fetch_is_not_fetched<C: Case>() {
         let machine = C::machine(2);
         let (ram, late) = memory::<C>(PageSize::SIZE_2M);
         with_late!(C, machine, late => guest, vcpu);

@@ -111,7 +111,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn private_memory_is_mapped_in_pages_where_huge_pages_are_not_executed<C: Case>() {
+    fn private_memory_has_pages_where_huge_pages_may_not_execute<C: Case>() {
         let config = Config { execute_huge: ExecuteHuge::Split, ..config() };
         with_guest!(C, config, hidden(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, 4 * M2, PageSize::SIZE_2M);
@@ -153,7 +153,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn what_a_device_did_to_private_pages_is_nothing_that_the_host_is_told<C: Case>() {
+    fn device_writes_to_private_pages_are_not_reported_to_the_host<C: Case>() {
         let config = Config { devices: true, ..config() };
         with_guest!(C, config, hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         convert::<C>(&machine, vcpu.worker(), BASE, K4, MemoryKind::Private);
@@ -413,7 +413,7 @@ fn waits(
 }
 
 #[test]
-fn two_faults_on_a_private_page_are_reported_to_the_machine_once() {
+fn two_faults_on_a_private_page_tell_the_machine_once() {
     with_asked!(machine, backing, guest, vcpu);
     let mut second = storage();
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
@@ -431,7 +431,7 @@ fn two_faults_on_a_private_page_are_reported_to_the_machine_once() {
 }
 
 #[test]
-fn a_fault_whose_page_is_taken_while_it_asks_reports_nothing_to_the_machine() {
+fn a_fault_whose_page_is_taken_meanwhile_reports_no_mapping() {
     with_asked!(machine, backing, guest, vcpu);
     let mut second = storage();
     let mut worker = Worker::new(&guest, &mut second).unwrap();

@@ -16,7 +16,7 @@ fn blocks<C: Case>(vcpu: &mut TheVcpu<'_, C>, level: usize) -> u64 {
 }
 
 on_all! {
-    fn pages_that_were_mapped_while_a_slot_logged_become_blocks_after_it<C: Case>() {
+    fn pages_mapped_under_a_log_become_blocks_after_it<C: Case>() {
         for execute_huge in NEVER_HUGE {
             let config = Config { execute_huge, ..config() };
             with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
@@ -30,7 +30,7 @@ on_all! {
         }
     }
 
-    fn a_block_that_a_write_split_and_a_fetch_used_comes_back_after_the_log<C: Case>() {
+    fn a_block_split_by_a_write_and_a_fetch_recovers_after_the_log<C: Case>() {
         for execute_huge in NEVER_HUGE {
             let config = Config { execute_huge, ..config() };
             with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
@@ -120,7 +120,7 @@ on_all! {
         assert_eq!(outcomes, []);
     }
 
-    fn what_is_fetched_in_a_table_that_cannot_be_a_block_is_not_fetched_anew<C: Case>() {
+    fn fetched_pages_that_cannot_form_a_block_are_not_refetched<C: Case>() {
         type Change = fn(&Ram);
         let changes: [Change; 3] = [
             // Contiguous pages, at another offset in a block than the guest's.
@@ -157,7 +157,7 @@ on_all! {
         assert_eq!(outcomes, []);
     }
 
-    fn tables_that_are_no_blocks_of_their_slot_or_guest_are_not_tried<C: Case>() {
+    fn recovery_skips_tables_that_are_no_block_of_their_memslot<C: Case>() {
         for (bytes, largest, comes) in
             [(M2 + K4, PageSize::SIZE_1G, M2), (M2, PageSize::SIZE_4K, 0)]
         {

@@ -9,7 +9,7 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 
 #[test]
-fn a_page_that_a_write_replaces_leaves_the_views_of_other_vcpus() {
+fn a_page_replaced_by_a_write_leaves_the_views_of_other_vcpus() {
     for (first_reads, by_prefault) in [(false, false), (true, false), (false, true)] {
         let mut second = storage();
         with_guest!(ArmUncached, config(), memslot(M2), PageSize::SIZE_4K
@@ -36,7 +36,7 @@ fn a_page_that_a_write_replaces_leaves_the_views_of_other_vcpus() {
 }
 
 on_all! {
-    fn a_page_that_a_write_replaces_leaves_the_other_slot_that_shows_it<C: Case>() {
+    fn a_page_replaced_by_a_write_leaves_the_aliasing_memslot<C: Case>() {
         for writer_reads in [false, true] {
             with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
             let alias = MemslotSpec::new(MemslotId(1), Gpa(BASE + G1), M2, Hva(HOST));
@@ -55,7 +55,7 @@ on_all! {
         }
     }
 
-    fn a_vcpu_that_waits_for_a_page_is_notified_when_the_page_becomes_private<C: Case>() {
+    fn a_waiting_vcpu_is_notified_when_its_page_becomes_private<C: Case>() {
         let mut second = storage();
         with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);
@@ -112,7 +112,7 @@ impl Backing for Held {
 }
 
 #[test]
-fn a_page_that_was_written_and_is_emptied_by_a_late_fault_is_reported_dirty() {
+fn a_written_page_emptied_by_a_late_fault_is_reported_dirty() {
     emptied_by_a_late_fault(config());
     // Also if all leaves are pages.
     emptied_by_a_late_fault(Config { largest: PageSize::SIZE_4K, ..config() });

@@ -160,7 +160,7 @@ fn harvested_beside_a_second_reset<C: Case>() {
 }
 
 #[test]
-fn a_ring_that_is_harvested_beside_a_second_reset_loses_nothing() {
+fn a_harvest_beside_a_second_reset_loses_no_ring_entry() {
     harvested_beside_a_second_reset::<Intel>();
     harvested_beside_a_second_reset::<ArmPlain>();
 }

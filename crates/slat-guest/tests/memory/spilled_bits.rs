@@ -96,7 +96,7 @@ on_all! {
         }
     }
 
-    fn a_clear_leaves_marks_only_of_pages_that_may_have_been_written<C: Case>() {
+    fn a_clear_leaves_marks_only_on_pages_that_may_be_written<C: Case>() {
         if !C::HARDWARE_DIRTY {
             return;
         }
@@ -122,7 +122,7 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
-    fn a_page_of_a_block_is_young_once_for_each_use_regardless_of_the_pieces_scanned<C: Case>() {
+    fn a_blocks_page_is_young_once_per_use_in_any_pieces_of_scans<C: Case>() {
         with_guest!(C, config(), memslot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         for block in 0..2 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Read).unwrap();

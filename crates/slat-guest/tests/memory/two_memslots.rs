@@ -86,7 +86,7 @@ on_all! {
         assert_eq!(vcpu.worker().collapse(range(BASE, M2), PageSize::SIZE_2M), 0);
     }
 
-    fn a_slot_that_begins_to_log_cuts_a_block_that_reaches_out_of_it<C: Case>() {
+    fn a_memslot_that_begins_to_log_cuts_a_block_across_its_end<C: Case>() {
         for config in ways::<C>() {
             for initially_set in [false, true] {
                 let config = Config { initially_set, ..config };

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_of_kvm_and_a_report_of_lockdep_are_serious_and_others_are_noted() {
+    fn kvm_warnings_and_lockdep_reports_are_serious_others_are_not() {
         let other = "[    1.0] WARNING: CPU: 0 PID: 1 at mm/slab.c:7 kfree+0x1/0x2\n";
         assert!(!is_wrong(other));
         assert_eq!(warnings(&other.repeat(2)), ["mm/slab.c:7"]);

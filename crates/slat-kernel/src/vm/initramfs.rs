@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_archive_reads_back_as_it_was_written_each_file_after_the_folders_on_its_way() {
+    fn the_archive_reads_back_as_written_with_folders_first() {
         let mut archive = Initramfs::new().unwrap();
         archive.program("/bin/slat", b"program").unwrap();
         archive.link("init", "bin/slat").unwrap();

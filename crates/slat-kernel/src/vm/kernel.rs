@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_package_of_either_layout_has_its_kernel_and_its_modules_found() {
+    fn packages_of_both_layouts_yield_their_kernel_and_modules() {
         for lib in ["lib", "usr/lib"] {
             let folder = tempfile::tempdir().unwrap();
             let modules = folder.path().join(lib).join("modules/6.1.0");

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_no_source_is_none_and_what_cannot_be_unpacked_says_why() {
+    fn a_name_of_no_source_gives_none_and_a_bad_archive_an_error() {
         let stop = AtomicBool::new(false);
         let tell = Teller { say: &|_| {}, note: &|_| {} };
         assert!(linux_source("linux", &stop, tell).unwrap().is_none());

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_go_to_their_modules_and_those_of_built_in_code_to_the_command_line() {
+    fn parameters_of_built_in_code_go_to_the_command_line() {
         let param = |text: &str| text.parse::<ModuleParam>().unwrap();
         let params = [param("kvm.nx_huge_pages=1"), param("kvm-arm.mode=nvhe")];
         let mut modules =

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_ended_by_its_time_limit_and_by_a_callback_that_has_seen_enough() {
+    fn a_time_limit_or_a_callback_ends_the_machine() {
         for (limit, enough) in [(Duration::ZERO, false), (LONG, true)] {
             let (took, ended) = run("exec sleep 60", limit, enough);
             assert!(ended.unwrap().status.is_none() && took < LONG / 2, "{took:?}");

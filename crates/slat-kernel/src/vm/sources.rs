@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_debians_archive_is_the_mirror_and_others_are_passed_over() {
+    fn the_line_of_debians_archive_is_taken_as_the_mirror() {
         let text = "# deb https://old.example/archive bookworm main\n\
                     deb cdrom:[Debian 12]/ bookworm main\n\
                     deb-src https://source.example/archive bookworm main\n\

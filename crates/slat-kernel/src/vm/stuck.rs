@@ -96,7 +96,7 @@ mod tests {
                        ffff800080000200 T other\nffff800080000300 D data\nffff800080000400 T end\n";
 
     #[test]
-    fn addresses_are_named_by_the_function_around_them_and_those_of_programs_are_not() {
+    fn kernel_addresses_are_named_by_function_and_program_ones_not() {
         let addresses = [0x40_0000, 0xffff_8000_8000_0104, 0xffff_8000_8000_01fc];
         assert_eq!(functions(MAP, &addresses), ["kvm_clear"]);
         assert_eq!(functions(MAP, &[u64::MAX, 0x400]), Vec::<String>::new());

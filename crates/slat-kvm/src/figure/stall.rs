@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn stalls_are_reported_per_page_and_per_second_that_the_vcpu_would_have_run() {
+    fn stalls_are_reported_per_page_and_per_second_of_run_time() {
         let vcpus = vec![vcpu(0.5, 1.0, 0.01), vcpu(0.3, 0.0, 0.02)];
         let of_run = super::stalls(&run(vcpus)).unwrap();
         assert_eq!((of_run[0], of_run[4]), (0.5, 0.02));

@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_harvested_entry_is_recognised_by_its_upper_flag_regardless_of_the_lower_one() {
+    fn a_ring_entry_is_harvested_if_its_reset_flag_is_set() {
         let states = [0b00, 0b01, 0b10, 0b11].map(EntryState::of);
         use EntryState::*;
         assert_eq!(states, [Empty, Dirty, Harvested, Harvested]);

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_huge_pages_bounds_those_of_its_size_in_both_versions() {
+    fn a_huge_page_limit_bounds_its_page_size_in_both_versions() {
         let two = host(&[
             ("proc/self/cgroup", "0::/a/b\n"),
             (
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_bounds_in_a_group_and_below_a_mount_whose_names_are_no_utf8() {
+    fn a_limit_is_found_in_groups_and_mounts_with_non_utf8_names() {
         let root = tempfile::tempdir().unwrap();
         let name = |text: &[u8]| root.path().join(OsString::from_vec(text.to_vec()));
         let write = |at: &[u8], text: &[u8]| {

@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_page_crosses_once_and_one_that_is_asked_for_comes_early() {
+    fn each_page_crosses_the_link_once_and_requested_ones_first() {
         let memory = HostMemory::new(4 << 20, Backing::Small).unwrap();
         (0..1024).for_each(|page| memory.write(page * 4096 + 8, page + 1).unwrap());
         let delay = Duration::from_millis(1);

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_of_a_process_are_summed_over_its_vms_and_no_other_processs() {
+    fn debugfs_counters_are_summed_over_the_vms_of_one_process() {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = root.path().join(path);

@@ -388,7 +388,7 @@ pub(crate) mod tests {
     ];
 
     #[test]
-    fn guests_are_found_by_their_descriptors_and_processes_without_any_are_not() {
+    fn only_processes_with_vm_descriptors_are_found_as_guests() {
         let host = Made::new();
         host.process(10, "qemu", &QEMU).process(9, "sh", &["/dev/null", "anon_inode:[eventfd]"]);
         // An ordinary file of that name is no VM.
@@ -444,7 +444,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn vcpus_are_identified_by_the_call_that_they_sleep_in_first_and_by_name_second() {
+    fn a_vcpu_is_identified_by_its_sleeping_call_then_by_name() {
         let host = Made::new();
         host.process(10, "vmm", &QEMU);
         host.thread(10, 10, "vmm", 0, "running");

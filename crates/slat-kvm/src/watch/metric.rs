@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_one_source_lacks_may_come_from_another_and_all_reasons_are_kept() {
+    fn a_metric_falls_back_to_another_source_and_keeps_all_reasons() {
         let mut sink = Sink::default();
         sink.put(M::Faults, Source::BinaryStatistics, Err("no descriptor"));
         sink.put(M::Faults, Source::Debugfs, Err("not mounted"));

@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_no_monitor_and_a_refusal_are_reported_in_words() {
+    fn a_socket_without_a_monitor_and_a_refusal_are_reported() {
         let missing = Qmp::connect(Path::new("/proc/nowhere")).unwrap_err();
         assert!(missing.contains("no such socket"), "{missing}");
         let (folder, _asked) = monitor("SSH-2.0-OpenSSH_9.2\r\n", Vec::new());

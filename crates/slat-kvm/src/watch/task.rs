@@ -250,7 +250,7 @@ mod tests {
     use crate::watch::metric::Metric as M;
 
     #[test]
-    fn a_vcpus_thread_reports_how_long_it_ran_waited_and_was_in_the_guest() {
+    fn a_vcpus_thread_reports_its_run_wait_and_guest_times() {
         let host = Made::new();
         let fields = "S 1 1 1 0 -1 0 0 0 0 0 5 6 0 0 20 0 1 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 \
                       17 0 0 0 0 59 0";
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_reports_its_memory_its_faults_and_its_groups_pressure() {
+    fn a_process_reports_its_memory_faults_and_group_pressure() {
         let host = Made::new();
         host.write("proc/7/status", "VmRSS:\t  4100 kB\nVmSwap:\t  8 kB\n");
         host.write("proc/7/stat", "7 (x) S 1 1 1 0 -1 0 11 0 13 0 5 6 0 0 20 0");
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_of_a_control_group_has_the_reason_that_is_true() {
+    fn a_missing_control_group_figure_has_its_true_reason() {
         let host = Made::new();
         let why = |groups: &str| {
             host.write("proc/7/cgroup", groups);

@@ -44,7 +44,7 @@ fn a_guest_on_hugetlbfs_has_memory_and_huge_pages() {
 }
 
 #[test]
-fn a_guest_with_private_memory_says_that_a_part_is_in_no_figure() {
+fn a_guest_with_private_memory_reports_its_missing_part() {
     let host = Host::new();
     host.process(&[
         "anon_inode:kvm-vm",

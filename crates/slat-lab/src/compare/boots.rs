@@ -61,7 +61,7 @@ mod tests {
     use crate::unit::Unit;
 
     #[test]
-    fn of_a_boots_guests_that_value_counts_in_which_boots_differ_less() {
+    fn the_value_of_a_boot_is_the_one_by_which_boots_differ_least() {
         let of = |samples: &[f64]| {
             let (params, samples) = (serde_json::Map::new(), samples.to_vec());
             let mut m = Measurement::new("s", "t", "v", params, Unit::INSTRUCTIONS, samples);

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn holm_asks_most_of_the_least_probability_and_nothing_passes_behind_the_first_that_fails() {
+    fn holm_stops_at_the_first_probability_that_fails() {
         let corrected = holm(&[0.04, 0.001, 0.03]);
         let wanted = [(0.06, 0.025), (0.003, 0.05 / 3.0), (0.06, 0.025)];
         for (one, wanted) in corrected.into_iter().zip(wanted) {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_lies_beyond_the_threshold_just_if_the_probability_is_below_the_level() {
+    fn an_interval_excludes_the_threshold_if_p_is_below_the_level() {
         let mut rng = fastrand::Rng::with_seed(3);
         for _ in 0..300 {
             let mut side = |scale: f64| -> Vec<f64> {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_groups_as_are_said_to_be_needed_find_the_change_nine_times_of_ten() {
+    fn the_needed_number_of_groups_finds_nine_of_ten_changes() {
         let mut rng = fastrand::Rng::with_seed(5);
         let mut side = |n: u32, scale: f64| -> Vec<f64> {
             (0..n).map(|_| scale * (0.06 * (0..12).map(|_| rng.f64()).sum::<f64>()).exp()).collect()
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn one_group_a_side_shows_nothing_and_values_without_spread_differ_at_once() {
+    fn one_group_a_side_shows_nothing_and_exact_values_differ() {
         assert!(Contrast::of(&[1.0], &[2.0, 2.0], 0.02).is_none());
         near(Contrast::of(&[1.0, 1.0], &[2.0, 2.0], 0.02).unwrap().p(), 0.0, 1e-12);
         near(Contrast::of(&[0.0, 0.0], &[0.0, 0.0], 0.02).unwrap().p(), 1.0, 1e-12);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_machine_drifts_is_no_difference_of_sides_that_took_turns() {
+    fn the_machines_drift_is_no_difference_of_sides_in_turns() {
         // Each turn is slower than the one before, on both sides alike; the second side is 5 %
         // slower.
         let drift = |turn: u32| 1.0 + f64::from(turn) * 0.2;

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_arrives_whole_regardless_of_what_the_line_carried_before() {
+    fn an_answer_arrives_whole_whatever_preceded_it_on_the_line() {
         let mut line = b"noise\r\n".to_vec();
         line.extend(encode(&answer()).unwrap());
         line.extend(b"more");

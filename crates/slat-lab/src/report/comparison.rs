@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_names_what_differs_and_the_most_by_which_anything_else_does() {
+    fn the_answer_names_differences_and_the_bound_on_all_others() {
         let before = boots(1_000_000.0, &[16_130.0, 16_162.0, 19_057.0, 16_130.0, 16_162.0], 7);
         let after = boots(1_059_000.0, &[19_057.0, 16_162.0, 19_057.0, 16_130.0, 16_162.0], 0);
         let text = answer(&compare(&before, &after, 0.02));

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_wider_than_the_terminal_goes_on_below_with_its_labels() {
+    fn a_table_too_wide_for_the_terminal_wraps_with_its_labels() {
         let cells = |row: usize| (0..9).map(|i| format!("{row}{i} µs ±1%")).collect::<Vec<_>>();
         let named = |name: &str, cells: Vec<String>| [vec![name.to_owned()], cells].concat();
         let columns = named("phase", (0..9).map(|i| format!("column {i}")).collect());

@@ -119,7 +119,7 @@ fn head() {
 const USES: usize = 20 * PAGES as usize;
 
 #[test]
-fn frequency_saves_refaults_of_zipf_and_more_the_longer_it_lasts() {
+fn frequency_saves_more_zipf_refaults_the_longer_a_run_lasts() {
     head();
     for seed in 1..4 {
         let uses = zipf(seed, PAGES, if seed == 1 { 20 } else { 5 } * USES);

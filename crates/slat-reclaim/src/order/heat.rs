@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn heat_and_its_rules_are_those_of_a_model_that_sorts_all_pages() {
+    fn heat_and_its_rules_agree_with_a_model_that_sorts_all_pages() {
         const PAGES: u32 = 130;
         let mut led = 0;
         for seed in crate::seed::seeds(6) {
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn each_page_is_searched_once_and_no_part_of_memory_before_the_others() {
+    fn each_page_is_searched_once_and_in_an_even_spread() {
         for pages in (1..2000).step_by(37).chain([64, 65, 128, 1 << 16, 3 << 17]) {
             let heat = Heat::new(pages);
             let mut order: Vec<u32> = (0..heat.places()).map(|at| heat.page_at(at)).collect();
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_is_due_after_a_twelfth_of_memory_or_a_64th_of_the_guest() {
+    fn a_walk_is_due_after_a_twelfth_of_memory_or_a_64th_of_guest() {
         for (here, left) in [(12, 10), (240, 20), (640, 53)] {
             let mut heat = Heat::new(640);
             heat.begin();

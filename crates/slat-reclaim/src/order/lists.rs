@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn something_is_given_up_even_if_all_pages_are_used_all_the_time() {
+    fn some_page_is_given_up_even_if_all_are_used_all_the_time() {
         let (mut order, mut memory) = (Lists::new(100), Memory::all_here(100));
         (0..100).for_each(|page| order.arrive(page, None, 100));
         let order = Mutex::new(order);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn active_pages_become_inactive_while_the_inactive_list_is_the_shorter_one() {
+    fn active_pages_turn_inactive_while_that_list_is_the_shorter() {
         let mut order = Lists::new(10);
         (0..10).for_each(|page| order.put_back(page, page < 8));
         let order = Mutex::new(order);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_comes_before_its_turn_goes_to_its_list_when_that_comes() {
+    fn a_page_back_before_its_turn_joins_its_list_at_its_turn() {
         let mut order = Lists::new(10);
         (0..10).for_each(|page| order.arrive(page, None, 10));
         order.put_back(3, true);

@@ -239,10 +239,7 @@ fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch>
 }
 on_all_formats!(elsewhere, super::a_copy_a_device_and_a_balloon_see_pages_wherever_they_are);
 
-fn a_page_that_a_device_has_when_its_turn_comes_is_given_up_later<F: Format, A: Arch>(
-    format: F,
-    arch: A,
-) {
+fn a_page_in_use_by_a_device_at_its_turn_is_given_up_later<F: Format, A: Arch>(format: F, arch: A) {
     for policy in [Policy::Generations, Policy::TwoLists] {
         let mut setup = Setup::new(512, 256);
         setup.reclaim.policy = policy;
@@ -263,12 +260,9 @@ fn a_page_that_a_device_has_when_its_turn_comes_is_given_up_later<F: Format, A: 
         });
     }
 }
-on_all_formats!(held, super::a_page_that_a_device_has_when_its_turn_comes_is_given_up_later);
+on_all_formats!(held, super::a_page_in_use_by_a_device_at_its_turn_is_given_up_later);
 
-fn a_pinned_page_stays_where_it_is_and_what_a_device_writes_there_is_kept<F: Format, A: Arch>(
-    format: F,
-    arch: A,
-) {
+fn a_pinned_page_stays_in_place_and_keeps_a_devices_writes<F: Format, A: Arch>(format: F, arch: A) {
     let mut setup = Setup::new(512, 256);
     setup.reclaim.huge = true;
     setup.run(format, arch, |bench| {
@@ -306,10 +300,7 @@ fn a_pinned_page_stays_where_it_is_and_what_a_device_writes_there_is_kept<F: For
         assert!(matches!(beyond, Err(PageError::Outside { .. })));
     });
 }
-on_all_formats!(
-    pinned,
-    super::a_pinned_page_stays_where_it_is_and_what_a_device_writes_there_is_kept
-);
+on_all_formats!(pinned, super::a_pinned_page_stays_in_place_and_keeps_a_devices_writes);
 
 fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch>(format: F, arch: A) {
     let mut setup = Setup::new(1024, 1024);
@@ -419,7 +410,7 @@ fn a_guest_whose_pages_are_not_the_pools_has_none() {
 
 /// Two guests share a pool; each has its own limit, and both together are bound by the pool.
 #[test]
-fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
+fn guests_of_a_pool_keep_within_their_limits_and_the_pool() {
     use slat::{Gpa, PageSize, Vmid};
     const K4: u64 = 4096;
     use slat_sim::fast::FastMachine;

@@ -73,7 +73,7 @@ fn what_a_balloon_takes_is_not_in_the_swap_file_any_more() {
 }
 
 #[test]
-fn what_was_written_to_swap_more_than_once_is_not_there_any_more_either() {
+fn pages_written_to_swap_repeatedly_leave_nothing_behind() {
     nothing_is_left(3, true);
 }
 
@@ -253,7 +253,7 @@ fn an_error_of_the_disk_is_not_replaced_by_a_lack_of_room() {
 
 /// A balloon waits for a page that another thread has claimed, while a reclaimer needs a slot.
 #[test]
-fn a_balloon_keeps_no_slot_from_others_while_it_waits_for_a_page() {
+fn a_balloon_that_waits_for_a_page_keeps_no_swap_slot() {
     let setup = Setup { swap: 2, ..Setup::new(8, 64) };
     setup.run(ept(), Ept::default(), |bench| {
         let mut storages = [(); 4].map(|()| storage());

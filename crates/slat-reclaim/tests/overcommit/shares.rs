@@ -81,7 +81,7 @@ const fn config(limit: u32, swap: u32) -> slat_reclaim::Config {
 const FULL: ReclaimError = ReclaimError::Swap(SwapError::Full);
 
 #[test]
-fn a_guest_that_fills_swap_stops_no_other_guest_once_it_has_given_it_back() {
+fn a_guest_that_filled_swap_blocks_no_other_once_swap_is_free() {
     let swap = Flaky::new(256, PageSize::SIZE_4K);
     let two = [(4096, config(200, u32::MAX)), (300, config(200, u32::MAX))];
     guests(&swap, 512, &two, |pool, mut threads| {
@@ -99,7 +99,7 @@ fn a_guest_that_fills_swap_stops_no_other_guest_once_it_has_given_it_back() {
 }
 
 #[test]
-fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
+fn a_guest_uses_swap_up_to_its_quota_and_leaves_the_rest() {
     let swap = Flaky::new(256, PageSize::SIZE_4K);
     let two = [(4096, config(200, 100)), (300, config(200, u32::MAX))];
     guests(&swap, 512, &two, |pool, mut threads| {
@@ -134,7 +134,7 @@ fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
 
 /// Slots of copies of pages in memory count towards the quota, and are reused.
 #[test]
-fn a_guest_at_its_quota_gives_up_pages_for_those_that_come_back() {
+fn a_guest_at_its_quota_gives_up_pages_for_returning_ones() {
     let swap = Flaky::new(256, PageSize::SIZE_4K);
     guests(&swap, 256, &[(240, config(128, 120))], |_, mut threads| {
         let thread = &mut threads[0];
@@ -181,7 +181,7 @@ fn only_pages_that_have_a_slot_are_taken_from_the_guest() {
 }
 
 #[test]
-fn a_disk_that_was_full_is_asked_again_when_slots_come_back_and_one_that_failed_is_not() {
+fn slots_that_return_retry_a_full_disk_but_not_a_failed_one() {
     for (errno, error) in [(0, SwapError::Full), (5, SwapError::System { errno: 5 })] {
         let swap = Flaky::new(128, PageSize::SIZE_4K);
         guests(&swap, 64, &[(96, config(64, u32::MAX))], |pool, mut threads| {
@@ -214,7 +214,7 @@ fn a_disk_that_was_full_is_asked_again_when_slots_come_back_and_one_that_failed_
 
 /// The other guest has all free memory: the small guest is not drained for it.
 #[test]
-fn a_small_guest_within_its_limit_gives_up_one_page_for_each_that_comes() {
+fn a_small_guest_in_its_limit_loses_one_page_per_arrival() {
     let swap = Flaky::new(2048, PageSize::SIZE_4K);
     let two = [(1024, config(1024, u32::MAX)), (64, config(64, u32::MAX))];
     guests(&swap, 512, &two, |pool, mut threads| {
@@ -274,7 +274,7 @@ fn swap_is_not_reported_as_full_while_slots_are_wiped() {
 /// Slots are given back during a write that fails because the disk is full: the next write is
 /// attempted without a call of `resume`.
 #[test]
-fn slots_that_come_back_while_a_disk_says_that_it_is_full_are_not_forgotten() {
+fn swap_slots_freed_while_the_disk_reports_full_are_reused() {
     struct Full<'f>(Flaky, std::sync::Mutex<Box<dyn FnMut() + Send + 'f>>);
     impl Swap for Full<'_> {
         fn slots(&self) -> u32 {

@@ -40,7 +40,7 @@ impl Swap for Held {
 }
 
 #[test]
-fn no_thread_that_asks_for_the_load_of_a_guest_waits_for_a_disk() {
+fn a_query_of_a_guests_load_never_waits_for_a_disk() {
     for policy in [Policy::Generations, Policy::TwoLists] {
         let (reached, at_disk) = channel();
         let (go, go_on) = channel();
@@ -115,7 +115,7 @@ fn what_a_device_uses_stays() {
 }
 
 #[test]
-fn a_fault_that_has_to_wait_walks_once_until_some_page_is_old_enough() {
+fn a_waiting_fault_walks_once_until_a_page_is_old_enough() {
     for policy in [Policy::Generations, Policy::TwoLists] {
         let mut setup = Setup::new(2048 + 64, 2048);
         setup.reclaim = slat_reclaim::Config { policy, residency: u64::MAX / 4, ..setup.reclaim };

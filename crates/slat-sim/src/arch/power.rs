@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_fetched_from_guarded_memory_and_a_right_to_write_reads() {
+    fn guarded_memory_is_never_executed_and_write_implies_read() {
         let rights = |word| match decode(LEAF | word, 12, 4) {
             Descriptor::Leaf(leaf) => leaf.rights,
             other => panic!("{other:?}"),

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_invalidations_are_reported_in_order_unless_there_are_too_many() {
+    fn missed_invalidations_are_reported_in_order_unless_too_many() {
         let log = Log::default();
         (0..5).for_each(|page| log.record(&invalidation(page)));
         let mut told = Vec::new();

@@ -72,7 +72,7 @@ fn unmapped_at(moment: Moment, warm: bool, membarrier: bool) {
 }
 
 #[test]
-fn an_invalidation_waits_for_the_access_it_finds_and_takes_what_that_cached() {
+fn an_invalidation_waits_for_an_access_and_drops_its_entry() {
     for membarrier in [true, false] {
         unmapped_at(Moment::Looked, false, membarrier);
         unmapped_at(Moment::Looked, true, membarrier);

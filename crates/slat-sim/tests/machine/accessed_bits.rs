@@ -34,7 +34,7 @@ fn accessed<F: Format, A: Arch>(guest: &Guest<'_, F, A>, gpa: Gpa) -> bool {
 const EXACT: AgeOptions = AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: true };
 
 #[test]
-fn a_young_page_cleared_without_an_invalidation_is_used_in_secret() {
+fn a_page_made_old_without_an_invalidation_is_used_unseen() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x20000, K4);
@@ -138,7 +138,7 @@ fn without_hardware_the_access_flag_faults() {
     clean(&machine);
 }
 
-fn an_exact_scan_hears_of_accesses_through_a_walk_cache_at_every_moment<C: Case>() {
+fn an_exact_scan_sees_walk_cache_accesses_at_every_moment<C: Case>() {
     // Speculative walks would mark the tables, and so hide the bug.
     let lazy = without(|lazy| lazy.speculation = false);
     for nth in 1..16 {
@@ -201,5 +201,5 @@ on_every_format! {
 
 on_x86! {
     a_tables_bit_cleared_after_its_leaves_hides_an_access,
-    an_exact_scan_hears_of_accesses_through_a_walk_cache_at_every_moment,
+    an_exact_scan_sees_walk_cache_accesses_at_every_moment,
 }

@@ -49,7 +49,7 @@ fn where_no_change_of_size_breaks_it_is_harmless<C: Case>() {
 }
 
 #[test]
-fn level_2_declared_by_a_platform_that_does_not_handle_the_abort_ends_in_it() {
+fn bbm_level_2_without_an_abort_handler_ends_in_the_abort() {
     let machine = Machine::new(Arm { bbm: 2, ..arm() }, 2).declaring(BreakBeforeMake::Never);
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, M2);
@@ -92,7 +92,7 @@ fn a_collapse_that_is_not_broken_where_it_should_be_is_noticed() {
 }
 
 #[test]
-fn another_address_without_a_break_is_two_addresses_of_one_page() {
+fn an_address_changed_without_a_break_is_two_translations() {
     let machine = Machine::new(Arm { bbm: 3, ..arm() }, 2);
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
@@ -103,7 +103,7 @@ fn another_address_without_a_break_is_two_addresses_of_one_page() {
 }
 
 #[test]
-fn another_memory_type_without_a_break_is_two_types_of_one_page() {
+fn a_memory_type_changed_without_a_break_is_a_type_conflict() {
     let machine = Machine::new(Arm { bbm: 3, ..arm() }, 2);
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
@@ -150,7 +150,7 @@ fn code_in_two_sizes_is_a_machine_check() {
 }
 
 #[test]
-fn the_engine_answers_an_instruction_fetch_from_a_huge_page_by_a_split() {
+fn the_engine_answers_a_fetch_from_a_huge_page_by_a_split() {
     let machine = Machine::new(Ept { multihit: true, ..Ept::default() }, 2);
     let guest = Guest::ept(&machine);
     let data = Attributes { execute: Execute::None, ..Attributes::RAM };
@@ -195,7 +195,7 @@ fn resize<const G: u32>(bbm: u8) {
 }
 
 #[test]
-fn the_engine_splits_and_collapses_live_blocks_at_every_level_of_the_feature() {
+fn the_engine_splits_and_collapses_blocks_at_every_bbm_level() {
     for bbm in 0..=3 {
         resize::<12>(bbm);
         resize::<14>(bbm);

@@ -16,7 +16,7 @@ fn boot(machine: &Machine<Arm>, access: Access) {
 }
 
 #[test]
-fn memory_that_was_not_cleaned_is_old_to_a_guest_without_caches() {
+fn memory_never_cleaned_is_stale_to_a_guest_without_caches() {
     let machine = arm_machine().firmware(CARELESS);
     boot(&machine, Access::Read);
     caught(&machine, Kind::MissingMaintenance);
@@ -50,7 +50,7 @@ fn the_engine_maintains_memory_before_it_maps_it() {
 }
 
 #[test]
-fn a_host_that_reads_what_the_guest_wrote_past_the_caches_finds_old_lines() {
+fn a_host_that_reads_uncached_guest_writes_finds_stale_lines() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
@@ -74,7 +74,7 @@ fn the_engines_flush_makes_the_host_see_it() {
 }
 
 #[test]
-fn code_written_by_the_host_after_it_was_mapped_is_old_until_it_is_flushed() {
+fn code_the_host_writes_after_the_map_is_stale_until_a_flush() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x1000, K4);

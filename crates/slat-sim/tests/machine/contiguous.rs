@@ -61,7 +61,7 @@ fn a_page_of_a_group_is_unmapped_and_no_cpu_reaches_its_memory() {
 }
 
 #[test]
-fn a_group_is_harvested_split_off_and_aged_while_cpus_have_it_in_their_tlbs() {
+fn a_group_in_tlbs_is_harvested_split_and_aged_correctly() {
     on_every_level(|guest| {
         let all = range(BASE, 2 * GROUP);
         let mut young = [0];
@@ -103,7 +103,7 @@ fn a_member_of_a_group_that_alone_loses_its_right_is_noticed() {
 }
 
 #[test]
-fn a_member_of_a_group_that_is_emptied_while_the_others_stay_is_noticed() {
+fn an_emptied_member_of_a_remaining_group_is_noticed() {
     let machine = arm_machine();
     let guest = folded(&machine, Attributes::RAM);
     guest.read(0, BASE + 7 * PAGE);
@@ -116,7 +116,7 @@ fn a_member_of_a_group_that_is_emptied_while_the_others_stay_is_noticed() {
 }
 
 #[test]
-fn a_group_that_is_unfolded_without_a_break_is_two_sizes_of_one_page() {
+fn an_unfold_without_a_break_gives_a_page_two_sizes() {
     let machine = arm_machine();
     let guest = folded(&machine, Attributes::RAM);
     guest.read(0, BASE + 7 * PAGE);

@@ -301,7 +301,7 @@ fn a_collapse_decided_before_hardware_is_out_loses_a_write() {
 }
 
 #[test]
-fn a_collapse_decided_on_children_that_are_not_sealed_brings_memory_back() {
+fn a_collapse_of_unsealed_leaves_brings_freed_memory_back() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, K4);
@@ -330,7 +330,7 @@ fn the_engines_collapse_takes_every_write_along() {
     }
 }
 
-fn the_engines_collapse_takes_along_what_a_walk_cache_lets_through<C: Case>() {
+fn the_engines_collapse_keeps_writes_through_a_walk_cache<C: Case>() {
     let machine = C::machine();
     let guest = C::guest(&machine);
     guest.map_clean(BASE, RAM, 2 << 20, K4);
@@ -367,7 +367,7 @@ fn the_engines_collapse_of_many_tables_takes_every_write_along<C: Case>() {
     clean(&machine);
 }
 
-fn a_table_that_loses_the_right_to_write_protects_nothing_before_the_invalidation<C: Case>() {
+fn a_read_only_table_protects_nothing_before_the_invalidation<C: Case>() {
     let machine = C::machine();
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x2000, K4);
@@ -384,11 +384,11 @@ fn a_table_that_loses_the_right_to_write_protects_nothing_before_the_invalidatio
 
 on_every_format! {
     the_engines_harvest_misses_no_write,
-    the_engines_collapse_takes_along_what_a_walk_cache_lets_through,
+    the_engines_collapse_keeps_writes_through_a_walk_cache,
     the_engines_collapse_of_many_tables_takes_every_write_along,
 }
 
 on_x86! {
     on_x86_the_fault_itself_forgets_the_old_right,
-    a_table_that_loses_the_right_to_write_protects_nothing_before_the_invalidation,
+    a_read_only_table_protects_nothing_before_the_invalidation,
 }

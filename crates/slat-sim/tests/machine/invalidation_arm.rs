@@ -133,7 +133,7 @@ fn without_vmalle1is_combined_translations_stay() {
 }
 
 #[test]
-fn without_a_barrier_before_vmalle1is_combined_translations_come_back() {
+fn combined_translations_return_without_a_dsb_before_vmalle1is() {
     let machine = machine::<12>(|machine, what| {
         machine.vttbr(what.vmid);
         let by_address: Vec<_> = machine.sequence(what).collect();
@@ -186,7 +186,7 @@ fn without_dsb_ish_after_it_the_page_is_still_there() {
 }
 
 #[test]
-fn without_the_last_dsb_ish_combined_translations_are_still_there() {
+fn combined_translations_survive_without_the_last_dsb_ish() {
     let machine = machine::<12>(|machine, what| {
         machine.vttbr(what.vmid);
         let all: Vec<_> = machine.sequence(what).collect();

@@ -100,7 +100,7 @@ fn a_fence_on_this_hart_leaves_the_others() {
 }
 
 #[test]
-fn without_a_fence_of_stores_before_it_a_walk_brings_the_page_back() {
+fn a_walk_brings_the_page_back_without_a_fence_of_stores() {
     let faulty = Firmware {
         publish: |_| (),
         invalidate: |machine, what| {
@@ -212,7 +212,7 @@ fn a_hart_that_faulted_needs_its_own_fence_after_a_map() {
 }
 
 #[test]
-fn by_address_it_leaves_an_invalid_entry_that_links_a_table_by_now() {
+fn a_fence_by_address_leaves_an_invalid_entry_of_a_new_table() {
     let nothing = |_: &Guest<'_, GStage, RiscV>| ();
     let hart = RiscV::default();
     caught(&fault(hart, BY_ADDRESS, nothing, map), Kind::Livelock);
@@ -267,7 +267,7 @@ fn a_leaf_that_software_marked_needs_it_too() {
 }
 
 #[test]
-fn a_hart_that_finds_its_fault_answered_by_another_needs_it_as_well() {
+fn a_hart_whose_fault_another_answered_needs_a_fence_too() {
     // Nothing is left to change: only the hart's own entry makes it fault.
     let nothing = |_: &Guest<'_, GStage, RiscV>| ();
     let other = |guest: &Guest<'_, GStage, RiscV>| {

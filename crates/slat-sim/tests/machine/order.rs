@@ -252,7 +252,7 @@ fn a_reserved_encoding_is_a_misconfiguration() {
     caught(&machine, Kind::Reserved);
 }
 
-fn a_copy_on_write_without_an_invalidation_leaves_writes_in_the_old_page<C: Case>() {
+fn a_copy_on_write_without_invalidation_writes_the_old_page<C: Case>() {
     // The host moves a page, and the guest continues to write to the old one.
     let machine = C::machine();
     let guest = C::guest(&machine);
@@ -375,7 +375,7 @@ fn what_a_dropped_guard_or_removal_owed_is_done_by_the_next() {
 }
 
 #[test]
-fn the_engine_may_map_again_before_what_was_unmapped_is_invalidated() {
+fn the_engine_may_map_before_an_unmap_is_invalidated() {
     for bytes in [0x1000, 2 << 20] {
         let machine = arm_machine();
         let guest = Guest::arm(&machine);
@@ -395,7 +395,7 @@ fn the_engine_may_map_again_before_what_was_unmapped_is_invalidated() {
 }
 
 #[test]
-fn the_engine_frees_no_table_that_an_unmap_has_not_invalidated_yet() {
+fn the_engine_frees_no_table_before_its_unmap_is_invalidated() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 2 << 20, K4);
@@ -414,5 +414,5 @@ on_every_format! {
 }
 
 on_x86! {
-    a_copy_on_write_without_an_invalidation_leaves_writes_in_the_old_page,
+    a_copy_on_write_without_invalidation_writes_the_old_page,
 }

@@ -66,7 +66,7 @@ fn the_engines_invalidations_leave_nothing() {
 }
 
 #[test]
-fn a_walk_cache_that_is_not_invalidated_leads_into_a_table_that_was_freed() {
+fn a_stale_walk_cache_leads_into_a_freed_table() {
     let machine = wrong(|machine, what| {
         for instruction in Tlbie::default().sequence(what) {
             execute(
@@ -83,7 +83,7 @@ fn a_walk_cache_that_is_not_invalidated_leads_into_a_table_that_was_freed() {
 }
 
 #[test]
-fn tables_that_are_invalidated_by_address_alone_stay_in_the_walk_cache() {
+fn tables_invalidated_by_address_alone_stay_in_the_walk_cache() {
     let machine = wrong(|machine, what| {
         machine.ptesync();
         let range = what.range.unwrap_or_else(|| range(BASE, 2 << 20));
@@ -175,7 +175,7 @@ fn a_block_that_is_split_without_a_break_is_two_translations() {
 }
 
 #[test]
-fn a_write_that_hardware_does_not_mark_is_asked_for_and_then_known() {
+fn a_write_that_hardware_does_not_mark_faults_and_is_recorded() {
     let machine = Machine::new(Power { sets: false, ..Power::new(12) }, 2);
     let guest = Guest::new(&machine, PowerK4 { output_bits: 51 });
     let clean_leaf = Attributes { accessed: false, dirty: false, ..Attributes::RAM };

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
-fn a_fault_that_maps_what_the_host_took_back_meanwhile_is_noticed() {
+fn a_fault_that_maps_a_page_the_host_took_back_is_noticed() {
     let machine = arm_machine();
     let guest = Guest::arm(&machine);
     // The fault has looked up RAM for the page; then the host empties the range and continues.
@@ -108,7 +108,7 @@ enum Beside {
 }
 
 /// Puts a block on other memory in place of a table. At the `nth` call, another thread works there.
-fn a_block_takes_the_place_of_a_table_in_which_another_thread_is<C: Case>() {
+fn a_block_replaces_a_table_while_another_thread_is_in_it<C: Case>() {
     use Beside::*;
     let block = RAM + (8 << 20);
     for (beside, nth) in [Unmap, Fault, Protect, Harvest, Whole]
@@ -166,7 +166,7 @@ fn a_block_takes_the_place_of_a_table_in_which_another_thread_is<C: Case>() {
 }
 
 /// Runs a split. At its `nth` call, another thread protects the block.
-fn the_engines_split_during_write_protection_loses_no_write_and_no_protection<C: Case>() {
+fn the_engines_split_beside_write_protection_loses_no_write<C: Case>() {
     for nth in 1..12 {
         let guest = leaked(C::machine(), C::format());
         let machine = guest.machine;
@@ -190,7 +190,7 @@ fn the_engines_split_during_write_protection_loses_no_write_and_no_protection<C:
 }
 
 /// Rounds of logging on real threads, while faults give rights back.
-fn the_engines_faults_during_rounds_of_protection_lose_no_write<C: Case>() {
+fn faults_during_rounds_of_protection_lose_no_write<C: Case>() {
     const PAGES: u64 = 24;
     for seed in crate::seed::seeds(4) {
         let machine = C::machine().random(seed);
@@ -294,12 +294,12 @@ fn a_table_is_not_freed_under_a_walk_in_software<C: Case>() {
 
 on_every_format! {
     the_engines_collapse_during_an_unmap_restores_no_page,
-    the_engines_split_during_write_protection_loses_no_write_and_no_protection,
+    the_engines_split_beside_write_protection_loses_no_write,
     a_table_is_not_freed_under_a_walk_in_software,
-    a_block_takes_the_place_of_a_table_in_which_another_thread_is,
+    a_block_replaces_a_table_while_another_thread_is_in_it,
 }
 
 on_x86! {
-    the_engines_faults_during_rounds_of_protection_lose_no_write,
+    faults_during_rounds_of_protection_lose_no_write,
     a_round_that_is_not_invalidated_loses_a_write,
 }

@@ -138,7 +138,7 @@ mod tests {
         }
 
         #[test]
-        fn a_mask_lands_where_it_is_put_and_nothing_past_the_end_is_written(
+        fn a_mask_is_written_at_its_offset_and_never_past_the_end(
             first in 0usize..140, mask: u64) {
             let mut bits = [0u64; 2];
             let new = or_bits(&mut bits, first, mask);

@@ -92,7 +92,7 @@ mod tests {
     type F = crate::format::ept::Ept<true>;
 
     #[test]
-    fn an_entry_that_no_longer_links_the_table_that_was_walked_is_not_marked() {
+    fn an_entry_that_links_another_table_by_now_is_not_marked() {
         let (table, level) = (Hpa(0x5000), 1);
         let link = |hpa| F::table(hpa, level) & !F::TABLE_ACCESSED;
         let touched = |raw| {

@@ -158,7 +158,7 @@ mod tests {
     type F = crate::format::ept::Ept<true>;
 
     #[test]
-    fn a_run_reports_the_hull_of_the_pages_that_it_changed_and_where_it_ended() {
+    fn a_run_reports_the_hull_of_its_changes_and_its_end() {
         let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
         let raws: [u64; RUN] = core::array::from_fn(|number| page(number as u64));
         let run = raws.map(Pte::new);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn each_entry_is_exchanged_up_to_one_that_another_thread_changed() {
+    fn entries_are_exchanged_up_to_one_that_another_thread_changed() {
         let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
         let raws: [u64; RUN] = core::array::from_fn(|number| page(number as u64));
         let run = raws.map(Pte::new);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_changed_up_to_one_that_another_thread_changed_with_one_account_of_all() {
+    fn pages_change_up_to_a_foreign_change_with_one_account() {
         let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
         let raws: [u64; RUN] = core::array::from_fn(|number| page(number as u64));
         let run = raws.map(Pte::new);

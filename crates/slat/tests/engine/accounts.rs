@@ -12,7 +12,7 @@ use slat::{
 const PAGE: PageSize = PageSize::SIZE_4K;
 
 #[test]
-fn the_bytes_of_a_page_that_is_mapped_count_whether_its_table_is_there_or_not() {
+fn a_mapped_pages_bytes_count_with_and_without_its_table() {
     on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
         for page in 1..4 {
             let at = range(page * 4 * K, 4 * K);
@@ -23,7 +23,7 @@ fn the_bytes_of_a_page_that_is_mapped_count_whether_its_table_is_there_or_not() 
 }
 
 #[test]
-fn the_bytes_of_a_leaf_or_a_group_that_is_committed_count_whether_it_is_reported_or_not() {
+fn a_commits_bytes_count_whether_it_is_reported_or_not() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(arm(), Vmid(1), 40, &platform).unwrap();
     let (mut reader, mut frames, mut bytes) = (platform.register(), Vec::new(), 0);
@@ -49,7 +49,7 @@ fn the_bytes_of_a_leaf_or_a_group_that_is_committed_count_whether_it_is_reported
 }
 
 #[test]
-fn a_map_that_builds_tables_outside_the_walk_counts_the_way_to_them_again() {
+fn a_map_that_builds_tables_apart_counts_its_path_twice() {
     on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
         guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache).unwrap();
         let before = guard.counts();

@@ -137,9 +137,7 @@ fn blocks_at_both_ends<H: Hardware>(bits: u32) {
     });
 }
 
-fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on<H: Hardware>(
-    widths: &[u32],
-) {
+fn a_bitmap_names_pages_to_the_last_and_is_refused_beyond<H: Hardware>(widths: &[u32]) {
     for &bits in widths {
         let (page, top) = (1u64 << H::PAGE, 1u64 << bits);
         on_stage::<H>((H::usual(), bits, 12), |_, guard, cache| {
@@ -185,12 +183,12 @@ fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on<H: Hardwa
     }
 }
 on!(
-    a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on:
+    a_bitmap_names_pages_to_the_last_and_is_refused_beyond:
     arm_4k(&[48, 25]), ept(&[48]);
     arm_16k(&[48]), arm_64k(&[30]), npt(&[48]), ept_2m(&[20])
 );
 
-fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf<H: Hardware>(
+fn a_fault_never_maps_past_the_end_of_a_small_guest<H: Hardware>(
     widths: std::ops::RangeInclusive<u32>,
 ) {
     for bits in widths {
@@ -209,7 +207,7 @@ fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf<H: Har
     }
 }
 on!(
-    a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf:
+    a_fault_never_maps_past_the_end_of_a_small_guest:
     arm_4k(25..=31), ept(12..=31);
     npt(12..=31), ept_2m(12..=31)
 );
@@ -254,7 +252,7 @@ fn blocks_are_broken_together_with_their_neighbours_only<H: Hardware>() {
 on!(blocks_are_broken_together_with_their_neighbours_only);
 
 /// It holds wherever in a table the range begins, and however many tables it skips at once.
-fn a_split_without_frames_stops_at_the_block_and_not_behind_its_start<H: Hardware>() {
+fn a_split_without_frames_stops_at_the_start_of_the_block<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 24), |_, guard, cache| {
         let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
         let all = range(0, 40 * M);
@@ -270,4 +268,4 @@ fn a_split_without_frames_stops_at_the_block_and_not_behind_its_start<H: Hardwar
         }
     });
 }
-on!(a_split_without_frames_stops_at_the_block_and_not_behind_its_start);
+on!(a_split_without_frames_stops_at_the_start_of_the_block);

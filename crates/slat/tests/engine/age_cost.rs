@@ -48,7 +48,7 @@ fn scan<H: Hardware>(
 }
 
 #[test]
-fn an_exact_scan_of_one_page_reads_the_tables_above_and_then_its_way() {
+fn an_exact_scan_of_a_page_reads_its_tables_then_its_path() {
     on_stage::<Intel>((ept(), 40, 8), |_, guard, cache| {
         let page = range(4 * K, 4 * K);
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
@@ -103,7 +103,7 @@ fn an_exact_scan_that_meets_another_clears_leaves_and_no_table() {
 }
 
 #[test]
-fn a_scan_of_every_leaf_marks_no_table_above_a_leaf_that_is_held() {
+fn a_scan_of_all_leaves_marks_no_table_above_a_held_leaf() {
     on_stage::<Intel>((ept(), 40, 8), |tables, guard, cache| {
         guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache).unwrap();
         let (hardware, platform) = (Intel::of(tables), guard.platform());
@@ -119,7 +119,7 @@ fn a_scan_of_every_leaf_marks_no_table_above_a_leaf_that_is_held() {
 }
 
 #[test]
-fn an_exact_scan_looks_below_a_table_that_an_earlier_scan_has_noted_and_not_finished() {
+fn an_exact_scan_enters_a_table_noted_by_an_unfinished_scan() {
     on_stage::<Intel>((ept(), 40, 8), |tables, guard, cache| {
         guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache).unwrap();
         let links = links(Intel::of(tables), guard.platform(), 0);
@@ -132,7 +132,7 @@ fn an_exact_scan_looks_below_a_table_that_an_earlier_scan_has_noted_and_not_fini
 }
 
 #[test]
-fn young_members_of_a_group_make_all_of_it_young_and_are_cleared_only_with_all_of_it() {
+fn a_group_with_young_members_is_young_and_cleared_only_whole() {
     type Arm = Grouped<12>;
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     on_stage::<Arm>((format, 39, 8), |tables, guard, cache| {
@@ -204,7 +204,7 @@ fn meanwhile(
 const TRIES: u64 = 1 << 12;
 
 #[test]
-fn an_exact_scan_looks_at_all_leaves_where_a_table_changes_all_the_time() {
+fn an_exact_scan_reads_all_leaves_of_a_table_that_changes() {
     on_stage::<Intel>((ept(), 40, 8), |tables, guard, cache| {
         let all = range(2 * M, 2 * M);
         guard.map(all, Hpa(0), RAM, PAGE, cache).unwrap();
@@ -219,7 +219,7 @@ fn an_exact_scan_looks_at_all_leaves_where_a_table_changes_all_the_time() {
 }
 
 #[test]
-fn the_note_of_a_table_is_not_taken_from_a_block_that_replaces_it() {
+fn a_tables_note_is_not_taken_from_a_block_that_replaces_it() {
     on_stage::<Intel>((ept(), 40, 8), |tables, guard, cache| {
         let all = range(2 * M, 2 * M);
         guard.map(all, Hpa(0), RAM, PAGE, cache).unwrap();

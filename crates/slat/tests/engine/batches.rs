@@ -55,9 +55,7 @@ fn tables_of_a_gib_become_blocks_by_two_invalidations<H: Hardware>() {
 on!(tables_of_a_gib_become_blocks_by_two_invalidations; npt, ept_2m);
 
 /// The state that hardware sets in any table of a batch, until the invalidation has completed.
-fn a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_block_dirty<
-    H: Hardware,
->() {
+fn a_page_written_during_a_batch_collapse_dirties_its_block<H: Hardware>() {
     fn written<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         for table in 0..3 {
             let platform = TestPlatform::new(bbm);
@@ -79,7 +77,7 @@ fn a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_blo
     }
 }
 on!(
-    a_page_of_any_table_that_is_written_while_all_of_them_collapse_leaves_its_block_dirty;
+    a_page_written_during_a_batch_collapse_dirties_its_block;
     npt, ept_2m
 );
 
@@ -105,7 +103,7 @@ fn a_thread_that_waits_for_a_leaf_holds_no_table_itself<H: Hardware>() {
 }
 on!(a_thread_that_waits_for_a_leaf_holds_no_table_itself; npt, ept_2m);
 
-fn a_table_whose_link_is_held_stays_and_its_leaves_are_released<H: Hardware>() {
+fn a_table_with_a_held_link_stays_and_its_leaves_are_released<H: Hardware>() {
     fn stays<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
             let all = range(0, 8 * M);
@@ -128,9 +126,9 @@ fn a_table_whose_link_is_held_stays_and_its_leaves_are_released<H: Hardware>() {
         stays::<H>(H::usual(), bbm);
     }
 }
-on!(a_table_whose_link_is_held_stays_and_its_leaves_are_released; npt, ept_2m);
+on!(a_table_with_a_held_link_stays_and_its_leaves_are_released; npt, ept_2m);
 
-fn a_panic_of_the_closure_that_chooses_blocks_makes_those_before_and_holds_no_leaf<H: Hardware>() {
+fn a_panic_in_the_collapse_closure_leaves_no_leaf_sealed<H: Hardware>() {
     fn panics<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
@@ -153,7 +151,7 @@ fn a_panic_of_the_closure_that_chooses_blocks_makes_those_before_and_holds_no_le
         panics::<H>(H::usual(), bbm);
     }
 }
-on!(a_panic_of_the_closure_that_chooses_blocks_makes_those_before_and_holds_no_leaf; npt, ept_2m);
+on!(a_panic_in_the_collapse_closure_leaves_no_leaf_sealed; npt, ept_2m);
 
 fn a_table_that_differs_does_not_end_a_batch<H: Hardware>() {
     fn differs<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
@@ -176,7 +174,7 @@ fn a_table_that_differs_does_not_end_a_batch<H: Hardware>() {
 on!(a_table_that_differs_does_not_end_a_batch; npt, ept_2m);
 
 /// What the platform sees during the one invalidation of a batch.
-fn while_a_batch_is_invalidated_each_address_translates_or_stands_broken<H: Hardware>() {
+fn each_address_translates_or_is_broken_during_a_batch<H: Hardware>() {
     fn translates<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
@@ -201,4 +199,4 @@ fn while_a_batch_is_invalidated_each_address_translates_or_stands_broken<H: Hard
         translates::<H>(H::usual(), bbm);
     }
 }
-on!(while_a_batch_is_invalidated_each_address_translates_or_stands_broken; npt, ept_2m);
+on!(each_address_translates_or_is_broken_during_a_batch; npt, ept_2m);

@@ -197,10 +197,10 @@ fn waits<H: Hardware>(format: H::Format) {
     }
 }
 
-fn an_operation_waits_one_patience_for_a_holder_that_never_comes_back<H: Hardware>() {
+fn an_operation_waits_one_patience_for_an_absent_holder<H: Hardware>() {
     waits::<H>(H::usual());
 }
-on!(an_operation_waits_one_patience_for_a_holder_that_never_comes_back);
+on!(an_operation_waits_one_patience_for_an_absent_holder);
 
 /// A leaf of one table is held, and the entry behind that table.
 fn a_collapse_waits_one_patience_for_leaves_and_links_together<H: Hardware>() {

@@ -64,19 +64,17 @@ fn agrees<H: Hardware>(marks: bool) {
     }
 }
 
-fn a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state<H: Hardware>() {
+fn a_table_collapses_only_if_leaves_agree_except_in_state<H: Hardware>() {
     for marks in [false, true] {
         agrees::<H>(marks);
     }
 }
 on!(
-    a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state:
+    a_table_collapses_only_if_leaves_agree_except_in_state:
     arm_16k, npt, radix_64k, ept_2m
 );
 
-fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_as_well<
-    H: Hardware,
->() {
+fn a_table_with_misaligned_memory_stays_and_so_does_its_range<H: Hardware>() {
     let config = Config { forced_write_back: true, hardware_marks: true, split_execute: true };
     let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
     let platform = TestPlatform::new(BBM[0]);
@@ -100,7 +98,7 @@ fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_a
     world.destroy();
 }
 on!(
-    a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_as_well:
+    a_table_with_misaligned_memory_stays_and_so_does_its_range:
     arm_16k, arm_64k, npt, radix_64k, ept_2m
 );
 

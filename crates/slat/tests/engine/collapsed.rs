@@ -34,7 +34,7 @@ fn attributes<H: Hardware>(guard: &GuardOf<'_, '_, H>, gpa: u64) -> Attributes {
     guard.translate(Gpa(gpa)).unwrap().unwrap().attributes
 }
 
-fn a_table_is_read_up_to_the_leaf_that_differs_and_nobody_is_asked_about_it<H: Hardware>() {
+fn a_table_is_read_to_the_first_difference_without_a_callback<H: Hardware>() {
     let format = H::usual();
     let asked = |guard: &mut GuardOf<'_, '_, H>| {
         let before = guard.counts().entries_read;
@@ -60,7 +60,7 @@ fn a_table_is_read_up_to_the_leaf_that_differs_and_nobody_is_asked_about_it<H: H
         assert_eq!(asked(guard), 1);
     });
 }
-on!(a_table_is_read_up_to_the_leaf_that_differs_and_nobody_is_asked_about_it);
+on!(a_table_is_read_to_the_first_difference_without_a_callback);
 
 fn a_table_whose_second_leaf_is_missing_or_elsewhere_stays<H: Hardware>() {
     let read = Attributes { write: false, ..RAM };
@@ -88,7 +88,7 @@ fn a_table_whose_second_leaf_is_missing_or_elsewhere_stays<H: Hardware>() {
 }
 on!(a_table_whose_second_leaf_is_missing_or_elsewhere_stays);
 
-fn a_page_that_is_cleaned_while_its_table_is_looked_at_leaves_the_block_clean<H: Hardware>() {
+fn a_page_cleaned_in_the_collapse_callback_leaves_block_clean<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 4), |tables, guard, cache| {
         map::<H>(guard, cache, (0, 1), (RAM, PAGE));
         map::<H>(guard, cache, (1, 512), (CLEAN, PAGE));
@@ -101,11 +101,9 @@ fn a_page_that_is_cleaned_while_its_table_is_looked_at_leaves_the_block_clean<H:
         assert_eq!(attributes::<H>(guard, 0), Attributes { accessed: true, ..CLEAN });
     });
 }
-on!(a_page_that_is_cleaned_while_its_table_is_looked_at_leaves_the_block_clean);
+on!(a_page_cleaned_in_the_collapse_callback_leaves_block_clean);
 
-fn a_page_that_loses_a_right_while_its_table_is_looked_at_keeps_the_table_and_none_is_held<
-    H: Hardware,
->() {
+fn a_page_that_loses_a_right_in_the_callback_keeps_its_table<H: Hardware>() {
     for odd in [0, 5, 511] {
         on_stage::<H>((H::usual(), 40, 4), |tables, guard, cache| {
             map::<H>(guard, cache, (0, 512), (RAM, PAGE));
@@ -121,7 +119,7 @@ fn a_page_that_loses_a_right_while_its_table_is_looked_at_keeps_the_table_and_no
         });
     }
 }
-on!(a_page_that_loses_a_right_while_its_table_is_looked_at_keeps_the_table_and_none_is_held);
+on!(a_page_that_loses_a_right_in_the_callback_keeps_its_table);
 
 fn a_block_was_used_if_two_of_its_pages_were<H: Hardware>() {
     fn used<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {

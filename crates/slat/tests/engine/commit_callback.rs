@@ -60,7 +60,7 @@ macro_rules! reserve {
 }
 
 #[test]
-fn no_other_thread_maps_or_unmaps_a_range_while_its_mapping_is_reported() {
+fn no_other_thread_changes_a_range_while_its_map_is_reported() {
     struct Alone;
     impl Test for Alone {
         fn run<H: Hardware>(two: Two<'_, '_, '_, '_, H>, group: bool) {

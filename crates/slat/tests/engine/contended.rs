@@ -77,7 +77,7 @@ fn an_entry_that_one_thread_holds_is_contended_for_all_others<H: Hardware>() {
 
 on!(an_entry_that_one_thread_holds_is_contended_for_all_others; npt, ept_2m);
 
-fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change<H: Hardware>() {
+fn a_held_entry_is_noticed_among_entries_that_need_no_change<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
         // The page was not used or written, nor can it be written.
         let pages = range(2 * M, PAGES);
@@ -97,7 +97,7 @@ fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change<H: Hardware>
         assert_eq!(pte.swap(raw, SeqCst), H::MARK);
     });
 }
-on!(an_entry_that_is_held_is_noticed_among_those_that_need_no_change);
+on!(a_held_entry_is_noticed_among_entries_that_need_no_change);
 
 fn an_entry_that_is_held_is_noticed_among_empty_ones<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
@@ -132,7 +132,7 @@ fn a_table_that_stays_linked_while_it_is_retired_is_contended<H: Hardware>() {
 }
 on!(a_table_that_stays_linked_while_it_is_retired_is_contended);
 
-fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported<H: Hardware>() {
+fn a_held_entrys_age_is_unanswered_and_all_others_are_told<H: Hardware>() {
     with_held::<H>(|_, tables, guard, _| {
         let pages = range(2 * M, PAGES);
         for skip in [TableBits::Ignored, TableBits::Exact] {
@@ -156,7 +156,7 @@ fn the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported<H: Hardware
         }
     });
 }
-on!(the_age_of_a_held_entry_is_unanswered_and_all_others_are_reported; npt);
+on!(a_held_entrys_age_is_unanswered_and_all_others_are_told; npt);
 
 /// Makes pages from 2m to 4m, of which the entries of the first 64 are retired so far, by a thread
 /// that does not go on.
@@ -191,7 +191,7 @@ fn ageing_does_not_wait_for_a_table_that_is_being_unmapped<H: Hardware>() {
 }
 on!(ageing_does_not_wait_for_a_table_that_is_being_unmapped);
 
-fn a_list_of_leaves_names_each_page_of_a_table_that_is_being_unmapped<H: Hardware>() {
+fn a_list_of_leaves_names_each_page_of_a_table_being_unmapped<H: Hardware>() {
     with_retired::<H>(H::usual(), |guard| {
         let leaves: Vec<_> = guard.leaves(range(2 * M, 2 * M)).unwrap().collect();
         for (page, leaf) in leaves.iter().enumerate() {
@@ -204,11 +204,9 @@ fn a_list_of_leaves_names_each_page_of_a_table_that_is_being_unmapped<H: Hardwar
         assert_eq!(leaves.len(), 512);
     });
 }
-on!(a_list_of_leaves_names_each_page_of_a_table_that_is_being_unmapped);
+on!(a_list_of_leaves_names_each_page_of_a_table_being_unmapped);
 
-fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_one_is<
-    H: Hardware,
->() {
+fn a_reader_sees_a_sealed_leaf_and_reports_a_frozen_one<H: Hardware>() {
     with_held::<H>(|sealed, _, guard, cache| {
         let at = Gpa(HELD + 5);
         let pages = range(2 * M, PAGES);
@@ -236,9 +234,9 @@ fn an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_on
         }
     });
 }
-on!(an_operation_that_only_reads_sees_a_sealed_leaf_and_reports_where_a_frozen_one_is; npt);
+on!(a_reader_sees_a_sealed_leaf_and_reports_a_frozen_one; npt);
 
-fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are<H: Hardware>() {
+fn a_table_with_a_held_leaf_stays_and_its_neighbours_collapse<H: Hardware>() {
     fn collapses<H: Hardware>(format: H::Format, sealed: bool) {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
@@ -266,9 +264,9 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are<H: Hardware>
         collapses::<H>(H::usual(), sealed);
     }
 }
-on!(a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are; npt);
+on!(a_table_with_a_held_leaf_stays_and_its_neighbours_collapse; npt);
 
-fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block<H: Hardware>() {
+fn a_split_that_loses_a_block_and_waits_in_vain_stops_there<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
     let hardware = H::of(&tables);
@@ -299,7 +297,7 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block<H: Hard
     destroy(tables);
     assert_eq!(platform.live(), 0);
 }
-on!(a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block; npt, ept_2m);
+on!(a_split_that_loses_a_block_and_waits_in_vain_stops_there; npt, ept_2m);
 
 fn all_blocks_that_change_while_they_wait_are_split_after_all<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
@@ -326,9 +324,7 @@ fn all_blocks_that_change_while_they_wait_are_split_after_all<H: Hardware>() {
 }
 on!(all_blocks_that_change_while_they_wait_are_split_after_all);
 
-fn a_large_block_that_changes_while_it_waits_is_split_after_all_and_its_tables_come_back<
-    H: Hardware,
->() {
+fn a_large_block_that_changes_meanwhile_is_split_after_all<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
         let (hardware, platform) = (H::of(tables), guard.platform());
         let block = range(0, 1 << 30);
@@ -347,10 +343,10 @@ fn a_large_block_that_changes_while_it_waits_is_split_after_all_and_its_tables_c
         assert_eq!(guard.leaves(block).unwrap().count(), 511 + 512);
     });
 }
-on!(a_large_block_that_changes_while_it_waits_is_split_after_all_and_its_tables_come_back);
+on!(a_large_block_that_changes_meanwhile_is_split_after_all);
 
 #[test]
-fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
+fn a_collapse_reports_the_first_table_that_it_left() {
     on_stage::<Arm<12>>((arm(), 40, 8), |tables, guard, cache| {
         let all = range(0, 6 * M);
         assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(6 * M));
@@ -367,7 +363,7 @@ fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
 }
 
 /// The state that hardware sets while a block is built from its pages goes into the block.
-fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block<H: Hardware>() {
+fn state_set_by_hardware_in_an_unlinked_table_is_in_the_block<H: Hardware>() {
     fn collapses<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let platform = TestPlatform::new(bbm);
         let mut world = crate::common::world::World::<H>::new(&platform, bbm, format, 40);
@@ -387,4 +383,4 @@ fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block<H: Hardware>()
         collapses::<H>(H::usual(), bbm);
     }
 }
-on!(what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block; npt, ept_2m);
+on!(state_set_by_hardware_in_an_unlinked_table_is_in_the_block; npt, ept_2m);

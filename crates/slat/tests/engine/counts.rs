@@ -127,7 +127,7 @@ fn tables_that_a_walk_steps_over_count_as_their_entries<H: Hardware>() {
 on!(tables_that_a_walk_steps_over_count_as_their_entries);
 
 #[test]
-fn an_invalidation_inside_is_counted_regardless_of_which_operation_owed_it() {
+fn an_internal_invalidation_counts_whichever_operation_owed_it() {
     on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
         assert_eq!(guard.map(range(0, 8 * K), Hpa(0), RAM, PAGE, cache), Ok(8 * K));
         // A harvest completes what its guard owed before; one that finds nothing completes nothing.

@@ -35,7 +35,7 @@ fn invalidated(platform: &TestPlatform) -> Vec<(Option<GpaRange>, bool)> {
 }
 
 #[test]
-fn tables_that_a_discard_covers_whole_are_invalidated_apart_from_the_pages_beside_them() {
+fn whole_tables_of_a_discard_are_invalidated_apart_from_pages() {
     on_space(Arm64K4::default(), |platform, space| {
         let all = range(2 * M, 4 * M + 8 * K);
         space.map(all, Hpa(2 * M), RAM, PAGE).unwrap();
@@ -50,7 +50,7 @@ fn tables_that_a_discard_covers_whole_are_invalidated_apart_from_the_pages_besid
 }
 
 #[test]
-fn a_table_next_to_what_is_discarded_stays_even_if_nothing_is_mapped_in_it() {
+fn an_empty_table_beside_a_discard_stays() {
     on_space(Arm64K4::default(), |platform, space| {
         {
             let mut storage = [const { None }; 4];
@@ -81,7 +81,7 @@ fn a_block_next_to_what_is_discarded_stays() {
 }
 
 #[test]
-fn several_pages_are_mapped_as_such_after_one_in_the_same_table() {
+fn several_pages_after_one_in_a_table_are_mapped_as_pages() {
     on_space(Arm64K4::default(), |_, space| {
         space.map(range(0, 4 * K), Hpa(0), RAM, PAGE).unwrap();
         space.map(range(4 * K, 8 * K), Hpa(4 * K), RAM, PAGE).unwrap();
@@ -93,7 +93,7 @@ fn several_pages_are_mapped_as_such_after_one_in_the_same_table() {
 }
 
 #[test]
-fn what_is_no_page_is_refused_also_next_to_the_page_that_was_mapped_last() {
+fn a_range_of_no_whole_page_is_refused_beside_the_last_page() {
     on_space(Arm64K4::default(), |_, space| {
         let hpa = Hpa(8 * K);
         space.map(range(4 * K, 4 * K), hpa, RAM, PAGE).unwrap();

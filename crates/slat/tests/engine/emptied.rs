@@ -17,7 +17,7 @@ fn pages(first: u64, count: u64) -> GpaRange {
 }
 
 #[test]
-fn a_page_is_unmapped_without_room_only_if_it_continues_the_last_one() {
+fn a_page_is_unmapped_without_room_only_if_it_continues_a_run() {
     on_stage::<Arm<12>>((arm(), 40, 8), |_, guard, cache| {
         guard.map(pages(0, 16), Hpa(0), RAM, PAGE, cache).unwrap();
         let mut places = [UnmapEntry::EMPTY];
@@ -50,7 +50,7 @@ fn removed<H: Hardware>(
     batch.complete().map(of).collect()
 }
 
-fn pages_are_one_run_if_their_memory_goes_on_and_not_if_they_share_it<H: Hardware>() {
+fn pages_form_a_run_if_memory_is_contiguous_and_not_if_shared<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         // The host's first pages.
         let memory = std::array::from_fn(|page| (page as u64 * 4 * K, RAM));
@@ -61,7 +61,7 @@ fn pages_are_one_run_if_their_memory_goes_on_and_not_if_they_share_it<H: Hardwar
         assert_eq!(removed::<H>(guard, cache, memory), expected);
     });
 }
-on!(pages_are_one_run_if_their_memory_goes_on_and_not_if_they_share_it);
+on!(pages_form_a_run_if_memory_is_contiguous_and_not_if_shared);
 
 /// The descriptor of the host's first page with the first software bit is that of its last page,
 /// and a page more.
@@ -90,7 +90,7 @@ fn an_unfold_returns_the_bytes_of_its_own_groups() {
 }
 
 #[test]
-fn a_group_of_entries_that_were_emptied_is_reserved_behind_an_invalidation_of_all() {
+fn a_group_of_emptied_entries_waits_for_an_invalidation() {
     on_stage::<Grouped<12>>((arm(), 40, 8), |_, guard, cache| {
         guard.map(pages(0, 16), Hpa(G), RAM, PAGE, cache).unwrap();
         // It keeps the table.

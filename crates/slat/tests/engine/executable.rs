@@ -80,7 +80,7 @@ fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Softwa
     found[0]
 }
 
-fn all_of_a_table_whose_pages_become_executable_is_coherent_before<H: Hardware>() {
+fn a_table_is_coherent_before_its_pages_become_executable<H: Hardware>() {
     let format = H::usual();
     let whole = |size, at, bytes| split::<H>(format, size, range(AT + at, bytes), DATA.software);
     // The first page, one in the middle, the last; pages on both sides of a block's end.
@@ -96,7 +96,7 @@ fn all_of_a_table_whose_pages_become_executable_is_coherent_before<H: Hardware>(
     let (size, part) = (2 * M, range(AT, 4 * K));
     assert_eq!(split::<H>(format, size, part, bits), (0, 0), "it lacks one of the bits");
 }
-on!(all_of_a_table_whose_pages_become_executable_is_coherent_before);
+on!(a_table_is_coherent_before_its_pages_become_executable);
 
 fn exactly_the_pages_that_become_executable_are_made_coherent<H: Hardware>() {
     let platform = TestPlatform::new(slat::BreakBeforeMake::Never);
@@ -186,7 +186,7 @@ fn memory_that_is_not_cached_is_not_flushed() {
     flushes::<Ept<true>>(format);
 }
 
-fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() {
+fn runs_of_pages_are_coherent_before_they_become_executable<H: Hardware>() {
     for way in 0..3 {
         let platform = TestPlatform::new(slat::BreakBeforeMake::Never);
         let mut tables = Tables::new(H::usual(), VMID, 40, &platform).unwrap();
@@ -219,7 +219,7 @@ fn runs_of_pages_that_become_executable_are_made_coherent_before<H: Hardware>() 
         destroy(tables);
     }
 }
-on!(runs_of_pages_that_become_executable_are_made_coherent_before);
+on!(runs_of_pages_are_coherent_before_they_become_executable);
 
 #[test]
 fn no_leaf_maps_memory_while_it_is_made_coherent() {

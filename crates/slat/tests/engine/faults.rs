@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::SeqCst;
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-fn a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes<H: Hardware>() {
+fn a_fault_invalidates_and_counts_the_rest_of_an_unmap<H: Hardware>() {
     let (page, block) = (range(2 * M + 20 * K, 4 * K), range(6 * M, 2 * M));
     // Entries below the one that a larger leaf would take; and a table in place of a block.
     for (at, size, largest) in
@@ -41,9 +41,9 @@ fn a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes<
         });
     }
 }
-on!(a_fault_invalidates_and_counts_what_an_unmap_left_in_the_entry_that_it_takes);
+on!(a_fault_invalidates_and_counts_the_rest_of_an_unmap);
 
-fn a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved<H: Hardware>() {
+fn a_fault_that_wants_a_block_shares_anothers_reserved_page<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
     let (mut first, mut second) = (platform.register(), platform.register());
@@ -59,7 +59,7 @@ fn a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved<H: 
     drop((guard, other, frames));
     crate::common::destroy(tables);
 }
-on!(a_fault_that_would_take_a_block_shares_the_page_that_another_has_reserved);
+on!(a_fault_that_wants_a_block_shares_anothers_reserved_page);
 
 /// The guest's numbers are those that no reader slot has.
 fn the_guest_numbers_the_reservations_of_those_without_a_slot<H: Hardware>() {
@@ -93,7 +93,7 @@ fn a_fault_takes_no_entry_that_covers_more_than_the_guest() {
     });
 }
 
-fn a_fault_refuses_a_cache_of_another_platform_even_if_it_takes_no_table<H: Hardware>() {
+fn a_fault_without_new_tables_refuses_a_foreign_cache_too<H: Hardware>() {
     let other = TestPlatform::new(BreakBeforeMake::Always);
     on_stage::<H>((H::usual(), 40, 4), |_, guard, frames| {
         guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, frames).unwrap();
@@ -105,11 +105,9 @@ fn a_fault_refuses_a_cache_of_another_platform_even_if_it_takes_no_table<H: Hard
         assert_eq!(guard.counts().entries_written, before);
     });
 }
-on!(a_fault_refuses_a_cache_of_another_platform_even_if_it_takes_no_table);
+on!(a_fault_without_new_tables_refuses_a_foreign_cache_too);
 
-fn a_fault_on_a_block_reads_down_to_its_entry_which_is_written_thrice_if_it_is_reported<
-    H: Hardware,
->() {
+fn a_fault_on_a_block_reads_down_to_it_and_writes_it_thrice<H: Hardware>() {
     on_stage::<H>((H::usual(), 39, 4), |_, guard, frames| {
         guard.map(range(0, 2 * M), Hpa(0), RAM, BLOCK, frames).unwrap();
         let before = guard.counts();
@@ -122,10 +120,10 @@ fn a_fault_on_a_block_reads_down_to_its_entry_which_is_written_thrice_if_it_is_r
         assert_eq!((read, written), (u64::from(guard.geometry().root_level), 3));
     });
 }
-on!(a_fault_on_a_block_reads_down_to_its_entry_which_is_written_thrice_if_it_is_reported);
+on!(a_fault_on_a_block_reads_down_to_it_and_writes_it_thrice);
 
 #[test]
-fn of_a_table_that_a_fault_builds_the_entries_are_filled_and_not_the_rest_of_its_frame() {
+fn a_fault_fills_the_entries_of_a_table_and_not_all_its_frame() {
     let format = slat::format::power::Power { output_bits: 48 };
     on_stage::<Core<16, true>>((format, 52, 4), |tables, guard, frames| {
         let size = PageSize::from_bytes(64 * K).unwrap();

@@ -137,7 +137,7 @@ fn each<H: Hardware>(
 }
 
 #[test]
-fn the_tables_above_a_leaf_that_is_given_as_used_are_marked_as_used() {
+fn tables_above_a_leaf_mapped_as_accessed_are_marked_accessed() {
     type H = Ept<true>;
     let mark = 1 << 8;
     let format = Ept1G { output_bits: 48, ..Default::default() };
@@ -179,7 +179,7 @@ fn what_is_given_is_published_last<H: Hardware>() {
 on!(what_is_given_is_published_last);
 
 #[test]
-fn memory_is_coherent_before_the_leaf_that_needs_it_can_be_used() {
+fn memory_is_coherent_before_its_leaf_can_be_used() {
     type H = Arm<12>;
     // Without FEAT_S2FWB, and without CTR_EL0.DIC.
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
@@ -226,7 +226,7 @@ fn memory_is_coherent_before_the_leaf_that_needs_it_can_be_used() {
     );
 }
 
-fn every_page_that_is_replaced_by_other_memory_or_type_is_invalidated<H: Hardware>() {
+fn every_page_with_replaced_memory_or_type_is_invalidated<H: Hardware>() {
     let format = H::usual();
     each::<H>(
         format,
@@ -244,4 +244,4 @@ fn every_page_that_is_replaced_by_other_memory_or_type_is_invalidated<H: Hardwar
         },
     );
 }
-on!(every_page_that_is_replaced_by_other_memory_or_type_is_invalidated);
+on!(every_page_with_replaced_memory_or_type_is_invalidated);

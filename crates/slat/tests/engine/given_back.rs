@@ -95,7 +95,7 @@ fn one_thread_at_a_time_gives_tables_back() {
     assert_eq!(platform.live(), 0);
 }
 
-fn tables_whose_invalidation_has_completed_and_others_are_given_back_together<H: Hardware>() {
+fn tables_with_and_without_due_invalidation_are_freed_together<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<H>(&platform, H::usual(), VMID);
     unlink_both::<H>(&tables, &platform);
@@ -106,7 +106,7 @@ fn tables_whose_invalidation_has_completed_and_others_are_given_back_together<H:
     destroy(tables);
     assert_eq!(platform.live(), 0);
 }
-on!(tables_whose_invalidation_has_completed_and_others_are_given_back_together);
+on!(tables_with_and_without_due_invalidation_are_freed_together);
 
 fn a_prune_says_how_many_tables_it_gave_back<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);

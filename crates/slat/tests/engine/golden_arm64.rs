@@ -56,7 +56,7 @@ fn raw(format: Arm64K4, attributes: Attributes) -> u64 {
 }
 
 #[test]
-fn a_writable_clean_leaf_is_the_one_that_qemu_marked_in_hardware() {
+fn a_writable_clean_leaf_is_the_one_qemu_marked_in_hardware() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
@@ -97,7 +97,7 @@ fn a_writable_clean_leaf_is_the_one_that_qemu_marked_in_hardware() {
 }
 
 #[test]
-fn a_block_that_was_not_written_is_protected_without_being_remembered_as_written() {
+fn an_unwritten_block_is_protected_without_a_dirty_mark() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     assert_eq!(one_leaf(format, 0x7c20_0000, 0x20_0000, CLEAN), 0x0008_0000_7c20_037d);
     assert_eq!(Arm64K4::write_protected(0x0008_0000_7c20_037d), 0x7c20_037d);
@@ -216,7 +216,7 @@ fn entries_are_the_manuals_in_every_combination() {
 }
 
 #[test]
-fn entries_with_52_bit_addresses_are_the_manuals_in_every_combination() {
+fn entries_with_52_bit_addresses_are_as_in_the_manual() {
     leaves_are_the_manuals::<12, true>();
     leaves_are_the_manuals::<14, true>();
     leaves_are_the_manuals::<16, true>();
@@ -252,7 +252,7 @@ fn widths_are_the_manuals<const G: u32, const WIDE: bool>(narrowest: u32) {
 }
 
 #[test]
-fn roots_of_every_width_are_walked_by_hardware_as_by_the_engine() {
+fn hardware_walks_roots_of_every_width_as_the_engine_does() {
     // 64 - T0SZ, T0SZ at most 39 (no FEAT_TTST); the start level resolves at least one bit.
     widths_are_the_manuals::<12, false>(25);
     widths_are_the_manuals::<14, false>(26);
@@ -343,7 +343,7 @@ fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
 }
 
 #[test]
-fn children_of_a_split_block_keep_translation_rights_type_state_and_software_bits() {
+fn children_of_a_split_block_keep_all_its_attributes() {
     fn each<const G: u32, const WIDE: bool>() {
         let blocks = Arm::<G, WIDE>::sizes().into_iter().filter(|&bytes| bytes > 1 << G);
         for (bbm, large) in blocks.flat_map(|large| BBM.map(|bbm| (bbm, large))) {
@@ -413,7 +413,7 @@ fn a_table_descriptor_has_its_address_in_the_same_places() {
 }
 
 #[test]
-fn address_bits_51_to_48_stand_in_bits_15_to_12_of_leaves_and_tables() {
+fn address_bits_51_to_48_are_in_bits_15_to_12_of_descriptors() {
     let ram = Arm64LpaK64::default().encode(Attributes::RAM).unwrap();
     // Write-back 0b1111 << 2, S2AP 0b11 << 6, inner shareable 0b11 << 8, AF 1 << 10: 0x7fc.
     assert_eq!(ram, 0x7fc);
@@ -473,7 +473,7 @@ fn is_marked<const G: u32>((gpa, hpa): (u64, u64), words: [u64; 4]) {
 }
 
 #[test]
-fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
+fn hardware_marks_a_leaf_and_protection_keeps_its_address() {
     // AF=0, S2AP=01, DBM=1, normal write-back; bits 51:50 of the address are 11.
     let words = [0x637f, 0x677f, 0x67ff].map(|low| 0x0008_0000_7c20_0000 | low);
     let words = [words[0], words[1], words[2], 0x0200_0000_7c20_677f];

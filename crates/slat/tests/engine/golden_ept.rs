@@ -294,7 +294,7 @@ fn configurations() -> [Ept1G; 24] {
 
 /// An entry with neither R nor W is not present to VT-d, which ignores the rest, either.
 #[test]
-fn entries_are_the_manuals_regardless_of_what_the_engine_records_in_them() {
+fn entries_with_the_engines_marks_are_as_in_the_manual() {
     let cpus = [(false, false), (false, true), (true, false), (true, true)];
     let cpus = cpus.map(|(execute_only, mode_based_execute)| Cpu {
         maxphyaddr: 52,

@@ -158,7 +158,7 @@ fn features_are_read_from_the_bits_that_the_manual_names() {
 }
 
 #[test]
-fn the_root_is_the_pml4_or_with_five_levels_the_pml5_of_which_the_width_selects_entries() {
+fn the_root_is_the_pml4_or_with_five_levels_the_pml5() {
     let four = Npt1G { output_bits: 52, ..Default::default() };
     let roots = [(12, 4, 1), (32, 4, 1), (39, 4, 1), (40, 4, 2), (46, 4, 128), (48, 4, 512)];
     check_roots(four, 12..=48, &roots);
@@ -238,7 +238,7 @@ fn leaves_up_to_2m_are_the_manuals_in_every_combination() {
 }
 
 #[test]
-fn entries_are_the_manuals_regardless_of_what_the_engine_records_in_them() {
+fn entries_with_the_engines_marks_are_as_in_the_manual() {
     for physical_bits in [40, 48, 52] {
         let cpu = Cpu { physical_bits, huge_1g: true };
         let format = Npt1G { output_bits: physical_bits, ..Default::default() };

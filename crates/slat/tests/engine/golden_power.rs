@@ -76,7 +76,7 @@ fn the_decoder_faults_where_the_manual_does() {
 }
 
 #[test]
-fn leaves_and_directory_entries_are_the_bytes_that_a_walker_reads() {
+fn leaves_and_directory_entries_have_the_bytes_a_walker_reads() {
     let ram = FORMAT.encode(RAM).unwrap();
     // V, L, the address as it is, R 0x100, C 0x80, EAA read, write and execute 7.
     let leaf = PowerK4::leaf(ram, 0, Hpa(0x8020_1000));
@@ -141,7 +141,7 @@ fn tables_are_as_large_as_the_processors_walk_them() {
 }
 
 #[test]
-fn a_page_size_that_the_format_has_not_is_refused_with_those_that_it_has() {
+fn a_page_size_the_format_lacks_is_refused_with_valid_ones() {
     let level = |bytes| PowerK64::level_of(size(bytes));
     assert_eq!([1 << 16, 2 << 20, 1 << 30].map(level), [Ok(0), Ok(1), Ok(2)]);
     for bytes in [4 << 10, 1 << 20, 16 << 20, 1 << 39] {
@@ -152,7 +152,7 @@ fn a_page_size_that_the_format_has_not_is_refused_with_those_that_it_has() {
 }
 
 #[test]
-fn a_leaf_that_points_further_is_that_of_the_next_address_across_every_byte() {
+fn a_leaf_advanced_by_a_page_is_the_next_addresss_leaf() {
     let leaf = |hpa| PowerK4::leaf(PowerK4::ACCESSED, 0, Hpa(hpa));
     for shift in 12..52 {
         let (here, next) = ((1 << shift) - 0x1000, 1 << shift);
@@ -337,7 +337,7 @@ fn a_table_of_64k_pages_has_32_entries_in_a_frame_of_4_kib() {
 }
 
 #[test]
-fn where_hardware_does_not_set_r_and_c_a_use_is_an_interrupt_until_it_is_relaxed() {
+fn a_use_interrupts_until_relaxed_unless_hardware_sets_r_and_c() {
     fn uses<const SETS: bool>() {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = Tables::new(FORMAT, Vmid(1), 52, &platform).unwrap();

@@ -274,7 +274,7 @@ fn every_sequence_of_changes_of_rights_leaves_a_leaf() {
 /// The pages of a table are filled by a run of stores: each value is the one before plus a page, in
 /// units of the entry.
 #[test]
-fn a_split_block_and_a_run_of_pages_translate_each_address_as_before() {
+fn a_split_block_and_a_run_of_pages_translate_as_before() {
     on_stage::<Hart<true>>(
         (RiscV { output_bits: 48, ..Default::default() }, 41, 8),
         |tables, guard, cache| {
@@ -296,7 +296,7 @@ fn a_split_block_and_a_run_of_pages_translate_each_address_as_before() {
 }
 
 #[test]
-fn without_svadu_a_use_faults_until_it_is_relaxed_and_with_it_hardware_marks() {
+fn a_use_faults_until_relaxed_unless_svadu_marks_it() {
     fn uses<const SVADU: bool>() {
         let platform = TestPlatform::new(BreakBeforeMake::Never);
         let tables = Tables::new(RiscV::default(), Vmid(1), 41, &platform).unwrap();

@@ -393,7 +393,7 @@ proptest! {
     #![proptest_config(crate::properties::config())]
 
     #[test]
-    fn any_history_of_memory_that_changes_hands_agrees_with_a_map_of_pages(
+    fn histories_of_owners_and_maps_agree_with_a_map_of_pages(
         ops in prop::collection::vec(op(), 1..16),
         format in 0..6,
     ) {
@@ -408,7 +408,7 @@ fn an_owner_has_a_word_of_48_bits() {
 }
 
 #[test]
-fn every_invalidation_names_the_vmid_that_cpus_know_the_guest_by() {
+fn every_invalidation_names_the_vmid_the_cpus_use() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |tables, guard, cache| {
         let page = range(0, PAGE_4K);
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();

@@ -102,7 +102,7 @@ unsafe impl Platform for Staged {
 }
 
 #[test]
-fn an_exact_test_finds_a_page_that_a_hint_had_hidden_and_that_nobody_has_cleared() {
+fn an_exact_test_finds_a_page_that_a_hint_hid() {
     let (tests, tester_stands, tester_goes) = Stop::new();
     let (clears, clearer_stands, clearer_goes) = Stop::new();
     let platform: &'static _ = Box::leak(Box::new(Staged {

@@ -135,7 +135,7 @@ fn a_page_may_be_written_where_it_is_mapped_and_no_other() {
     granted::<Ept<true>>(Default::default());
 }
 
-fn blocks_do_not_become_executable_with_pages_and_keep_their_bits<H: Hardware>() {
+fn blocks_stay_non_executable_beside_pages_and_keep_their_bits<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         let how = Attributes { software: A.union(B), execute: Execute::None, ..RAM };
         let (block, size) = (range(2 * M, 2 * M), PageSize::SIZE_2M);
@@ -158,7 +158,7 @@ fn blocks_do_not_become_executable_with_pages_and_keep_their_bits<H: Hardware>()
         assert_eq!(attributes::<H>(guard, 2 * M).software, A.union(B));
     });
 }
-on!(blocks_do_not_become_executable_with_pages_and_keep_their_bits);
+on!(blocks_stay_non_executable_beside_pages_and_keep_their_bits);
 
 #[test]
 fn what_another_may_owe_can_be_owed_as_well() {

@@ -173,7 +173,7 @@ fn empty_tables(guest: &Guest) {
 }
 
 #[test]
-fn a_map_that_begins_anew_maps_what_is_left_and_not_what_was_unmapped_meanwhile() {
+fn a_restarted_map_maps_the_rest_and_no_page_unmapped_before() {
     for pages in [1, 8] {
         let platform = Hooked::new(BreakBeforeMake::Never);
         let guest = guest(platform);
@@ -218,7 +218,7 @@ fn tables_that_were_built_for_nothing_go_back_to_the_cache() {
 }
 
 #[test]
-fn a_map_that_begins_anew_maps_no_page_twice_that_was_unmapped_meanwhile() {
+fn a_restarted_map_maps_no_page_unmapped_meanwhile_twice() {
     let platform = Hooked::new(BreakBeforeMake::Never);
     let guest = guest(platform);
     empty_tables(guest);
@@ -240,7 +240,7 @@ fn a_map_that_begins_anew_maps_no_page_twice_that_was_unmapped_meanwhile() {
 }
 
 #[test]
-fn a_thread_that_completes_does_not_rely_on_an_invalidation_that_another_has_only_begun() {
+fn a_completer_does_not_rely_on_an_unfinished_invalidation() {
     let platform = Hooked::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, 4096, PAGE, MEMORY);
@@ -268,7 +268,7 @@ fn a_thread_that_completes_does_not_rely_on_an_invalidation_that_another_has_onl
 }
 
 #[test]
-fn an_entry_that_a_failed_retirement_empties_does_not_look_as_it_did() {
+fn an_entry_emptied_by_a_failed_retirement_looks_different() {
     let platform = Hooked::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, MIB2, BLOCK, MEMORY);

@@ -128,7 +128,7 @@ fn the_leaf_around_an_address_is_aged_whole_and_counts_its_way<H: Hardware>() {
 on!(the_leaf_around_an_address_is_aged_whole_and_counts_its_way);
 
 #[test]
-fn a_group_is_aged_whole_by_the_leaf_around_any_of_its_addresses() {
+fn a_group_is_aged_whole_through_any_of_its_addresses() {
     on_stage::<Grouped<12>>((arm(), 39, 8), |_, guard, cache| {
         let group = range(64 * K, 64 * K);
         assert_eq!(guard.map_contiguous(group, Hpa(0), RAM, PAGE, cache), Ok(64 * K));

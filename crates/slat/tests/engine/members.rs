@@ -127,7 +127,7 @@ fn no_operation_on_a_group_loses_a_write_that_any_member_has() {
 
 /// Without a break a TLB holds the group until the first invalidation has completed.
 #[test]
-fn a_write_by_way_of_any_member_while_a_group_is_unfolded_is_a_write_to_all_of_it() {
+fn a_write_through_any_member_during_an_unfold_dirties_all() {
     for member in MEMBERS {
         for (name, op) in OPS.into_iter().filter(|(name, _)| !name.contains("translate")) {
             let tables = groups(BreakBeforeMake::Never, CLEAN);
@@ -181,7 +181,7 @@ fn a_group_that_was_used_by_way_of_any_member_is_young_once() {
 }
 
 #[test]
-fn a_group_is_reserved_behind_the_invalidation_of_what_stood_in_any_of_its_entries() {
+fn a_group_is_reserved_after_its_old_entries_are_invalidated() {
     for member in MEMBERS {
         let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
         let tables = guest::<H>(BreakBeforeMake::Never, format);
@@ -209,7 +209,7 @@ fn a_group_is_reserved_behind_the_invalidation_of_what_stood_in_any_of_its_entri
 }
 
 #[test]
-fn a_group_whose_commit_finds_any_entry_changed_holds_none_of_them_afterwards() {
+fn a_group_commit_that_finds_a_changed_entry_holds_none_after() {
     for (told, member) in [false, true].into_iter().flat_map(|told| MEMBERS.map(|it| (told, it))) {
         let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
         let tables = guest::<H>(BreakBeforeMake::Never, format);
@@ -231,7 +231,7 @@ fn a_group_whose_commit_finds_any_entry_changed_holds_none_of_them_afterwards() 
 }
 
 #[test]
-fn a_group_whose_mapping_another_party_refuses_can_be_mapped_whole_afterwards() {
+fn a_group_refused_by_another_party_can_be_mapped_whole_later() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     let tables = guest::<H>(BreakBeforeMake::Never, format);
     inside::<H, _>(tables, |guard, cache| {
@@ -248,7 +248,7 @@ fn a_group_whose_mapping_another_party_refuses_can_be_mapped_whole_afterwards() 
 
 /// Another thread, in the invalidation of an unfold, finds each member held.
 #[test]
-fn no_member_of_a_group_that_is_unfolded_is_changed_by_others_meanwhile() {
+fn no_other_thread_changes_a_member_of_a_group_being_unfolded() {
     for bbm in BBM {
         for member in MEMBERS {
             let tables = groups(bbm, RAM);

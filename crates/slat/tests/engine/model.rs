@@ -51,7 +51,7 @@ on!(
     radix_4k_where_software_sets_r_and_c([24, 32, 41, 52], 600)
 );
 
-fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten<H: Hardware>(
+fn a_blocks_use_by_hardware_while_its_tables_are_built_is_kept<H: Hardware>(
     sizes: std::ops::Range<usize>,
 ) {
     use BreakBeforeMake::{Always, ConflictHandled, Never};
@@ -88,7 +88,7 @@ fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten<H: Har
     }
 }
 on!(
-    hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten:
+    a_blocks_use_by_hardware_while_its_tables_are_built_is_kept:
     arm_4k(0..2), ept(0..1), npt(0..1), radix_64k(0..1);
     arm_4k_lpa2(1..2), arm_16k(0..1), arm_64k(0..1), ept_2m(0..1), riscv(0..1), radix_4k(0..1)
 );

@@ -24,7 +24,7 @@ fn a_page_that_is_moved_costs_one_read_at_each_level() {
 }
 
 #[test]
-fn a_page_that_is_not_mapped_does_not_pass_for_one_with_the_hosts_first_memory() {
+fn an_unmapped_page_is_not_taken_for_a_page_at_host_address_0() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         guard.map(range(4 * K, 4 * K), Hpa(4 * K), READ, PAGE, cache).unwrap();
         assert_eq!(guard.replace(range(0, 4 * K), Hpa(0), Hpa(G), READ), Ok(0));
@@ -49,7 +49,7 @@ fn a_page_of_a_group_is_moved_alone() {
 }
 
 #[test]
-fn the_new_memory_of_a_block_is_maintained_whole_before_it_is_used() {
+fn a_blocks_new_memory_is_maintained_whole_before_its_use() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         let up = u64::from(guard.geometry().root_level);
         let block = range(2 * M, 2 * M);

@@ -33,7 +33,7 @@ fn protect<H: Hardware>(
     (read, after.entries_written - before.entries_written, bytes / (4 * K))
 }
 
-fn the_way_to_a_table_is_not_read_for_each_short_run_and_long_runs_are_walked<H: Hardware>() {
+fn short_runs_skip_the_path_to_their_table_and_long_runs_walk<H: Hardware>() {
     on_stage::<H>((H::usual(), 39, 8), |_, guard, cache| {
         let up = u64::from(guard.geometry().root_level);
         guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
@@ -41,9 +41,9 @@ fn the_way_to_a_table_is_not_read_for_each_short_run_and_long_runs_are_walked<H:
         assert_eq!(protect::<H>(guard, 1, &[0, u64::MAX]), (up + 64, 64, 64));
     });
 }
-on!(the_way_to_a_table_is_not_read_for_each_short_run_and_long_runs_are_walked);
+on!(short_runs_skip_the_path_to_their_table_and_long_runs_walk);
 
-fn a_bitmap_that_begins_inside_a_page_is_refused_where_pages_are_mapped<H: Hardware>() {
+fn a_bitmap_that_begins_inside_a_page_is_refused<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
         let before = guard.counts().entries_written;
@@ -54,7 +54,7 @@ fn a_bitmap_that_begins_inside_a_page_is_refused_where_pages_are_mapped<H: Hardw
         assert_eq!(guard.counts().entries_written, before);
     });
 }
-on!(a_bitmap_that_begins_inside_a_page_is_refused_where_pages_are_mapped);
+on!(a_bitmap_that_begins_inside_a_page_is_refused);
 
 /// Entries that have an owner are left to the walk, which reads the whole run again.
 fn pages_before_and_behind_one_that_has_an_owner_count_once<H: Hardware>() {
@@ -94,9 +94,7 @@ fn a_fault_gives_no_right_where_no_page_is_mapped<H: Hardware>() {
 }
 on!(a_fault_gives_no_right_where_no_page_is_mapped);
 
-fn a_block_that_a_range_cuts_at_its_end_is_found_before_pages_of_another_table_change<
-    H: Hardware,
->() {
+fn a_block_cut_at_the_ranges_end_is_found_before_any_change<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         guard.map(page(1), Hpa(0), RAM, PAGE, cache).unwrap();
         guard.map(range(2 * M, 2 * M), Hpa(2 * M), RAM, BLOCK, cache).unwrap();
@@ -111,10 +109,10 @@ fn a_block_that_a_range_cuts_at_its_end_is_found_before_pages_of_another_table_c
         assert_eq!(guard.counts().entries_written, before);
     });
 }
-on!(a_block_that_a_range_cuts_at_its_end_is_found_before_pages_of_another_table_change);
+on!(a_block_cut_at_the_ranges_end_is_found_before_any_change);
 
 /// The ends of a range of one page are not looked up before.
-fn a_walk_to_one_page_that_cuts_a_block_reads_down_to_the_block<H: Hardware>() {
+fn a_walk_to_a_page_that_cuts_a_block_reads_down_to_the_block<H: Hardware>() {
     on_stage::<H>((H::usual(), 39, 8), |_, guard, cache| {
         guard.map(range(2 * M, 2 * M), Hpa(0), RAM, BLOCK, cache).unwrap();
         let (at, up) = (2 * M + 4 * K, u64::from(guard.geometry().root_level));
@@ -130,10 +128,10 @@ fn a_walk_to_one_page_that_cuts_a_block_reads_down_to_the_block<H: Hardware>() {
         assert_eq!(guard.counts().entries_read - before, 2 * up);
     });
 }
-on!(a_walk_to_one_page_that_cuts_a_block_reads_down_to_the_block);
+on!(a_walk_to_a_page_that_cuts_a_block_reads_down_to_the_block);
 
 #[test]
-fn pages_of_a_group_that_are_named_are_protected_and_no_other_of_its_members() {
+fn only_the_named_pages_of_a_group_are_protected() {
     on_stage::<Grouped<12>>((arm(), 40, 8), |_, guard, cache| {
         let group = range(0, 64 * K);
         guard.map_contiguous(range(0, 128 * K), Hpa(0), RAM, PAGE, cache).unwrap();
@@ -153,7 +151,7 @@ fn pages_of_a_group_that_are_named_are_protected_and_no_other_of_its_members() {
 }
 
 #[test]
-fn entries_of_two_tables_that_are_named_by_one_word_are_read_once() {
+fn entries_of_two_tables_named_by_one_word_are_read_once() {
     on_stage::<Arm<12>>((arm(), 40, 8), |_, guard, cache| {
         guard.map(range(0, 4 * M), Hpa(0), RAM, PAGE, cache).unwrap();
         assert_eq!(protect::<Arm<12>>(guard, 510, &[0b10_1111]), (5, 5, 5));

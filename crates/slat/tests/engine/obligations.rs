@@ -80,7 +80,7 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did<H: Hardware>() {
 }
 on!(what_a_guard_owes_is_the_hull_of_all_that_it_did; npt);
 
-fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes<H: Hardware>() {
+fn a_dropped_shootdown_is_covered_by_the_next_that_completes<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<H>(&platform, H::usual(), VMID);
     let (mut first, mut second) = (platform.register(), platform.register());
@@ -117,9 +117,9 @@ fn what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes<H: Hardwa
     drop(guard);
     destroy(tables);
 }
-on!(what_a_dropped_shootdown_owes_is_covered_by_the_next_that_completes; npt);
+on!(a_dropped_shootdown_is_covered_by_the_next_that_completes; npt);
 
-fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>() {
+fn dropped_removals_are_covered_by_the_next_that_completes<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<H>(&platform, H::usual(), VMID);
     let mut reader = platform.register();
@@ -151,9 +151,9 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes<H: Hardware>
     drop(guard);
     destroy(tables);
 }
-on!(removals_that_are_dropped_are_covered_by_the_next_that_completes; npt);
+on!(dropped_removals_are_covered_by_the_next_that_completes; npt);
 
-fn memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_removed_it<H: Hardware>() {
+fn an_unmapped_ranges_memory_is_free_though_another_removed_it<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<H>(&platform, H::usual(), VMID);
     let (mut first, mut second) = (platform.register(), platform.register());
@@ -178,9 +178,9 @@ fn memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_removed
     drop((guard, other));
     destroy(tables);
 }
-on!(memory_is_free_once_its_range_was_unmapped_regardless_of_which_thread_removed_it);
+on!(an_unmapped_ranges_memory_is_free_though_another_removed_it);
 
-fn removals_of_several_calls_share_a_place_where_they_continue_each_other<H: Hardware>() {
+fn removals_of_several_calls_share_a_place_if_contiguous<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let tables = guest::<H>(&platform, H::usual(), VMID);
     let mut reader = platform.register();
@@ -198,11 +198,11 @@ fn removals_of_several_calls_share_a_place_where_they_continue_each_other<H: Har
     drop((batch, guard));
     destroy(tables);
 }
-on!(removals_of_several_calls_share_a_place_where_they_continue_each_other);
+on!(removals_of_several_calls_share_a_place_if_contiguous);
 
 /// Where a CPU must not hold two translations, an emptied entry is filled again only after an
 /// invalidation, as long as the unmap's own has not completed.
-fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardware>(
+fn an_emptied_entry_is_invalidated_before_it_is_filled_again<H: Hardware>(
     cases: &[(BreakBeforeMake, bool)],
 ) {
     for &(bbm, breaks) in cases {
@@ -289,7 +289,7 @@ fn an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again<H: Hardwar
     }
 }
 on!(
-    an_entry_that_was_emptied_is_invalidated_before_it_is_filled_again:
+    an_emptied_entry_is_invalidated_before_it_is_filled_again:
     arm_4k(&[(BreakBeforeMake::Never, true)]), ept(&TWO_SIZES);
     npt(&TWO_SIZES), radix_4k(&[(BreakBeforeMake::Never, true)])
 );
@@ -299,7 +299,7 @@ const TWO_SIZES: [(BreakBeforeMake, bool); 2] =
 
 /// Deactivation invalidates everything, including invalidations that were dropped or forgotten: all
 /// that is owed afterwards is new.
-fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>() {
+fn obligations_dropped_before_deactivation_are_owed_no_more<H: Hardware>() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<H>(&platform, H::usual(), VMID);
     let mut storage = [const { UnmapEntry::EMPTY }; 2];
@@ -363,10 +363,10 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more<H: Hardware>()
     drop((guard, frames));
     destroy(tables);
 }
-on!(what_was_dropped_before_tables_became_inactive_is_owed_no_more);
+on!(obligations_dropped_before_deactivation_are_owed_no_more);
 
 #[test]
-fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
+fn shootdowns_of_one_guest_merge_and_other_guests_complete() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = guest::<Arm<12>>(&platform, arm(), VMID);
     let other = guest::<Arm<12>>(&platform, arm(), Vmid(9));

@@ -70,7 +70,7 @@ fn an_access_that_is_not_asked_for_gives_no_right() {
     });
 }
 
-fn an_invalidation_that_is_handed_over_is_executed_by_nobody_else<H: Hardware>() {
+fn an_invalidation_handed_over_is_not_executed_again<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
         guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
         guard.write_protect(range(0x4000, 0x8000)).unwrap();
@@ -85,7 +85,7 @@ fn an_invalidation_that_is_handed_over_is_executed_by_nobody_else<H: Hardware>()
         assert!(!events.iter().any(|event| matches!(event, Event::Invalidate(_))), "{events:?}");
     });
 }
-on!(an_invalidation_that_is_handed_over_is_executed_by_nobody_else);
+on!(an_invalidation_handed_over_is_not_executed_again);
 
 fn retired_tables_are_the_callers_to_give_back<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {

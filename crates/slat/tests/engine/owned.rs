@@ -277,7 +277,7 @@ fn the_rest_of_the_engine_is_at_hand() {
 }
 
 #[test]
-fn an_owner_sets_and_clears_software_bits_and_is_told_how_many_bytes_changed() {
+fn an_owner_changes_software_bits_and_learns_the_bytes_changed() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut space = owned(&platform);
     assert_eq!(space.vmid(), Vmid(3));
@@ -334,7 +334,7 @@ fn invalidations(platform: &TestPlatform) -> usize {
 }
 
 #[test]
-fn what_is_discarded_is_invalidated_once_however_scattered_its_memory_is() {
+fn a_discard_is_invalidated_once_however_scattered_its_memory() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut space = owned(&platform);
     let scattered = |space: &mut AddressSpace<'_, _, _>| {
@@ -378,7 +378,7 @@ fn a_part_of_a_block_is_discarded_and_the_rest_stays() {
 }
 
 #[test]
-fn guards_of_one_owner_see_each_other_and_no_table_that_they_unlink_goes_before_the_owner_calls() {
+fn guards_of_one_owner_see_each_other_and_free_no_table_early() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let mut space = owned(&platform);
     let mut storage = [const { None }; 4];
@@ -410,7 +410,7 @@ fn map_page<F: Format>(space: &mut AddressSpace<'_, F, TestPlatform>, gpa: u64) 
 }
 
 #[test]
-fn the_next_page_is_mapped_into_a_linked_table_regardless_of_what_removed_the_last_one() {
+fn the_next_page_maps_into_a_linked_table_after_any_removal() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut space = owned(&platform);
     let first = range(0, 8 * K);
@@ -459,7 +459,7 @@ fn the_next_page_is_mapped_into_a_linked_table_regardless_of_what_removed_the_la
 }
 
 #[test]
-fn a_page_that_is_mapped_next_to_the_last_one_is_young_to_a_scan_that_skips_tables() {
+fn a_page_mapped_next_to_the_last_is_young_to_a_skipping_scan() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let mut space = AddressSpace::new(Ept1G::default(), Vmid(3), 40, &platform).unwrap();
     map_page(&mut space, 0);
@@ -483,7 +483,7 @@ fn a_page_that_is_mapped_next_to_the_last_one_is_young_to_a_scan_that_skips_tabl
 }
 
 #[test]
-fn tables_that_a_discard_covers_whole_go_unseen_with_one_invalidation_and_the_others_stay() {
+fn a_discard_removes_whole_tables_with_one_invalidation() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut space = owned(&platform);
     let (gib, page) = (1 << 30, PageSize::SIZE_4K);
@@ -532,7 +532,7 @@ fn an_owner_keeps_its_addresses_through_a_discard() {
 }
 
 #[test]
-fn a_removal_that_was_forgotten_is_invalidated_with_the_table_that_remembers_it() {
+fn a_forgotten_removal_is_invalidated_with_its_table() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut space = owned(&platform);
     space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();

@@ -123,7 +123,7 @@ fn a_member_of_a_group_is_unfolded_before_it_is_unmapped() {
 }
 
 #[test]
-fn what_a_guard_dropped_is_invalidated_by_the_next_unmap_of_a_page() {
+fn a_guards_dropped_obligation_is_covered_by_the_next_unmap() {
     let all = |event: &Event| matches!(event, Event::Invalidate(what) if what.range.is_none());
     for removes in [false, true] {
         with_pages_on(BreakBeforeMake::Never, |platform, space| {

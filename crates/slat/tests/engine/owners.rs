@@ -79,7 +79,7 @@ fn an_owner_costs_the_tables_that_are_missing_and_one_entry() {
 }
 
 #[test]
-fn a_part_of_what_an_owner_has_goes_to_another_and_the_rest_stays() {
+fn a_part_of_an_owners_range_passes_to_another_owner() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         guard.set_owner(range(0, 2 * M), None, ONE, cache).unwrap();
         assert_eq!(guard.set_owner(range(4 * K, 4 * K), ONE, TWO, cache), Ok(4 * K));
@@ -89,7 +89,7 @@ fn a_part_of_what_an_owner_has_goes_to_another_and_the_rest_stays() {
 }
 
 #[test]
-fn an_address_that_had_an_owner_is_still_invalidated_before_it_is_mapped_again() {
+fn an_address_once_owned_is_invalidated_before_it_is_mapped() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         let page = range(0, 4 * K);
         guard.map(range(0, 8 * K), Hpa(0), RAM, PAGE, cache).unwrap();
@@ -106,7 +106,7 @@ fn an_address_that_had_an_owner_is_still_invalidated_before_it_is_mapped_again()
 }
 
 #[test]
-fn a_table_in_place_of_a_block_that_was_removed_is_linked_behind_an_invalidation() {
+fn a_table_replaces_a_removed_block_after_an_invalidation() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         guard.map(range(0, 4 * M), Hpa(0), RAM, BLOCK, cache).unwrap();
         let mut places = [UnmapEntry::EMPTY];
@@ -120,7 +120,7 @@ fn a_table_in_place_of_a_block_that_was_removed_is_linked_behind_an_invalidation
 }
 
 #[test]
-fn where_no_break_is_needed_an_owner_that_gives_an_address_up_leaves_it_as_it_was() {
+fn without_breaks_a_released_owner_leaves_its_address_empty() {
     let platform = TestPlatform::new(BreakBeforeMake::Never);
     let mut tables = Tables::new(Ept1G::default(), Vmid(1), 40, &platform).unwrap();
     let mut storage = [const { None }; 4];

@@ -35,7 +35,7 @@ macro_rules! cache {
 }
 
 #[test]
-fn a_panic_of_the_closure_that_receives_what_was_unmapped_leaves_intact_tables() {
+fn a_panic_in_the_unmap_callback_leaves_intact_tables() {
     let platform = always();
     for panic_at in 0..4 {
         cache!(cache, &platform);
@@ -96,7 +96,7 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
 }
 
 #[test]
-fn a_moment_is_past_when_all_threads_that_were_inside_have_left() {
+fn a_grace_period_ends_when_all_threads_inside_have_left() {
     let platform = always();
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
     let (mut first, mut second) = (platform.register(), platform.register());
@@ -114,7 +114,7 @@ fn a_moment_is_past_when_all_threads_that_were_inside_have_left() {
 }
 
 #[test]
-fn a_clean_of_tables_that_no_cpu_has_is_not_under_way_once_they_are_active() {
+fn a_clean_of_inactive_tables_is_not_under_way_once_active() {
     let platform = always();
     cache!(cache, &platform);
     let mut unloaded = UnloadedTables::new(hardware_dirty(), VMID, 40, &platform).unwrap();
@@ -132,7 +132,7 @@ fn a_clean_of_tables_that_no_cpu_has_is_not_under_way_once_they_are_active() {
 }
 
 #[test]
-fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
+fn a_page_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
     on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
         let mut second = log.platform().register();
         let mut pager = tables.enter(&mut second).unwrap();
@@ -169,7 +169,7 @@ fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
 }
 
 #[test]
-fn a_run_of_clean_pages_becomes_dirty_as_a_whole_if_a_clean_begins_in_its_middle() {
+fn a_clean_run_turns_dirty_whole_if_a_clean_begins_amid_it() {
     on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
         let mut second = log.platform().register();
         let mut pager = tables.enter(&mut second).unwrap();
@@ -195,7 +195,7 @@ fn a_run_of_clean_pages_becomes_dirty_as_a_whole_if_a_clean_begins_in_its_middle
 }
 
 #[test]
-fn tables_whose_invalidation_has_completed_are_given_back_without_another() {
+fn invalidated_tables_are_freed_without_another_invalidation() {
     let platform = always();
     cache!(cache, &platform);
     let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();

@@ -49,7 +49,7 @@ fn to_and_fro<H: Hardware>(format: H::Format, all: &[Rights], marks: bool) {
 }
 
 #[test]
-fn a_leaf_has_exactly_the_rights_that_were_set_and_is_what_it_was_otherwise() {
+fn a_leaf_gets_exactly_the_set_rights_and_keeps_all_else() {
     let rights = |read: &'static [bool], write: &'static [bool], levels: &'static [Execute]| {
         let of = move |read: bool, write: bool| {
             levels.iter().map(move |&execute| Rights { read, write, execute })
@@ -73,7 +73,7 @@ fn a_leaf_has_exactly_the_rights_that_were_set_and_is_what_it_was_otherwise() {
 }
 
 #[test]
-fn rights_that_a_format_cannot_express_are_refused_and_nothing_is_done() {
+fn rights_a_format_cannot_express_are_refused_without_a_change() {
     on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
         let page = range(0, 4 * K);
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
@@ -104,7 +104,7 @@ fn rights_that_a_format_cannot_express_are_refused_and_nothing_is_done() {
 }
 
 #[test]
-fn memory_is_made_coherent_where_a_right_to_execute_is_given_and_nowhere_else() {
+fn memory_is_made_coherent_only_where_execute_is_given() {
     let platform = crate::common::TestPlatform::new(slat::BreakBeforeMake::Always);
     let mut storage = [const { None }; 8];
     let mut cache = slat::TableCache::new(&platform, &mut storage);

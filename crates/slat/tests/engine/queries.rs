@@ -31,7 +31,7 @@ fn flushed(guard: &mut GuardOf<'_, '_, Arm<12>>, at: GpaRange) -> (u64, Vec<(u64
 }
 
 #[test]
-fn eight_pages_that_follow_each_other_in_the_host_are_made_coherent_as_one_piece() {
+fn eight_contiguous_host_pages_are_made_coherent_as_one_piece() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         let pages = range(0, 64 * K);
         guard.map(pages, Hpa(M), RAM, PAGE, cache).unwrap();
@@ -120,7 +120,7 @@ fn becomes_block<R>(
 }
 
 #[test]
-fn an_address_whose_table_becomes_a_block_meanwhile_is_found_in_the_block() {
+fn an_address_whose_table_collapses_is_found_in_the_block() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |tables, guard, cache| {
         guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
         let at = Gpa(12 * K + 5);
@@ -131,7 +131,7 @@ fn an_address_whose_table_becomes_a_block_meanwhile_is_found_in_the_block() {
 }
 
 #[test]
-fn of_pages_that_become_a_block_meanwhile_the_rest_is_found_in_the_block() {
+fn the_rest_of_pages_that_collapse_is_found_in_the_block() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |tables, guard, cache| {
         let block = range(0, 2 * M);
         guard.map(block, Hpa(0), RAM, PAGE, cache).unwrap();

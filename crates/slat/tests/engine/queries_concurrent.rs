@@ -85,7 +85,7 @@ fn meanwhile<R>(
 }
 
 #[test]
-fn a_look_up_whose_table_goes_begins_anew_and_finds_what_is_there_then() {
+fn a_lookup_whose_table_goes_restarts_and_finds_the_new_leaf() {
     for number in 0..CALLS {
         let guest = arm();
         map(guest, range(0, 4 * K), 4 * G, PAGE);
@@ -146,7 +146,7 @@ fn a_walk_whose_table_goes_begins_anew_at_that_table() {
 }
 
 #[test]
-fn an_unmap_that_begins_anew_leaves_nothing_in_the_entry_of_a_table_that_is_gone() {
+fn a_restarted_unmap_writes_nothing_into_a_removed_table() {
     for number in 0..CALLS {
         let guest = arm();
         map(guest, range(0, 4 * M), 0, PAGE);
@@ -163,7 +163,7 @@ fn an_unmap_that_begins_anew_leaves_nothing_in_the_entry_of_a_table_that_is_gone
 /// The unmap begins anew as another thread retires its table. With an owner in the table at first,
 /// it retires the new one's entries.
 #[test]
-fn a_page_that_another_thread_maps_where_an_unmap_took_a_group_out_stays() {
+fn a_page_mapped_elsewhere_where_an_unmap_took_a_group_stays() {
     for owned in [false, true] {
         let mut stayed = 0;
         for number in 0..CALLS {
@@ -201,7 +201,7 @@ fn a_page_that_another_thread_maps_where_an_unmap_took_a_group_out_stays() {
 }
 
 #[test]
-fn a_group_that_another_thread_unfolds_during_a_look_up_is_not_taken_for_whole() {
+fn a_group_unfolded_during_a_lookup_is_not_taken_for_whole() {
     for number in 0..CALLS {
         let guest = arm();
         map_groups(guest, range(0, 64 * K), G);
@@ -220,7 +220,7 @@ fn a_group_that_another_thread_unfolds_during_a_look_up_is_not_taken_for_whole()
 }
 
 #[test]
-fn a_block_that_appears_while_its_pages_are_protected_is_not_refused_if_all_of_it_is_named() {
+fn a_block_that_appears_is_protected_if_all_of_it_is_named() {
     let mut blocks = 0;
     for number in 0..CALLS {
         let guest = arm();

@@ -9,7 +9,7 @@ use slat::{BreakBeforeMake, Platform, Reader, TooManyReaders, Vmid};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
-fn a_grace_period_elapses_once_the_threads_that_were_inside_have_left() {
+fn a_grace_period_elapses_once_the_threads_inside_have_left() {
     // The first guest, at the clock's first reading, counts as any other.
     for vmid in [Vmid(0), Vmid(1)] {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
@@ -41,7 +41,7 @@ fn a_thread_that_has_left_tables_keeps_its_slot() {
 }
 
 #[test]
-fn a_thread_that_drops_a_guard_that_owes_has_left_also_if_the_invalidation_panics() {
+fn a_thread_leaves_though_its_guards_invalidation_panics() {
     for panics in [false, true] {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = TablesOf::<Arm<12>>::new(arm(), Vmid(1), 40, &platform).unwrap();
@@ -83,7 +83,7 @@ fn a_thread_knows_the_guests_whose_tables_it_is_inside() {
 }
 
 #[test]
-fn tables_whose_vmid_was_invalidated_are_given_back_without_another() {
+fn tables_of_an_invalidated_vmid_are_freed_without_another() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let made = || TablesOf::<Arm<12>>::new(arm(), Vmid(1), 40, &platform).unwrap();
     let (tables, other) = (made(), made());

@@ -116,7 +116,7 @@ fn a_fault_outside_the_guest_is_refused<H: Hardware>() {
 }
 on!(a_fault_outside_the_guest_is_refused; npt);
 
-fn a_host_address_is_refused_if_unaligned_or_beyond_the_output_size<H: Hardware>() {
+fn an_unaligned_or_too_large_host_address_is_refused<H: Hardware>() {
     let format = H::usual();
     on_stage::<H>((format, 40, 8), |_, guard, cache| {
         let at = range(0x2000, 0x2000);
@@ -144,11 +144,9 @@ fn a_host_address_is_refused_if_unaligned_or_beyond_the_output_size<H: Hardware>
         assert_eq!(reservation.commit(Hpa((1 << 48) - 2 * M), RAM), Ok(Some(2 * M)));
     });
 }
-on!(a_host_address_is_refused_if_unaligned_or_beyond_the_output_size; npt, radix_4k);
+on!(an_unaligned_or_too_large_host_address_is_refused; npt, radix_4k);
 
-fn a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has<H: Hardware>(
-    names: [&str; 2],
-) {
+fn a_leaf_size_the_format_lacks_is_refused_with_valid_ones<H: Hardware>(names: [&str; 2]) {
     let all = H::sizes();
     let of = |bytes| PageSize::from_bytes(bytes).unwrap();
     let (smallest, largest) = (of(all[all.len() - 1]), of(all[0]));
@@ -173,7 +171,7 @@ fn a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has<H: Hardwa
     });
 }
 on!(
-    a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has:
+    a_leaf_size_the_format_lacks_is_refused_with_valid_ones:
     arm_4k(["4k", "1g"]), ept(["4k", "1g"]);
     arm_16k(["16k", "32m"]), arm_64k(["64k", "512m"]), npt(["4k", "1g"]), radix_64k(["64k", "1g"]),
     ept_2m(["4k", "2m"])
@@ -199,7 +197,7 @@ fn attributes_are_refused<H: Hardware>(
 }
 
 #[test]
-fn attributes_that_the_cpu_lacks_are_refused_with_what_would_do() {
+fn attributes_the_cpu_lacks_are_refused_with_a_remedy() {
     let clean: &[&str] = &["map it dirty", "without the right to write"];
     let split: &[&str] = &["to all or to nobody"];
     let read: &[&str] = &["unmap what the guest may not read"];
@@ -230,7 +228,7 @@ fn attributes_that_the_cpu_lacks_are_refused_with_what_would_do() {
     attributes_are_refused::<Core<12, true>>(slat::format::power::Power { output_bits: 48 }, &all);
 }
 
-fn a_cache_of_another_platform_is_refused_before_its_frames_are_touched<H: Hardware>() {
+fn a_foreign_cache_is_refused_before_its_frames_are_touched<H: Hardware>() {
     let other = TestPlatform::new(BreakBeforeMake::Always);
     on_stage::<H>((H::usual(), 40, 4), |_, guard, own| {
         assert_eq!(guard.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M, own), Ok(2 * M));
@@ -250,7 +248,7 @@ fn a_cache_of_another_platform_is_refused_before_its_frames_are_touched<H: Hardw
     });
     assert_eq!(other.live(), 0);
 }
-on!(a_cache_of_another_platform_is_refused_before_its_frames_are_touched; npt);
+on!(a_foreign_cache_is_refused_before_its_frames_are_touched; npt);
 
 #[test]
 fn members_removals_and_guards_of_others_are_refused() {
@@ -290,7 +288,7 @@ fn a_platform_has_as_many_readers_as_slots() {
     assert!(Reader::register(&platform).is_ok());
 }
 
-fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(reads: bool) {
+fn an_existing_different_leaf_is_refused_with_size_and_address<H: Hardware>(reads: bool) {
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         let mut map =
             |at, hpa, attributes| guard.map(at, Hpa(hpa), attributes, PageSize::SIZE_2M, cache);
@@ -328,14 +326,12 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address<H: Hardware>(re
     });
 }
 on!(
-    what_is_mapped_otherwise_is_refused_with_its_size_and_address:
+    an_existing_different_leaf_is_refused_with_size_and_address:
     arm_4k(false), ept(true);
     npt(true), ept_2m(true)
 );
 
-fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done<H: Hardware>(
-    huge: bool,
-) {
+fn a_range_that_cuts_a_block_is_refused_before_any_change<H: Hardware>(huge: bool) {
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         let block = range(0, 4 * M);
         let (write, dirty, execute) = (false, false, Execute::None);
@@ -375,7 +371,7 @@ fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done<H:
     });
 }
 on!(
-    a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done:
+    a_range_that_cuts_a_block_is_refused_before_any_change:
     arm_4k(true), ept(true);
     npt(true), ept_2m(false)
 );
@@ -425,7 +421,7 @@ fn ages_are_refused_where_nothing_records_them() {
 }
 
 #[test]
-fn address_widths_that_the_format_lacks_are_refused_with_the_allowed_ones() {
+fn unsupported_address_widths_are_refused_with_allowed_ones() {
     fn refuses<F: Format>(format: F, min: u32) {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         for bits in [0, 1, min - 1, 49, 64, u32::MAX] {
@@ -448,7 +444,7 @@ fn address_widths_that_the_format_lacks_are_refused_with_the_allowed_ones() {
 }
 
 #[test]
-fn a_platform_without_frames_is_said_with_the_bytes_and_the_pages_that_lack() {
+fn a_platform_without_frames_reports_the_missing_bytes() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     platform.limit(0);
     let error = Tables::new(Arm64K4::default(), Vmid(1), 40, &platform).err().unwrap();

@@ -15,7 +15,7 @@ const PAGE: PageSize = PageSize::SIZE_4K;
 const PAGE_4K: u64 = PAGE.bytes();
 
 #[test]
-fn a_page_that_is_written_is_not_moved_and_one_that_is_not_mapped_stays_so() {
+fn a_writable_page_is_not_moved_and_an_unmapped_one_stays_so() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         let (all, first) = (range(0, 4 * PAGE_4K), range(0, PAGE_4K));
         guard.map(first, Hpa(0), RAM, PAGE, cache).unwrap();
@@ -72,7 +72,7 @@ fn neighbours_that_are_moved_share_an_invalidation() {
 }
 
 #[test]
-fn memory_whose_type_changes_is_maintained_behind_the_invalidation() {
+fn memory_of_a_new_type_is_maintained_after_the_invalidation() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         let page = range(0, PAGE_4K);
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
@@ -93,7 +93,7 @@ fn memory_whose_type_changes_is_maintained_behind_the_invalidation() {
 }
 
 #[test]
-fn of_neighbours_that_are_moved_those_whose_type_changes_are_maintained_behind_the_invalidation() {
+fn moved_pages_of_a_new_type_are_maintained_after_invalidation() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         let read = Attributes { write: false, ..RAM };
         let far = 1 << 30;
@@ -120,7 +120,7 @@ fn of_neighbours_that_are_moved_those_whose_type_changes_are_maintained_behind_t
 }
 
 #[test]
-fn a_leaf_that_is_replaced_is_used_and_written_if_it_was_or_is_said_to_be() {
+fn a_replaced_leaf_keeps_its_state_or_gets_the_stated_one() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     on_stage::<Arm<12>>((format, 40, 8), |_, guard, cache| {
         let page = range(0, PAGE_4K);

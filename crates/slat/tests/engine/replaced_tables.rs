@@ -60,7 +60,7 @@ fn found<H: Hardware>(guard: &GuardOf<'_, '_, H>, gpa: u64) -> (Hpa, PageSize, A
     (found.hpa, found.size, found.attributes)
 }
 
-fn a_block_takes_the_place_of_a_full_table_as_fast_as_of_an_empty_one<H: Hardware>() {
+fn a_block_replaces_a_full_table_as_fast_as_an_empty_one<H: Hardware>() {
     let (page, block, entries) = (H::size(0), H::size(1), H::entries(0) as u64);
     for pages in [0..entries, 0..1, entries - 1..entries] {
         staged::<H>(|tables, guard, cache| {
@@ -87,7 +87,7 @@ fn a_block_takes_the_place_of_a_full_table_as_fast_as_of_an_empty_one<H: Hardwar
         });
     }
 }
-on!(a_block_takes_the_place_of_a_full_table_as_fast_as_of_an_empty_one; npt, riscv, radix_64k,
+on!(a_block_replaces_a_full_table_as_fast_as_an_empty_one; npt, riscv, radix_64k,
     arm_16k);
 
 fn the_block_was_used_and_written_if_an_old_leaf_was<H: Hardware>() {
@@ -187,7 +187,7 @@ fn a_block_takes_the_place_of_tables_of_two_levels<H: Hardware>() {
 }
 on!(a_block_takes_the_place_of_tables_of_two_levels; npt, riscv);
 
-fn an_entry_that_another_thread_holds_keeps_all_tables_as_they_are<H: Hardware>() {
+fn an_entry_held_by_another_thread_keeps_all_tables_unchanged<H: Hardware>() {
     // The first entry of a table of pages; of a higher table, one below the last link.
     for (gpa, level) in [(0, 1), (0, 2), (H::size(2) - H::size(1), 2)] {
         staged::<H>(|tables, guard, cache| {
@@ -217,9 +217,9 @@ fn an_entry_that_another_thread_holds_keeps_all_tables_as_they_are<H: Hardware>(
         });
     }
 }
-on!(an_entry_that_another_thread_holds_keeps_all_tables_as_they_are; riscv);
+on!(an_entry_held_by_another_thread_keeps_all_tables_unchanged; riscv);
 
-fn until_the_invalidation_completes_the_range_is_held_and_nothing_translates<H: Hardware>() {
+fn a_range_being_replaced_is_held_until_its_invalidation<H: Hardware>() {
     staged::<H>(|tables, guard, cache| {
         map::<H>(guard, cache, 0..4, CLEAN);
         let (hardware, asked) = (H::of(tables), Rc::new(Cell::new(0)));
@@ -235,9 +235,9 @@ fn until_the_invalidation_completes_the_range_is_held_and_nothing_translates<H: 
         assert_eq!(asked.get(), 1);
     });
 }
-on!(until_the_invalidation_completes_the_range_is_held_and_nothing_translates; npt, riscv);
+on!(a_range_being_replaced_is_held_until_its_invalidation; npt, riscv);
 
-fn a_fault_in_a_table_that_was_replaced_maps_nothing_in_the_block<H: Hardware>() {
+fn a_fault_in_a_replaced_table_maps_nothing_in_the_block<H: Hardware>() {
     staged::<H>(|tables, guard, cache| {
         let page = H::size(0);
         map::<H>(guard, cache, [0], RAM);
@@ -257,9 +257,9 @@ fn a_fault_in_a_table_that_was_replaced_maps_nothing_in_the_block<H: Hardware>()
         assert_eq!(tables.reclaim(), 1);
     });
 }
-on!(a_fault_in_a_table_that_was_replaced_maps_nothing_in_the_block; riscv);
+on!(a_fault_in_a_replaced_table_maps_nothing_in_the_block; riscv);
 
-fn a_page_that_another_thread_has_frozen_counts_as_used_and_written<H: Hardware>() {
+fn a_page_frozen_by_another_thread_counts_as_used_and_written<H: Hardware>() {
     staged::<H>(|tables, guard, cache| {
         let page = H::size(0);
         map::<H>(guard, cache, [0], CLEAN);
@@ -274,7 +274,7 @@ fn a_page_that_another_thread_has_frozen_counts_as_used_and_written<H: Hardware>
         assert_eq!(found::<H>(guard, 0).2, RAM);
     });
 }
-on!(a_page_that_another_thread_has_frozen_counts_as_used_and_written; riscv);
+on!(a_page_frozen_by_another_thread_counts_as_used_and_written; riscv);
 
 /// A scan by tables that finds a block where it has noted a table reports it.
 fn an_exact_scan_misses_no_page_whose_table_is_replaced<H: Hardware>() {

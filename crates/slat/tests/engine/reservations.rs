@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 
-fn a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied<H: Hardware>() {
+fn a_void_reservation_stays_void_after_any_reuse_of_its_entry<H: Hardware>() {
     fn voids<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let platform = TestPlatform::new(bbm);
         let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
@@ -45,7 +45,7 @@ fn a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied
         voids::<H>(H::usual(), bbm);
     }
 }
-on!(a_void_reservation_stays_void_however_often_its_entry_is_reserved_and_emptied);
+on!(a_void_reservation_stays_void_after_any_reuse_of_its_entry);
 
 /// So threads share no counter, except for one step in many.
 fn a_thread_numbers_its_reservations_one_after_the_other<H: Hardware>() {
@@ -111,7 +111,7 @@ fn a_reservation_is_never_taken_for_a_leaf<H: Hardware>() {
 }
 on!(a_reservation_is_never_taken_for_a_leaf);
 
-fn a_table_that_came_too_late_for_a_fault_goes_back_to_the_cache<H: Hardware>() {
+fn a_table_too_late_for_its_fault_returns_to_the_cache<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
         let there = range(2 * M, 4 * K);
         assert_eq!(guard.map(there, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
@@ -130,4 +130,4 @@ fn a_table_that_came_too_late_for_a_fault_goes_back_to_the_cache<H: Hardware>() 
         assert_eq!(cache.len(), left - 1);
     });
 }
-on!(a_table_that_came_too_late_for_a_fault_goes_back_to_the_cache);
+on!(a_table_too_late_for_its_fault_returns_to_the_cache);

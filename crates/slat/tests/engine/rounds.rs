@@ -42,7 +42,7 @@ fn collapsed_at(number: usize, call: Call) -> (Result<u64, Stopped<ChangeError>>
 const CALLS: usize = 24;
 
 #[test]
-fn a_block_that_appears_around_a_page_is_not_changed_for_the_page() {
+fn a_block_that_appears_around_a_page_is_not_changed_for_it() {
     let mut cut = 0;
     for number in 0..CALLS {
         let (done, found) =

@@ -40,7 +40,7 @@ macro_rules! on_every_format {
     };
 }
 
-fn each_software_bit_is_one_that_hardware_ignores_in_leaves_of_every_size<H: Hardware>() {
+fn hardware_ignores_each_software_bit_in_leaves_of_every_size<H: Hardware>() {
     let format = H::usual();
     on_stage::<H>((format, 40, 8), |tables, _, _| {
         let hardware = H::of(tables);
@@ -75,7 +75,7 @@ fn each_software_bit_is_one_that_hardware_ignores_in_leaves_of_every_size<H: Har
         }
     });
 }
-on_every_format!(each_software_bit_is_one_that_hardware_ignores_in_leaves_of_every_size);
+on_every_format!(hardware_ignores_each_software_bit_in_leaves_of_every_size);
 
 #[test]
 fn the_model_has_all_software_bits_that_each_format_has() {
@@ -84,7 +84,7 @@ fn the_model_has_all_software_bits_that_each_format_has() {
     assert_eq!(npt::USERS.len(), Npt::<true>::SOFTWARE_BITS as usize);
 }
 
-fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardware>() {
+fn software_bits_survive_split_ageing_protection_and_collapse<H: Hardware>() {
     let [.., large, page] = H::sizes()[..] else { unreachable!() };
     let (block, count) = (range(large, large), large / page);
     for software in each::<H>() {
@@ -121,9 +121,9 @@ fn every_software_bit_goes_through_split_ageing_protection_and_collapse<H: Hardw
         });
     }
 }
-on_every_format!(every_software_bit_goes_through_split_ageing_protection_and_collapse);
+on_every_format!(software_bits_survive_split_ageing_protection_and_collapse);
 
-fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>() {
+fn software_bits_change_in_place_without_an_obligation<H: Hardware>() {
     let format = H::usual();
     let page = 1 << H::PAGE;
     let last = Software::bit(H::SOFTWARE_BITS - 1);
@@ -180,7 +180,7 @@ fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed<H: Hardware>()
         assert_eq!(of::<H>(guard, large), last);
     });
 }
-on_every_format!(software_bits_are_set_and_cleared_in_place_and_nothing_is_owed);
+on_every_format!(software_bits_change_in_place_without_an_obligation);
 
 fn a_bit_that_the_format_lacks_is_refused_and_nothing_is_done<H: Hardware>() {
     let page = 1 << H::PAGE;

@@ -21,7 +21,7 @@ const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 const READ: Attributes = Attributes { write: false, ..RAM };
 
-fn a_split_of_what_one_table_of_pages_has_reads_the_way_there_only<H: Hardware>() {
+fn a_split_within_one_table_of_pages_reads_only_the_way_there<H: Hardware>() {
     on_stage::<H>((H::usual(), 39, 8), |_, guard, cache| {
         let up = u64::from(guard.geometry().root_level);
         let pages = range(0, 4 * M);
@@ -35,7 +35,7 @@ fn a_split_of_what_one_table_of_pages_has_reads_the_way_there_only<H: Hardware>(
         assert_eq!(guard.write_protect(pages), Ok(4 * M));
     });
 }
-on!(a_split_of_what_one_table_of_pages_has_reads_the_way_there_only);
+on!(a_split_within_one_table_of_pages_reads_only_the_way_there);
 
 #[test]
 fn a_walk_may_cut_more_blocks_aside_than_it_has_patience() {
@@ -54,7 +54,7 @@ fn a_walk_may_cut_more_blocks_aside_than_it_has_patience() {
 }
 
 #[test]
-fn a_split_to_the_largest_blocks_that_a_root_can_have_reads_nothing() {
+fn a_split_to_the_roots_largest_blocks_reads_nothing() {
     on_stage::<Arm<12>>((arm(), 34, 4), |_, guard, cache| {
         assert_eq!(guard.geometry().root_level, 1);
         guard.map(range(G, 2 * M), Hpa(0), RAM, BLOCK, cache).unwrap();
@@ -64,11 +64,7 @@ fn a_split_to_the_largest_blocks_that_a_root_can_have_reads_nothing() {
     });
 }
 
-fn a_large_block_that_is_split_is_read_once_by_the_walk_and_once_more_before_its_table<
-    H: Hardware,
->(
-    widths: [u32; 2],
-) {
+fn a_split_large_block_is_read_once_more_before_its_table<H: Hardware>(widths: [u32; 2]) {
     for bits in widths {
         on_stage::<H>((H::usual(), bits, 8), |_, guard, cache| {
             let way = u64::from(guard.geometry().root_level) - 1;
@@ -81,12 +77,12 @@ fn a_large_block_that_is_split_is_read_once_by_the_walk_and_once_more_before_its
     }
 }
 on!(
-    a_large_block_that_is_split_is_read_once_by_the_walk_and_once_more_before_its_table:
+    a_split_large_block_is_read_once_more_before_its_table:
     arm_4k([40, 44]), ept([39, 40])
 );
 
 #[test]
-fn a_large_block_that_goes_before_it_is_read_again_is_not_split() {
+fn a_large_block_gone_before_its_second_read_is_not_split() {
     on_stage::<Ept<true>>((ept(), 40, 8), |tables, guard, cache| {
         let (hardware, platform) = (Ept::<true>::of(tables), guard.platform());
         let block = range(G, G);
@@ -111,7 +107,7 @@ fn a_large_block_that_goes_before_it_is_read_again_is_not_split() {
     });
 }
 
-fn blocks_far_from_each_other_in_a_table_are_broken_one_after_the_other<H: Hardware>() {
+fn distant_blocks_of_a_table_are_broken_one_after_the_other<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         for at in [0, 200 * M] {
             guard.map(range(at, 2 * M), Hpa(at), RAM, BLOCK, cache).unwrap();
@@ -120,7 +116,7 @@ fn blocks_far_from_each_other_in_a_table_are_broken_one_after_the_other<H: Hardw
         assert_eq!((guard.counts().broken, guard.counts().invalidations), (2, 2));
     });
 }
-on!(blocks_far_from_each_other_in_a_table_are_broken_one_after_the_other);
+on!(distant_blocks_of_a_table_are_broken_one_after_the_other);
 
 fn neighbours_are_broken_together_in_any_table<H: Hardware>() {
     for start in [0, G, 3 * G + 64 * M] {
@@ -135,7 +131,7 @@ fn neighbours_are_broken_together_in_any_table<H: Hardware>() {
 }
 on!(neighbours_are_broken_together_in_any_table);
 
-fn neighbours_of_two_tables_or_sizes_are_broken_one_after_the_other_and_each_once<H: Hardware>() {
+fn neighbours_in_two_tables_or_sizes_are_broken_once_each<H: Hardware>() {
     for (second, tables) in [(BLOCK, 2), (PageSize::SIZE_1G, 3)] {
         on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
             guard.map(range(G - 2 * M, 2 * M), Hpa(0), RAM, BLOCK, cache).unwrap();
@@ -148,10 +144,10 @@ fn neighbours_of_two_tables_or_sizes_are_broken_one_after_the_other_and_each_onc
         });
     }
 }
-on!(neighbours_of_two_tables_or_sizes_are_broken_one_after_the_other_and_each_once);
+on!(neighbours_in_two_tables_or_sizes_are_broken_once_each);
 
 #[test]
-fn a_split_gives_up_on_a_block_that_changes_whenever_its_table_is_built() {
+fn a_split_gives_up_on_a_block_that_changes_at_each_build() {
     const TRIES: u32 = 5000;
     let page = PageSize::from_bytes(64 * K).unwrap();
     on_stage::<Core<16, true>>((PowerK64 { output_bits: 48 }, 48, 8), |tables, guard, cache| {
@@ -191,7 +187,7 @@ fn a_split_for_an_access_that_is_no_fetch_gives_no_right<H: Hardware>() {
 }
 on!(a_split_for_an_access_that_is_no_fetch_gives_no_right);
 
-fn a_block_whose_pages_become_executable_is_invalidated_once_and_whole<H: Hardware>() {
+fn a_block_with_pages_made_executable_is_invalidated_once<H: Hardware>() {
     let data = Attributes { execute: Execute::None, software: Software::A, ..RAM };
     on_stage::<H>((H::usual(), 40, 8), |_, guard, cache| {
         let block = range(4 * G, 2 * M);
@@ -209,4 +205,4 @@ fn a_block_whose_pages_become_executable_is_invalidated_once_and_whole<H: Hardwa
         assert_eq!((guard.counts().broken, guard.counts().invalidations), (1, 1));
     });
 }
-on!(a_block_whose_pages_become_executable_is_invalidated_once_and_whole);
+on!(a_block_with_pages_made_executable_is_invalidated_once);

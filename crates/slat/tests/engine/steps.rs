@@ -18,7 +18,7 @@ use slat::{
 
 /// Maps with every number of frames from none to enough, and then fetches the missing frames one by
 /// one.
-fn a_map_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end<H: Hardware>(
+fn a_map_that_runs_dry_at_any_step_stops_and_resumes_there<H: Hardware>(
     enough: usize,
     runs: usize,
 ) {
@@ -54,7 +54,7 @@ fn a_map_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_e
 }
 // Without 1g blocks it takes two more tables.
 on!(
-    a_map_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end:
+    a_map_that_runs_dry_at_any_step_stops_and_resumes_there:
     arm_4k(4, 5), ept(5, 5);
     npt(5, 5), ept_2m(7, 3)
 );
@@ -97,7 +97,7 @@ fn splits_dry<H: Hardware, W: SplitWalk>(
 }
 
 #[test]
-fn a_split_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end() {
+fn a_split_that_runs_dry_at_any_step_stops_and_resumes_there() {
     for bbm in BBM {
         splits_dry::<Arm<12>, Batched>(arm(), bbm, 8, 0..=9);
         splits_dry::<Arm<12>, Bounded>(arm(), bbm, 8, 0..=9);
@@ -113,7 +113,7 @@ fn a_split_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same
 }
 
 /// A fault in an empty tree, with fewer and fewer frames.
-fn a_fault_that_runs_dry_at_any_step_goes_on_with_what_it_has_built<H: Hardware>(enough: usize) {
+fn a_fault_that_runs_dry_at_any_step_resumes_with_its_tables<H: Hardware>(enough: usize) {
     let format = H::usual();
     for frames in 0..=enough {
         on_stage::<H>((format, 40, frames), |_, guard, cache| {
@@ -148,7 +148,7 @@ fn a_fault_that_runs_dry_at_any_step_goes_on_with_what_it_has_built<H: Hardware>
     }
 }
 on!(
-    a_fault_that_runs_dry_at_any_step_goes_on_with_what_it_has_built:
+    a_fault_that_runs_dry_at_any_step_resumes_with_its_tables:
     arm_4k(2), ept(3);
     npt(3), ept_2m(3)
 );
@@ -176,7 +176,7 @@ fn unmap_by<H: Hardware>(
     }
 }
 
-fn an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end<H: Hardware>() {
+fn an_unmap_that_fills_its_room_at_any_step_resumes_there<H: Hardware>() {
     let format = H::usual();
     let all = range(0, 6 * M);
     // Runs: two pages, two more with other rights, a gap, and two blocks whose memory is not
@@ -225,4 +225,4 @@ fn an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end<H: Hardware>
     });
     on_stage::<H>((format, 40, 0), |_, guard, _| idle::<H>(guard));
 }
-on!(an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end; npt, ept_2m);
+on!(an_unmap_that_fills_its_room_at_any_step_resumes_there; npt, ept_2m);

@@ -97,7 +97,7 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
     ]
 }
 
-fn every_operation_that_makes_a_leaf_accessed_marks_each_table_above_it<H: Hardware>() {
+fn every_operation_that_makes_a_leaf_young_marks_its_tables<H: Hardware>() {
     let mark = <H::Format as Format>::TABLE_ACCESSED;
     for (name, at, step) in steps::<H>() {
         // Each combination of tables that had lost their marks before.
@@ -128,7 +128,7 @@ fn every_operation_that_makes_a_leaf_accessed_marks_each_table_above_it<H: Hardw
         }
     }
 }
-on!(every_operation_that_makes_a_leaf_accessed_marks_each_table_above_it: ept; npt);
+on!(every_operation_that_makes_a_leaf_young_marks_its_tables: ept; npt);
 
 #[test]
 fn tables_of_all_five_levels_are_marked() {
@@ -165,7 +165,7 @@ fn an_operation_that_makes_no_leaf_accessed_marks_no_table() {
 }
 
 /// A walk that stops early has made leaves before that address accessed.
-fn what_was_made_accessed_before_an_early_end_is_below_marked_tables<H: Hardware>() {
+fn leaves_made_accessed_before_a_stop_are_below_marked_tables<H: Hardware>() {
     fn stops<H: Hardware>(format: H::Format, bytes: u64) {
         let mark = <H::Format as Format>::TABLE_ACCESSED;
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
@@ -188,7 +188,7 @@ fn what_was_made_accessed_before_an_early_end_is_below_marked_tables<H: Hardware
         stops::<H>(H::usual(), bytes);
     }
 }
-on!(what_was_made_accessed_before_an_early_end_is_below_marked_tables: ept; npt);
+on!(leaves_made_accessed_before_a_stop_are_below_marked_tables: ept; npt);
 
 fn an_exact_scan_takes_the_marks_of_all_tables<H: Hardware>() {
     fn takes<H: Hardware>(format: H::Format) {
@@ -235,7 +235,7 @@ fn an_exact_scan_takes_the_marks_of_all_tables<H: Hardware>() {
 }
 on!(an_exact_scan_takes_the_marks_of_all_tables: ept; npt);
 
-fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() {
+fn a_held_leaf_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() {
     fn keeps<H: Hardware>(format: H::Format, held: fn(u64) -> u64) {
         on_stage::<H>((format, 40, 8), |tables, guard, cache| {
             assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
@@ -263,10 +263,10 @@ fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() 
         keeps::<H>(H::usual(), held);
     }
 }
-on!(a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan: ept; npt);
+on!(a_held_leaf_keeps_its_tables_marked_for_the_next_scan: ept; npt);
 
 /// Another thread's exact scan has taken the mark, and has not looked at the leaves yet.
-fn a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_noted<H: Hardware>() {
+fn a_test_scan_enters_tables_that_an_exact_scan_has_noted<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
         let page = range(0, 4 * K);
         assert_eq!(guard.map(page, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
@@ -281,4 +281,4 @@ fn a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_no
         assert_eq!(aged.young, 1);
     });
 }
-on!(a_scan_that_only_tests_looks_below_tables_that_a_concurrent_exact_scan_has_noted: ept; npt);
+on!(a_test_scan_enters_tables_that_an_exact_scan_has_noted: ept; npt);

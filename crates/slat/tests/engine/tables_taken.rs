@@ -113,7 +113,7 @@ on!(
     npt_five_levels(&[52])
 );
 
-fn a_split_of_the_largest_blocks_takes_as_many_table_pages_as_its_bound<H: Hardware>(bits: u32) {
+fn a_split_of_the_largest_blocks_takes_its_bound_of_tables<H: Hardware>(bits: u32) {
     let sizes = H::sizes();
     let (large, page) = (sizes[0], PageSize::from_bytes(H::size(0)).unwrap());
     on_stage::<H>((H::format(&CONFIG), bits, MOST), |tables, guard, cache| {
@@ -133,13 +133,13 @@ fn a_split_of_the_largest_blocks_takes_as_many_table_pages_as_its_bound<H: Hardw
     });
 }
 on!(
-    a_split_of_the_largest_blocks_takes_as_many_table_pages_as_its_bound:
+    a_split_of_the_largest_blocks_takes_its_bound_of_tables:
     arm_4k(48), ept(48);
     riscv(50), radix_64k(52)
 );
 
 #[test]
-fn with_one_table_page_less_than_the_bound_an_operation_runs_dry() {
+fn an_operation_with_one_table_less_than_its_bound_runs_dry() {
     on_stage::<Ept<true>>((<Ept<true>>::format(&CONFIG), 40, 4), |tables, guard, cache| {
         let at = range((1 << 30) - 0x1000, 0x2000);
         let page = PageSize::SIZE_4K;

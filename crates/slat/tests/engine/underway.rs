@@ -47,7 +47,7 @@ fn cleans<H: Hardware>() -> [(&'static str, Clean<H>); 3] {
     ]
 }
 
-fn a_page_that_is_unmapped_during_the_invalidation_of_any_clean_counts_as_dirty<H: Hardware>() {
+fn a_page_unmapped_during_any_cleans_invalidation_is_dirty<H: Hardware>() {
     for (name, clean) in cleans::<H>() {
         let tables = guest::<H>(BreakBeforeMake::Never, H::usual());
         map::<H>(tables, range(0, PAGES), RAM, PAGE);
@@ -64,7 +64,7 @@ fn a_page_that_is_unmapped_during_the_invalidation_of_any_clean_counts_as_dirty<
         assert!(!dirty::<H>(tables, range(4 * K, 4 * K)), "{name} has completed");
     }
 }
-on!(a_page_that_is_unmapped_during_the_invalidation_of_any_clean_counts_as_dirty);
+on!(a_page_unmapped_during_any_cleans_invalidation_is_dirty);
 
 /// Maps, cleans what `clean` names by another thread, and unmaps; returns whether all of it is said
 /// to be dirty.
@@ -143,7 +143,7 @@ fn between_tables<H: Hardware>(tables: Guest<H>, clean: &Rc<dyn Fn(GpaRange)>, m
     runs[0].attributes.dirty
 }
 
-fn what_any_unmap_takes_while_a_clean_is_under_way_counts_as_dirty<H: Hardware>() {
+fn any_unmap_while_a_clean_is_under_way_returns_dirty_pages<H: Hardware>() {
     for dropped in [false, true] {
         for (name, unmap) in unmaps::<H>() {
             let tables = guest::<H>(BreakBeforeMake::Never, H::usual());
@@ -159,7 +159,7 @@ fn what_any_unmap_takes_while_a_clean_is_under_way_counts_as_dirty<H: Hardware>(
         }
     }
 }
-on!(what_any_unmap_takes_while_a_clean_is_under_way_counts_as_dirty: arm_4k_groups, ept);
+on!(any_unmap_while_a_clean_is_under_way_returns_dirty_pages: arm_4k_groups, ept);
 
 /// Drops what is owed, so that the next thread that completes invalidates all of the guest; during
 /// that, another thread does `late`.
@@ -173,7 +173,7 @@ fn late<H: Hardware>(tables: Guest<H>, late: impl FnOnce() + 'static) {
 }
 
 /// The invalidation had begun before the drop, so it covers nothing of what was dropped.
-fn what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it<H: Hardware>() {
+fn an_obligation_dropped_during_an_invalidation_is_not_covered<H: Hardware>() {
     fn uncovered<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let page = |number: u64| range(number * 4 * K, 4 * K);
         let new = || {
@@ -218,9 +218,9 @@ fn what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it<H: Hardwar
         uncovered::<H>(H::usual(), bbm);
     }
 }
-on!(what_is_dropped_during_an_invalidation_of_all_is_not_covered_by_it);
+on!(an_obligation_dropped_during_an_invalidation_is_not_covered);
 
-fn an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another<H: Hardware>() {
+fn an_entry_refilled_during_its_unmap_needs_an_invalidation<H: Hardware>() {
     fn fills<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let tables = guest::<H>(bbm, format);
         map::<H>(tables, range(0, 8 * K), RAM, PAGE);
@@ -244,7 +244,7 @@ fn an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another<H
         fills::<H>(H::usual(), bbm);
     }
 }
-on!(an_entry_is_filled_during_the_invalidation_of_its_unmap_only_behind_another);
+on!(an_entry_refilled_during_its_unmap_needs_an_invalidation);
 
 /// A guard that is dropped, with what each operation took.
 fn a_guard_that_is_dropped_with_any_right_taken_completes<H: Hardware>() {

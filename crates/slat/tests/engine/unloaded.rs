@@ -91,7 +91,7 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
     assert_eq!(platform.live(), 0);
 }
 
-fn inactive_tables_are_mapped_protected_and_unmapped_as_live_ones<H: Hardware>() {
+fn inactive_tables_change_exactly_as_live_ones<H: Hardware>() {
     let config = crate::properties::config();
     let config = ProptestConfig { cases: 64, source_file: Some(file!()), ..config };
     proptest!(config, |(steps in prop::collection::vec(step(), 1..8))| {
@@ -99,11 +99,11 @@ fn inactive_tables_are_mapped_protected_and_unmapped_as_live_ones<H: Hardware>()
     });
 }
 on!(
-    inactive_tables_are_mapped_protected_and_unmapped_as_live_ones;
+    inactive_tables_change_exactly_as_live_ones;
     arm_16k, npt, riscv, radix_4k, radix_64k, ept_2m
 );
 
-fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart<H: Hardware>() {
+fn leaves_contiguous_in_memory_alone_are_handed_out_apart<H: Hardware>() {
     let format = H::usual();
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut live = Tables::new(format, VMID, 40, &platform).unwrap();
@@ -141,9 +141,9 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart<H: Hardwar
     unloaded.destroy();
     assert_eq!(platform.live(), 0);
 }
-on!(leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart; arm_16k, npt);
+on!(leaves_contiguous_in_memory_alone_are_handed_out_apart; arm_16k, npt);
 
-fn pages_of_inactive_tables_are_protected_in_runs_and_one_by_one<H: Hardware>() {
+fn pages_of_inactive_tables_are_protected_in_runs_and_singly<H: Hardware>() {
     fn protects<H: Hardware>(format: H::Format, before: u64) {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let mut unloaded = UnloadedTables::new(format, VMID, 40, &platform).unwrap();
@@ -164,11 +164,11 @@ fn pages_of_inactive_tables_are_protected_in_runs_and_one_by_one<H: Hardware>() 
         protects::<H>(H::usual(), before);
     }
 }
-on!(pages_of_inactive_tables_are_protected_in_runs_and_one_by_one);
+on!(pages_of_inactive_tables_are_protected_in_runs_and_singly);
 
 /// Where a field of the descriptor overflows, the step between consecutive pages is another.
 #[test]
-fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the_50() {
+fn memory_is_handed_out_as_mapped_across_multiples_of_2_to_50() {
     type Lpa2 = Arm<12, true>;
     let format = slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() };
     for multiple in 1..4 {
@@ -250,7 +250,7 @@ fn tables_that_become_inactive_are_changed_and_loaded_again<H: Hardware>() {
 on!(tables_that_become_inactive_are_changed_and_loaded_again; npt);
 
 #[test]
-fn a_discard_unfolds_the_groups_that_its_ends_cut_and_leaves_the_rest_of_them() {
+fn a_discard_unfolds_groups_cut_by_its_ends_and_keeps_the_rest() {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let format = slat::format::arm64::Arm64K4::default();
     let mut unloaded = UnloadedTables::new(format, VMID, 40, &platform).unwrap();

@@ -68,7 +68,7 @@ fn unmap<H: Hardware>(
     (runs, counts)
 }
 
-fn runs_of_pages_are_handed_out_as_one_only_where_they_continue_each_other<H: Hardware>() {
+fn runs_are_handed_out_as_one_only_where_contiguous<H: Hardware>() {
     let all = [(0, 16, 0, RAM), (16, 8, 16, CLEAN), (24, 16, 124, CLEAN), (48, 8, 140, CLEAN)];
     on_stage::<H>((H::usual(), 39, 8), |_, guard, cache| {
         let up = u64::from(guard.geometry().root_level);
@@ -90,10 +90,10 @@ fn runs_of_pages_are_handed_out_as_one_only_where_they_continue_each_other<H: Ha
         assert_eq!((counts.entries_written, counts.bytes_changed), (table, 49 * 4 * K));
     });
 }
-on!(runs_of_pages_are_handed_out_as_one_only_where_they_continue_each_other);
+on!(runs_are_handed_out_as_one_only_where_contiguous);
 
 #[test]
-fn a_group_in_a_table_that_is_retired_is_taken_out_and_counts_as_its_entries() {
+fn a_group_in_a_retired_table_is_unmapped_as_single_entries() {
     on_stage::<Grouped<12>>((arm(), 39, 8), |_, guard, cache| {
         keep::<Grouped<12>>(guard, cache);
         let group = pages(16, 16);
@@ -109,7 +109,7 @@ fn a_group_in_a_table_that_is_retired_is_taken_out_and_counts_as_its_entries() {
     });
 }
 
-fn a_prune_counts_what_it_reads_and_one_invalidation_if_a_table_goes<H: Hardware>() {
+fn a_prune_counts_its_reads_and_one_invalidation_for_a_table<H: Hardware>() {
     on_stage::<H>((H::usual(), 39, 8), |tables, guard, cache| {
         map_runs::<H>(guard, cache);
         // A fault that gave up has built a table.
@@ -125,9 +125,9 @@ fn a_prune_counts_what_it_reads_and_one_invalidation_if_a_table_goes<H: Hardware
         assert_eq!(tables.reclaim(), 0, "the guard may still be in it");
     });
 }
-on!(a_prune_counts_what_it_reads_and_one_invalidation_if_a_table_goes);
+on!(a_prune_counts_its_reads_and_one_invalidation_for_a_table);
 
-fn a_prune_leaves_the_entries_of_a_table_that_is_not_empty_as_they_are<H: Hardware>() {
+fn a_prune_leaves_the_entries_of_a_non_empty_table_unchanged<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
         let page = range(8 * K, 4 * K);
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
@@ -138,4 +138,4 @@ fn a_prune_leaves_the_entries_of_a_table_that_is_not_empty_as_they_are<H: Hardwa
         assert_eq!(raws(), before);
     });
 }
-on!(a_prune_leaves_the_entries_of_a_table_that_is_not_empty_as_they_are);
+on!(a_prune_leaves_the_entries_of_a_non_empty_table_unchanged);

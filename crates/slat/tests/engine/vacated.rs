@@ -50,9 +50,7 @@ fn mapped<H: Hardware>(unloaded: &mut InactiveOf<'_, H>, gpa: u64) -> Option<Pag
     unloaded.enter_mut().translate(Gpa(gpa)).unwrap().map(|found| found.size)
 }
 
-fn addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_them_goes<
-    H: Hardware,
->() {
+fn owned_addresses_and_their_table_outlast_leaves_beside_them<H: Hardware>() {
     on_unloaded::<H>((H::usual(), 40), |_, unloaded, cache| {
         let owned = range(4 * K, 4 * K);
         unloaded.enter_mut().set_owner(owned, None, ONE, cache).unwrap();
@@ -77,7 +75,7 @@ fn addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_the
         }
     });
 }
-on!(addresses_with_an_owner_keep_it_and_their_table_and_what_is_mapped_beside_them_goes);
+on!(owned_addresses_and_their_table_outlast_leaves_beside_them);
 
 fn a_block_is_unmapped_also_where_nobody_owns_anything<H: Hardware>() {
     on_unloaded::<H>((H::usual(), 40), |_, unloaded, cache| {
@@ -200,7 +198,7 @@ on!(a_block_is_no_part_of_the_run_of_pages_before_it: arm_4k(40), ept(40), riscv
 
 /// Behind the highest address of all is the lowest, with one software bit more.
 #[test]
-fn a_page_whose_descriptor_continues_a_run_but_whose_memory_does_not_is_no_part_of_it() {
+fn a_page_that_continues_a_run_by_descriptor_only_is_apart() {
     let format = Ept1G { output_bits: 52, ..Default::default() };
     on_unloaded::<Ept<true>>((format, 40), |_, unloaded, cache| {
         let last = (1 << 52) - 4 * K;

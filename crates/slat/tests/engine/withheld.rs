@@ -28,7 +28,7 @@ fn writable<H: Hardware>(guard: &GuardOf<'_, '_, H>, number: u64) -> bool {
 type Call = fn(&mut GuardOf<'_, '_, Intel>, u64) -> u64;
 
 #[test]
-fn a_page_of_a_group_gets_the_right_to_write_alone_whichever_member_it_is() {
+fn any_page_of_a_group_gets_the_right_to_write_alone() {
     type Arm = Grouped<12>;
     const CONTIGUOUS: u64 = 1 << 52;
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };

@@ -11,7 +11,7 @@ const TEST: AgeOptions =
     AgeOptions { clear: false, table_bits: TableBits::Exact, flush_tlb: false };
 
 #[test]
-fn a_page_next_to_a_table_that_is_unmapped_during_the_scan_is_not_lost() {
+fn a_page_beside_a_table_unmapped_during_a_scan_is_not_lost() {
     bounded("age (exact) || unmap of the neighbour, three levels", 2, || {
         let guest = X86::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
@@ -26,7 +26,7 @@ fn a_page_next_to_a_table_that_is_unmapped_during_the_scan_is_not_lost() {
 }
 
 #[test]
-fn a_page_next_to_a_table_that_collapses_during_the_scan_is_not_lost() {
+fn a_page_beside_a_table_collapsed_during_a_scan_is_not_lost() {
     bounded("age (exact) || collapse of the neighbour, three levels", 2, || {
         let guest = X86::new(15, NEVER).mapped(0..BLOCK, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
@@ -40,7 +40,7 @@ fn a_page_next_to_a_table_that_collapses_during_the_scan_is_not_lost() {
 }
 
 #[test]
-fn a_scan_that_only_tests_finds_what_a_concurrent_exact_scan_has_not_yet_reported() {
+fn a_test_scan_finds_pages_an_exact_scan_has_not_reported_yet() {
     explore("age (exact) || age (test)", || {
         let guest = X86::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let scans = spawn(move || guest.age(0..BIG, EXACT).0);
@@ -71,7 +71,7 @@ fn two_scans_of_a_page_in_use_find_it_young_each() {
 }
 
 #[test]
-fn a_page_that_is_mapped_during_an_exact_scan_is_young_in_it_or_in_the_next() {
+fn a_page_mapped_during_an_exact_scan_is_young_then_or_next() {
     explore("age (exact) || map of one page, accessed", || {
         // The table exists, and is marked: the map looks at the mark only.
         let guest = X86::new(14, NEVER).mapped(PAGE..BLOCK, RAM, PAGE);

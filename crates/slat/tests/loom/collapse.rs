@@ -35,7 +35,7 @@ fn unmap_a_page<F: Walked>(bbm: BreakBeforeMake) {
 }
 
 #[test]
-fn a_page_that_is_unmapped_while_its_table_collapses_does_not_come_back() {
+fn a_page_unmapped_while_its_table_collapses_stays_unmapped() {
     on_all("collapse || unmap of a page", Some(4), [unmap_a_page::<Tiny>, unmap_a_page::<TinyEpt>]);
 }
 
@@ -54,7 +54,7 @@ fn protect_a_page<F: Walked>(bbm: BreakBeforeMake) {
 }
 
 #[test]
-fn a_page_that_is_protected_while_its_table_collapses_is_not_written() {
+fn a_page_protected_while_its_table_collapses_is_not_written() {
     let models = [protect_a_page::<Tiny>, protect_a_page::<TinyEpt>];
     on_all("collapse || write_protect of a page || hardware", Some(4), models);
 }
@@ -188,7 +188,7 @@ fn batch<F: Walked>(bbm: BreakBeforeMake, beside: Beside, at: u64) {
 }
 
 #[test]
-fn of_two_tables_that_share_an_invalidation_none_loses_what_another_thread_does() {
+fn two_tables_sharing_an_invalidation_lose_no_others_change() {
     use Beside::*;
     // Ageing reads both tables, and many orders of that differ in nothing.
     let whole = [(Harvest, 0, 2), (Age, 0, 1), (Collapse, 0, 1)];

@@ -21,7 +21,7 @@ fn reaches(guest: Guest, gpa: u64, write: bool) -> bool {
 }
 
 #[test]
-fn a_group_that_two_threads_unfold_is_whole_before_and_its_pages_are_whole_after() {
+fn a_group_unfolded_by_two_threads_has_whole_pages_after() {
     on_both("protect of a page || protect of the other, group", None, |bbm| {
         let guest = Guest::new(14, bbm).folded(0..BLOCK, RAM, PAGE);
         let other = spawn(move || guest.protect(PAGE..BLOCK));
@@ -39,7 +39,7 @@ fn a_group_that_two_threads_unfold_is_whole_before_and_its_pages_are_whole_after
 }
 
 #[test]
-fn what_a_cpu_writes_through_a_group_is_in_the_page_when_it_is_unfolded() {
+fn a_write_through_a_group_is_in_its_page_after_the_unfold() {
     on_both("protect of a page || hardware writes both, group", Some(4), |bbm| {
         let guest = Guest::new(14, bbm).running().folded(0..BLOCK, CLEAN, PAGE);
         let cpu = spawn(move || (reaches(guest, PAGE, true), reaches(guest, 0, true)));
@@ -73,7 +73,7 @@ fn a_page_of_a_group_that_is_unmapped_is_reached_no_more() {
 }
 
 #[test]
-fn an_unmapped_entry_of_a_group_is_not_filled_again_while_the_rest_is_being_unmapped() {
+fn an_unmapped_entry_of_a_group_is_not_filled_before_the_rest() {
     on_both("unmap of a group || map to other memory, hardware", Some(1), |bbm| {
         let guest = Guest::new(14, bbm).running().folded(0..BLOCK, RAM, PAGE);
         let mut cache = guest.cache(1);
@@ -100,7 +100,7 @@ fn an_unmapped_entry_of_a_group_is_not_filled_again_while_the_rest_is_being_unma
 }
 
 #[test]
-fn a_group_is_filled_where_it_is_empty_and_its_pages_are_where_it_is_not() {
+fn a_fold_fills_an_empty_group_or_its_pages_are_mapped_singly() {
     on_both("fold || map of a page", None, |bbm| {
         let guest = Guest::new(14, bbm).with_empty_table(PAGE);
         let (mut cache, mut others) = (guest.cache(1), guest.cache(1));
@@ -140,7 +140,7 @@ fn two_threads_that_fold_one_group_fold_it_once() {
 }
 
 #[test]
-fn a_group_that_is_filled_while_its_table_is_unmapped_stands_or_was_handed_out() {
+fn a_fold_into_a_table_being_unmapped_stands_or_is_handed_out() {
     on_both("fold || unmap, retire", Some(4), |bbm| {
         let guest = Guest::new(14, bbm).with_empty_table(PAGE);
         let mut cache = guest.cache(1);
@@ -192,7 +192,7 @@ fn a_group_whose_software_bits_change_in_place_loses_no_write() {
 }
 
 #[test]
-fn a_group_whose_software_bits_change_while_it_is_unfolded_has_them_in_each_page() {
+fn software_bits_set_during_an_unfold_are_in_each_page() {
     on_both("mark || protect of a page, group", Some(3), |bbm| {
         let guest = Guest::new(14, bbm).folded(0..BLOCK, RAM, PAGE);
         let marks = spawn(move || guest.mark(0..BLOCK));

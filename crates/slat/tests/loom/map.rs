@@ -26,7 +26,7 @@ fn two_maps_of_one_page_agree_and_link_one_table() {
 }
 
 #[test]
-fn one_of_two_maps_to_different_memory_wins_and_the_other_gets_an_error() {
+fn one_of_two_maps_of_different_memory_wins_and_one_fails() {
     explore("map || map, same page, other memory", || {
         let guest = Guest::new(14, NEVER);
         let mut here = guest.cache(1);
@@ -51,7 +51,7 @@ fn one_of_two_maps_to_different_memory_wins_and_the_other_gets_an_error() {
 }
 
 #[test]
-fn maps_of_neighbours_under_a_missing_table_both_end_up_in_one_table() {
+fn maps_of_neighbours_under_a_missing_table_share_one_table() {
     explore("map || map, siblings", || {
         let guest = Guest::new(14, NEVER);
         let mut here = guest.cache(1);
@@ -87,7 +87,7 @@ fn maps_of_neighbours_under_two_missing_tables_share_both() {
 }
 
 #[test]
-fn a_page_and_the_block_around_it_never_translate_one_page_twice() {
+fn a_page_and_its_block_never_translate_one_page_twice() {
     explore("map || map, page and block", || {
         let guest = Guest::new(14, NEVER);
         let (mut here, mut there) = (guest.cache(1), guest.cache(1));

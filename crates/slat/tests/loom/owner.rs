@@ -41,7 +41,7 @@ fn one_of_them<F: Walked>(guest: On<F>, page: u64, owned: Own, mapped: Option<Ma
 }
 
 #[test]
-fn a_table_in_which_a_page_has_an_owner_is_emptied_beside_a_map_and_stays() {
+fn a_table_with_an_owned_page_empties_beside_a_map_and_stays() {
     bounded("map || unmap, a page that has an owner", 4, || {
         let guest = On::<Tiny>::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         assert_eq!(own(guest, PAGE, None, ONE), Ok(()));
@@ -102,7 +102,7 @@ fn beside_a_map<F: Walked>(name: &str) {
 }
 
 #[test]
-fn a_map_and_a_concurrent_set_owner_agree_on_which_of_them_took_the_page() {
+fn a_map_and_a_set_owner_agree_on_the_taker_of_the_page() {
     beside_a_map::<Tiny>("Arm");
     beside_a_map::<TinyEpt>("Intel");
 }
@@ -152,7 +152,7 @@ fn an_owner_keeps_its_table() {
 
 /// An unmap that has not completed, an owner after it, and then other memory.
 #[test]
-fn no_cpu_holds_the_old_and_the_new_memory_of_a_page_that_had_an_owner_in_between() {
+fn no_cpu_holds_two_memories_of_a_page_owned_in_between() {
     bounded("unmap || own, give up, map to other memory, lazy TLB", 3, || {
         let guest = Guest::new(14, NEVER).running().mapped(0..BLOCK, RAM, PAGE);
         guest.access(0, true, Use::Always);
@@ -213,13 +213,13 @@ fn prunes<F: Walked>(name: &str) {
 }
 
 #[test]
-fn what_is_mapped_into_an_empty_table_that_is_pruned_is_not_lost() {
+fn a_map_into_an_empty_table_being_pruned_is_not_lost() {
     prunes::<Tiny>("Arm");
     prunes::<TinyEpt>("Intel");
 }
 
 #[test]
-fn a_table_that_was_pruned_is_given_back_when_no_walk_cache_holds_it() {
+fn a_pruned_table_is_freed_when_no_walk_cache_holds_it() {
     // A frame that a walk cache holds must not be freed.
     explore("prune, reclaim || hardware, walk cache", || {
         let guest = Guest::new(14, NEVER).running().with_empty_table(0);

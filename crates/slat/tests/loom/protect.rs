@@ -23,7 +23,7 @@ fn a_write_that_hardware_marked_is_remembered_by_write_protect() {
 }
 
 #[test]
-fn a_write_that_hardware_marked_is_remembered_by_a_protection_of_named_pages() {
+fn a_hardware_write_survives_a_protection_of_named_pages() {
     explore("write_protect_pages || hardware write", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, CLEAN, PAGE);
         let vcpu = spawn(move || guest.write(0));
@@ -62,7 +62,7 @@ fn after_its_shootdown_no_cpu_writes_to_protected_memory() {
 }
 
 #[test]
-fn two_write_protects_leave_nothing_writable_and_forget_no_write() {
+fn two_write_protects_leave_no_right_and_lose_no_write() {
     // Three threads on one entry: all orders would take minutes.
     bounded("write_protect || write_protect || hardware", 4, || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, CLEAN, PAGE);
@@ -100,7 +100,7 @@ fn two_write_protects_leave_nothing_writable_and_forget_no_write() {
 }
 
 #[test]
-fn write_protect_during_map_leaves_the_new_leaf_as_mapped_or_protected() {
+fn a_write_protect_beside_a_map_leaves_it_whole_or_protected() {
     explore("write_protect || map", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut cache = guest.cache(1);
@@ -144,7 +144,7 @@ fn translate_during_write_protect_sees_the_page() {
 }
 
 #[test]
-fn a_write_fault_during_write_protect_leaves_the_page_writable_or_protected_and_always_dirty() {
+fn a_write_fault_beside_write_protect_leaves_the_page_dirty() {
     explore("relax || write_protect", || {
         let guest = Guest::new(14, ALWAYS).mapped(0..PAGE, PROTECTED, PAGE);
         // It is not `protect`, after which the machine counts every later write as an error.
@@ -174,7 +174,7 @@ fn two_faults_on_one_page_leave_it_writable_once() {
 }
 
 #[test]
-fn a_read_fault_during_a_hardware_write_loses_neither_accessed_nor_dirty() {
+fn a_read_fault_beside_a_hardware_write_loses_no_state() {
     explore("relax || hardware write", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, CLEAN, PAGE);
         let vcpu = spawn(move || guest.write(0));

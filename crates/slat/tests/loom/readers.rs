@@ -15,7 +15,7 @@ fn retire(guest: Guest) -> usize {
 }
 
 #[test]
-fn a_walker_that_refreshes_lets_go_of_what_it_saw_and_finds_nothing_freed() {
+fn a_walker_that_refreshes_finds_no_freed_table() {
     bounded("refresh || unmap, reclaim twice", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut reader = guest.reader();
@@ -49,7 +49,7 @@ fn what_a_walker_keeps_is_freed_once_it_has_left() {
 }
 
 #[test]
-fn a_walker_that_comes_from_another_guest_finds_no_table_that_was_given_back() {
+fn a_walker_from_another_guest_finds_no_freed_table() {
     bounded("leave another guest, look || unmap, reclaim", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let another = guest.another();
@@ -84,7 +84,7 @@ fn a_walker_that_stays_keeps_the_table() {
 }
 
 #[test]
-fn a_thread_that_takes_over_a_seat_is_seen_as_its_last_owner_was() {
+fn a_thread_that_takes_over_a_seat_is_seen_like_its_last_owner() {
     bounded("leave || register, look || unmap, reclaim", 3, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let keep = [guest.reader(), guest.reader()];
@@ -146,7 +146,7 @@ fn a_table_that_is_reused_at_once_is_not_taken_for_the_old_one() {
 }
 
 #[test]
-fn a_table_that_is_unlinked_while_others_are_reclaimed_waits_for_the_threads_that_are_in_it() {
+fn a_table_unlinked_during_a_reclaim_waits_for_its_threads() {
     bounded("reclaim || unmap || look", 2, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);

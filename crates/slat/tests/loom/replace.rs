@@ -45,7 +45,7 @@ fn a_write<F: crate::hardware::Walked>(name: &str) {
 }
 
 #[test]
-fn a_guests_write_during_a_move_is_in_the_new_memory_or_the_page_was_not_moved() {
+fn a_write_during_a_move_is_in_the_new_memory_or_prevents_it() {
     a_write::<Tiny>("replace || relax, hardware write, Arm");
     a_write::<TinyEpt>("replace || relax, hardware write, Intel");
 }
@@ -95,7 +95,7 @@ fn a_lazy_tlb<F: crate::hardware::Walked>(name: &str) {
 }
 
 #[test]
-fn no_cpu_uses_the_old_memory_of_a_page_while_another_uses_the_new() {
+fn no_cpu_uses_a_pages_old_memory_while_another_uses_the_new() {
     a_lazy_tlb::<Tiny>("replace || hardware, lazy TLB, Arm");
     a_lazy_tlb::<TinyEpt>("replace || hardware, lazy TLB, Intel");
 }
@@ -140,7 +140,7 @@ fn an_unmap<F: crate::hardware::Walked>(name: &str) {
 }
 
 #[test]
-fn an_unmap_during_a_move_hands_out_the_memory_that_was_mapped_last() {
+fn an_unmap_during_a_move_hands_out_the_latest_memory() {
     an_unmap::<Tiny>("replace || unmap, Arm");
     an_unmap::<TinyEpt>("replace || unmap, Intel");
 }
@@ -168,13 +168,13 @@ fn a_mark<F: crate::hardware::Walked>(name: &str) {
 }
 
 #[test]
-fn a_software_bit_that_is_set_during_a_move_brings_no_old_memory_back() {
+fn a_software_bit_set_during_a_move_restores_no_old_memory() {
     a_mark::<Tiny>("replace || set_software, Arm");
     a_mark::<TinyEpt>("replace || set_software, Intel");
 }
 
 #[test]
-fn after_a_new_vmid_no_cpu_reaches_what_was_unmapped_during_the_change() {
+fn no_cpu_of_a_new_vmid_reaches_memory_unmapped_meanwhile() {
     explore("set_vmid || unmap || hardware, lazy TLB", || {
         let guest = Guest::new(14, NEVER).running().mapped(0..PAGE, RAM, PAGE);
         let enters = spawn(move || {

@@ -64,7 +64,7 @@ fn two_levels<F: Walked>(bbm: BreakBeforeMake, beside: Beside) {
 }
 
 #[test]
-fn a_block_takes_the_place_of_tables_of_two_levels_beside_a_thread_below() {
+fn a_block_replaces_tables_of_two_levels_beside_a_thread_below() {
     use Beside::*;
     let all = [Hardware, Unmap, UnmapAll, Collapse, Replace, Split, Relax];
     for beside in all {
@@ -110,7 +110,7 @@ fn second_page<F: Walked>(bbm: BreakBeforeMake, second: Second) {
 }
 
 #[test]
-fn the_block_is_dirty_where_a_page_was_whose_leaf_another_thread_changes() {
+fn a_replacing_block_is_dirty_despite_a_concurrent_leaf_change() {
     use Second::*;
     for second in [Hardware, Retype] {
         let name = |machine| std::format!("replace of a table || {second:?} of a page, {machine}");

@@ -84,7 +84,7 @@ fn both(name: &str, bound: Option<usize>, size: u64, tables: usize, unmap: Range
 }
 
 #[test]
-fn a_page_that_the_host_took_away_is_not_mapped_by_a_fault_that_asked_before() {
+fn a_page_the_host_took_is_not_mapped_by_an_earlier_fault() {
     both("fault of a page || host takes the page", None, PAGE, 1, 0..PAGE);
 }
 
@@ -134,13 +134,13 @@ fn a_page_fault_and_a_block_fault_leave_one_translation() {
 }
 
 #[test]
-fn nor_does_either_of_two_faults_in_one_range_map_what_the_host_took() {
+fn neither_of_two_faults_in_a_range_maps_memory_the_host_took() {
     bounded("page fault || block fault || host, Arm", 2, || two_faults::<Tiny>(true));
     bounded("page fault || block fault || host, Intel", 2, || two_faults::<TinyEpt>(true));
 }
 
 #[test]
-fn a_reservation_is_void_once_another_thread_has_linked_a_table_or_mapped_there() {
+fn a_reservation_is_void_after_another_threads_link_or_map() {
     explore("fault of a block || map of a page", || {
         let guest = Guest::new(14, NEVER);
         let host = Backing::new(Mutex::new(OLD));
@@ -207,7 +207,7 @@ fn faults_on_one_page_are_reported_exactly_when_they_map() {
 }
 
 #[test]
-fn faults_on_a_block_and_a_page_of_it_are_reported_exactly_when_they_map() {
+fn each_fault_on_a_block_or_its_page_is_reported_if_it_maps() {
     let both = [PAGE, BLOCK];
     explore("told page || told block, Arm", move || tells::<Tiny>(both, false));
     explore("told page || told block, Intel", move || tells::<TinyEpt>(both, false));

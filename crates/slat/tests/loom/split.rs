@@ -12,7 +12,7 @@ pub fn both_ways(name: &str, model: impl Fn(BreakBeforeMake) + Send + Sync + Cop
 }
 
 #[test]
-fn a_block_that_is_split_and_unmapped_is_gone_and_was_handed_out_once() {
+fn a_block_both_split_and_unmapped_is_handed_out_once() {
     both_ways("split || unmap", |bbm| {
         let guest = Guest::new(14, bbm).mapped(0..BLOCK, RAM, BLOCK);
         let mut cache = guest.cache(1);
@@ -30,7 +30,7 @@ fn a_block_that_is_split_and_unmapped_is_gone_and_was_handed_out_once() {
 }
 
 #[test]
-fn a_block_that_is_split_and_write_protected_is_not_writable_anywhere() {
+fn a_block_both_split_and_write_protected_is_nowhere_writable() {
     both_ways("split || write_protect", |bbm| {
         let guest = Guest::new(14, bbm).mapped(0..BLOCK, RAM, BLOCK);
         let mut cache = guest.cache(1);
@@ -110,7 +110,7 @@ fn a_split_to_execute_loses_no_accessed_or_dirty_state() {
 }
 
 #[test]
-fn a_block_written_while_its_replacement_waits_for_others_is_built_anew() {
+fn a_block_written_while_its_replacement_waits_is_rebuilt() {
     explore("split of two || hardware write, break always", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..BIG, CLEAN, BLOCK);
         let mut cache = guest.cache(2);
@@ -186,7 +186,7 @@ fn translate_during_a_split_sees_the_page_or_has_to_try_again() {
 }
 
 #[test]
-fn a_page_unmapped_out_of_a_fresh_split_is_unreachable_after_its_own_shootdown() {
+fn a_page_unmapped_from_a_split_is_gone_after_its_shootdown() {
     both_ways("split || unmap page || hardware, lazy TLB", |bbm| {
         let guest = Guest::new(14, bbm).running().mapped(0..BLOCK, RAM, BLOCK);
         let mut cache = guest.cache(1);
@@ -213,7 +213,7 @@ fn a_page_unmapped_out_of_a_fresh_split_is_unreachable_after_its_own_shootdown()
 }
 
 #[test]
-fn a_page_protected_in_a_fresh_split_is_not_written_after_its_own_shootdown() {
+fn a_page_protected_in_a_split_is_unwritten_after_shootdown() {
     both_ways("split || write_protect page || hardware, lazy TLB", |bbm| {
         let guest = Guest::new(14, bbm).running().mapped(0..BLOCK, RAM, BLOCK);
         let mut cache = guest.cache(1);
@@ -231,7 +231,7 @@ fn a_page_protected_in_a_fresh_split_is_not_written_after_its_own_shootdown() {
 }
 
 #[test]
-fn hardware_never_holds_two_sizes_of_a_block_that_is_split_with_a_break() {
+fn hardware_never_holds_two_sizes_of_a_block_under_its_break() {
     explore("split || hardware, TLB conflict, break always", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..BLOCK, RAM, BLOCK);
         let mut cache = guest.cache(1);

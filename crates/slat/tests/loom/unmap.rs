@@ -20,7 +20,7 @@ fn retired(guest: Guest, before: usize) -> usize {
 }
 
 #[test]
-fn a_page_mapped_while_its_table_is_unmapped_stands_or_was_handed_out() {
+fn a_page_mapped_beside_an_unmap_stands_or_is_handed_out() {
     explore("map || unmap, sibling page, retire", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut cache = guest.cache(1);
@@ -39,7 +39,7 @@ fn a_page_mapped_while_its_table_is_unmapped_stands_or_was_handed_out() {
 }
 
 #[test]
-fn a_page_mapped_into_an_empty_table_that_is_retired_is_not_lost() {
+fn a_page_mapped_into_a_table_being_retired_is_not_lost() {
     bounded("map || unmap, empty table, retire", 5, || {
         let guest = Guest::new(14, NEVER).with_empty_table(0);
         let mut cache = guest.cache(1);
@@ -55,7 +55,7 @@ fn a_page_mapped_into_an_empty_table_that_is_retired_is_not_lost() {
 }
 
 #[test]
-fn a_page_mapped_while_two_levels_of_tables_are_retired_is_not_lost() {
+fn a_page_mapped_while_two_levels_retire_is_not_lost() {
     bounded("map || unmap, three levels, retire", 4, || {
         let guest = Guest::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut cache = guest.cache(2);
@@ -72,7 +72,7 @@ fn a_page_mapped_while_two_levels_of_tables_are_retired_is_not_lost() {
 }
 
 #[test]
-fn two_unmaps_hand_out_each_leaf_once_and_retire_the_table_once() {
+fn two_unmaps_hand_out_each_leaf_once_and_retire_one_table() {
     let both = |mapped: u64| {
         let guest = Guest::new(14, NEVER).mapped(0..mapped, RAM, PAGE);
         let other = spawn(move || guest.unmap(0..BLOCK));
@@ -144,7 +144,7 @@ fn two_unmaps_of_one_page_each_hand_it_out_between_them_once() {
 }
 
 #[test]
-fn a_write_that_hardware_marked_is_in_the_attributes_that_unmap_hands_out() {
+fn a_hardware_write_is_in_the_attributes_unmap_hands_out() {
     explore("unmap || hardware write", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, CLEAN, PAGE);
         let vcpu = spawn(move || guest.write(0));
@@ -159,7 +159,7 @@ fn a_write_that_hardware_marked_is_in_the_attributes_that_unmap_hands_out() {
 
 /// The second page continues the first one's run, as long as nobody has marked it.
 #[test]
-fn a_write_to_a_page_that_continues_a_run_is_in_what_unmap_hands_out() {
+fn a_write_to_a_page_that_continues_a_run_is_handed_out() {
     explore("unmap of two pages || hardware write to the second", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..BLOCK, CLEAN, PAGE);
         let vcpu = spawn(move || guest.write(PAGE));
@@ -174,7 +174,7 @@ fn a_write_to_a_page_that_continues_a_run_is_in_what_unmap_hands_out() {
 /// The log copies the page after its clean; the pager drops a page that was handed out as not
 /// dirty.
 #[test]
-fn a_write_during_a_clean_is_in_its_copy_or_the_page_is_handed_out_as_dirty() {
+fn a_write_during_a_clean_is_copied_or_handed_out_as_dirty() {
     bounded("unmap || clean || hardware, through the TLB", 3, || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, RAM, PAGE);
         // The TLB holds the page as writable and dirty: later writes mark nothing.
@@ -191,7 +191,7 @@ fn a_write_during_a_clean_is_in_its_copy_or_the_page_is_handed_out_as_dirty() {
 }
 
 #[test]
-fn no_cpu_reaches_unmapped_memory_or_a_retired_table_after_the_shootdown() {
+fn no_cpu_reaches_an_unmapped_page_or_table_after_shootdown() {
     explore("unmap || hardware, lazy TLB and walk cache", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..BLOCK, CLEAN, PAGE);
         guest.access(0, true, Use::Always);
@@ -247,7 +247,7 @@ fn translate_during_unmap_returns_the_old_address_or_nothing() {
 }
 
 #[test]
-fn translate_during_the_retirement_of_two_levels_returns_the_old_address_or_nothing() {
+fn a_translate_beside_a_retirement_returns_the_old_or_nothing() {
     bounded("translate || unmap, three levels, retire", 4, || {
         let guest = Guest::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
         let looks = spawn(move || guest.look(0));
@@ -261,7 +261,7 @@ fn translate_during_the_retirement_of_two_levels_returns_the_old_address_or_noth
 }
 
 #[test]
-fn no_cpu_holds_the_old_and_the_new_memory_of_a_page_that_is_mapped_again() {
+fn no_cpu_holds_two_memories_of_a_page_mapped_again() {
     let model = |complete: bool| {
         let guest = Guest::new(14, NEVER).running().mapped(0..PAGE, RAM, PAGE);
         guest.access(0, true, Use::Always);
@@ -290,7 +290,7 @@ fn no_cpu_holds_the_old_and_the_new_memory_of_a_page_that_is_mapped_again() {
 }
 
 #[test]
-fn what_was_dropped_is_covered_when_the_next_to_complete_returns() {
+fn a_dropped_obligation_is_covered_when_the_next_returns() {
     explore("unmap, dropped || complete || complete, lazy TLB", || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, RAM, PAGE);
         guest.access(0, true, Use::Always);

@@ -148,16 +148,16 @@ fn explore<F: Walked>(name: &str, bbm: BreakBeforeMake) {
 }
 
 #[test]
-fn mixed_histories_forget_nothing_and_keep_every_promise_where_every_change_breaks() {
+fn mixed_histories_keep_every_promise_if_all_changes_break() {
     explore::<Tiny>("Arm, break before make", BreakBeforeMake::Always);
 }
 
 #[test]
-fn mixed_histories_forget_nothing_and_keep_every_promise_where_sizes_change_without_a_break() {
+fn mixed_histories_keep_every_promise_if_sizes_never_break() {
     explore::<Tiny>("Arm, no break", BreakBeforeMake::Never);
 }
 
 #[test]
-fn mixed_histories_forget_nothing_and_keep_every_promise_where_tables_have_rights() {
+fn mixed_histories_keep_every_promise_with_rights_in_tables() {
     explore::<TinyEpt>("EPT", BreakBeforeMake::Never);
 }

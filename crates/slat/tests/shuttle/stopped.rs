@@ -213,16 +213,16 @@ fn everywhere<F: Walked>(bbm: BreakBeforeMake) {
 }
 
 #[test]
-fn a_thread_stopped_at_any_step_lets_others_finish_where_every_change_breaks() {
+fn a_stopped_thread_lets_others_finish_if_all_changes_break() {
     everywhere::<Tiny>(BreakBeforeMake::Always);
 }
 
 #[test]
-fn a_thread_stopped_at_any_step_lets_others_finish_where_sizes_change_without_a_break() {
+fn a_stopped_thread_lets_others_finish_if_sizes_never_break() {
     everywhere::<Tiny>(BreakBeforeMake::Never);
 }
 
 #[test]
-fn a_thread_stopped_at_any_step_lets_others_finish_where_tables_have_rights() {
+fn a_stopped_thread_lets_others_finish_with_rights_in_tables() {
     everywhere::<TinyEpt>(BreakBeforeMake::Never);
 }

@@ -151,7 +151,7 @@ fn wrong<'a>(examples: impl Iterator<Item = &'a Example>, names: bool) -> Vec<St
 }
 
 #[test]
-fn every_command_line_of_the_documentation_is_understood_by_its_program() {
+fn every_documented_command_line_is_valid_for_its_program() {
     let pages = pages().unwrap();
     let mut found = wrong(pages.iter().flat_map(|page| &page.examples), false);
     found.extend(wrong(pages.iter().flat_map(|page| &page.spans), true));

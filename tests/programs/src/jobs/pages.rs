@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_is_kept_has_distinct_frames_where_the_kernel_reports_them() {
+    fn kept_memory_has_distinct_frames_if_the_kernel_reports_them() {
         let memory = Memory::new(1).unwrap();
         for page in 0..memory.pages() {
             memory.word(page, 0).store(1, std::sync::atomic::Ordering::Relaxed);

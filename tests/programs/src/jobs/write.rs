@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_was_lost_is_found_by_the_next_pass_and_by_the_last_check() {
+    fn a_lost_page_is_found_by_the_next_pass_and_the_last_check() {
         let mut stamped = Stamped::new(1).unwrap();
         stamped.memory.store(7, 0);
         let lost = Mismatch { page: 7, held: 0, expected: 7 << 32 | 1 };

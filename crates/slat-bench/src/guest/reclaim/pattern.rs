@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_counts_all_uses_reaches_what_is_possible_without_foresight() {
+    fn least_frequently_used_reaches_the_limit_without_foresight() {
         let (mut limit, mut counting) = (0.0, 0.0);
         for seed in 0..20 {
             let all: Vec<u32> = uses(AccessPattern::Zipf, seed, 200, 120, 4000, 0, 1)
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_scan_that_does_not_fit_nothing_is_there_when_it_is_used_longest_ago() {
+    fn lru_refaults_every_page_of_a_scan_that_does_not_fit() {
         assert_eq!(refaults_of_lru(10, 9, (0..10).cycle().take(100)), 100);
         assert_eq!(refaults_of_lru(10, 10, (0..10).cycle().take(100)), 0);
         assert_eq!(refaults_of_lru(3, 2, [2, 1, 2, 0, 2, 1].into_iter()), 2);

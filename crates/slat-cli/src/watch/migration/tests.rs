@@ -66,7 +66,7 @@ fn qemu_takes_no_samples_while_a_migration_runs() {
 }
 
 #[test]
-fn a_migration_and_a_pause_are_on_the_time_line_with_real_figures_beside_the_forecast() {
+fn the_time_line_shows_a_migrations_forecast_and_real_figures() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
     let step = Arc::new(AtomicU32::new(0));
@@ -170,7 +170,7 @@ fn of_a_guest_whose_memory_is_unknown_nothing_is_predicted() {
 }
 
 #[test]
-fn a_guest_below_the_link_rate_converges_and_for_one_above_it_remedies_are_reported() {
+fn a_slow_writer_converges_and_a_fast_one_gets_remedies() {
     let one = of_gib(16);
     let below = tell(&[&one], None, &asked(Some(4.0 * GBIT)));
     let it = &below.predictions[0];
@@ -191,7 +191,7 @@ fn a_guest_below_the_link_rate_converges_and_for_one_above_it_remedies_are_repor
 }
 
 #[test]
-fn pages_in_rings_are_a_rate_and_without_any_rate_it_is_said_why() {
+fn ring_pages_give_a_rate_and_a_missing_rate_has_a_reason() {
     let mut one = of_gib(1);
     let none = tell(&[&one], None, &asked(None));
     assert!(none.predictions.is_empty() && none.missing[0].contains("--qmp"), "{none:?}");
@@ -216,7 +216,7 @@ fn the_memory_that_is_given_counts_in_place_of_the_process_s() {
 }
 
 #[test]
-fn the_error_of_samples_shrinks_with_their_number_and_is_never_nothing() {
+fn the_sampling_error_shrinks_with_samples_and_is_never_zero() {
     let rate = |seconds| DirtyRate { bytes_per_second: 1e8, seconds, pages_per_gib: 512 };
     let number = |text: String| {
         let digits = text.split_whitespace().nth(1).unwrap().to_owned();

@@ -157,7 +157,7 @@ fn a_verdict_reads_like_this() {
 }
 
 #[test]
-fn shares_that_overlap_are_no_more_than_idleness_and_own_code_leave() {
+fn overlapping_shares_are_capped_by_idle_and_guest_time() {
     let causes = [(C::Mapping, 0.4), (C::WaitingForCpu, 0.3), (C::Idle, 0.2)];
     let mut both = guest(&causes, |_| true);
     let all = 1e9 * VCPUS as f64 * SAMPLES as f64;
@@ -173,7 +173,7 @@ fn shares_that_overlap_are_no_more_than_idleness_and_own_code_leave() {
 
 /// Pages that are read back at once are seen in swap by few samples.
 #[test]
-fn reads_are_of_swap_if_anything_is_in_swap_within_three_samples_of_them() {
+fn major_faults_count_as_swap_if_swap_is_in_use_nearby() {
     let mut often = guest(&[(C::Swap, 0.3)], |_| true);
     let empty = |it: &mut Sample| it.guest.insert(Metric::SwapBytes, 0);
     for (at, sample) in often.samples.iter_mut().enumerate().filter(|(at, _)| at % 3 != 1) {
@@ -187,7 +187,7 @@ fn reads_are_of_swap_if_anything_is_in_swap_within_three_samples_of_them() {
 }
 
 #[test]
-fn a_guest_in_swap_has_the_pressure_of_its_group_in_its_verdict() {
+fn a_swapped_guests_verdict_has_its_groups_memory_pressure() {
     let mut swapped = guest(&[(C::Swap, 0.3)], |_| true);
     assert!(!of(&swapped).said.contains("pressure"));
     swapped.total.insert(Metric::PressureSomeNs, 1_700_000_000);
@@ -212,7 +212,7 @@ fn a_metric_that_is_unknown_is_not_taken_for_zero() {
 }
 
 #[test]
-fn without_times_of_faults_swap_is_found_by_counts_and_pressure() {
+fn counts_and_pressure_reveal_swap_without_fault_times() {
     let untimed = |metric| !matches!(metric, Metric::FaultNs | Metric::ProtectedNs);
     let both = [(C::Swap, 0.3), (C::WaitingForCpu, 0.1)];
     let it = of(&guest(&both, untimed));
@@ -254,7 +254,7 @@ fn a_dirty_ring_tells_of_a_log_where_no_exit_is_timed() {
 }
 
 #[test]
-fn first_touches_beside_a_few_reads_from_a_disk_are_not_taken_for_swap() {
+fn first_touches_beside_a_few_disk_reads_are_not_swap() {
     let mut values = quiet();
     add(&mut values, C::Mapping, 0.3);
     values.insert(Metric::FaultsWritten, 100_000);

@@ -24,7 +24,7 @@ pub enum Way {
     MemoryReclaim,
     /// A balloon: the guest gives back pages outside of its hot set (MADV_DONTNEED).
     Balloon,
-    /// DAMON_RECLAIM: the kernel takes what was not used for 100 ms; it knows no limit (needs root).
+    /// DAMON_RECLAIM: the kernel takes what was not used for 100 ms; it has no limit (needs root).
     Damon,
 }
 

@@ -26,7 +26,7 @@ fn the_kernel_takes_every_program_whose_event_it_has() {
 }
 
 #[test]
-fn without_tracefs_events_whose_fields_are_not_read_are_received() {
+fn events_without_fields_are_received_without_tracefs() {
     if events().is_none() {
         return;
     }
@@ -38,7 +38,7 @@ fn without_tracefs_events_whose_fields_are_not_read_are_received() {
 }
 
 #[test]
-fn only_an_event_whose_arguments_do_not_tell_its_fields_costs_a_record() {
+fn only_events_with_arguments_that_hide_fields_cost_a_record() {
     let Some(events) = events() else { return };
     let How::Programs(programs) = &events.how else { return };
     let called = programs.programs.iter().map(|program| program.called().unwrap().unwrap());
@@ -63,7 +63,7 @@ fn key(pid: i32, tid: i32) -> u64 {
 }
 
 #[test]
-fn a_guest_that_is_forgotten_is_not_heard_and_begins_with_nothing() {
+fn a_forgotten_guest_yields_no_events_and_restarts_at_zero() {
     let Some(mut events) = events() else { return };
     let mut heard = Heard::default();
     for pid in [NOBODY, NOBODY - 1] {
@@ -82,7 +82,7 @@ fn a_guest_that_is_forgotten_is_not_heard_and_begins_with_nothing() {
 }
 
 #[test]
-fn accounts_of_threads_that_ended_are_given_back_and_still_count() {
+fn accounts_of_ended_threads_are_freed_and_still_count() {
     let Some(mut events) = events() else { return };
     // A process that lives and runs no guest; other tests run some in this one.
     let first = 1;
@@ -125,7 +125,7 @@ fn places_are_heard_once_and_their_room_is_given_back() {
 }
 
 #[test]
-fn accounts_that_cannot_be_read_stay_and_without_any_there_is_a_reason() {
+fn unreadable_accounts_stay_and_missing_ones_have_a_reason() {
     let mut programs = Programs {
         rooms: Rooms::unreadable(10),
         places: Places::unreadable(),
@@ -249,7 +249,7 @@ fn events_that_find_no_room_are_in_the_guests_own_account() {
 }
 
 #[test]
-fn a_perf_counter_counts_all_events_while_a_program_is_attached() {
+fn a_perf_counter_counts_every_event_beside_a_program() {
     let Ok(tracefs) = Tracefs::open() else { return eprintln!("skipped: no tracefs") };
     let Ok(call) = tracefs.event("syscalls/sys_enter_clock_nanosleep") else {
         return eprintln!("skipped: no such tracepoint");
@@ -270,7 +270,7 @@ fn a_perf_counter_counts_all_events_while_a_program_is_attached() {
 }
 
 #[test]
-fn a_program_that_the_kernel_refuses_is_reported_with_the_verifiers_message() {
+fn a_refused_program_is_reported_with_the_verifiers_message() {
     if Map::new(Kind::Array, 1, 1).is_err() {
         return eprintln!("skipped: no eBPF");
     }
@@ -281,7 +281,7 @@ fn a_program_that_the_kernel_refuses_is_reported_with_the_verifiers_message() {
 }
 
 #[test]
-fn without_programs_threads_are_counted_and_what_perf_cannot_report_has_a_reason() {
+fn threads_are_counted_by_perf_without_programs() {
     let mut events = Events::counting("refused for the test");
     let own = std::process::id().cast_signed();
     events.follow(own, [own, i32::MAX].into_iter());
@@ -351,7 +351,7 @@ fn nothing_stays_of_a_listener_that_is_killed() {
 }
 
 #[test]
-fn a_thread_whose_events_are_refused_makes_no_sum_of_the_others() {
+fn a_thread_with_refused_events_makes_the_sum_unknown() {
     // No tracepoint has this number; an event that perf does open is not put in its place.
     let numbers = vec![(USER_EXIT, u64::MAX), (PUSH, u64::MAX)];
     let mut events = Events::of(How::Counts { numbers, threads: BTreeMap::new() }, BTreeMap::new());

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_lies_within_an_eighth_and_never_beyond_the_longest() {
+    fn a_quantile_is_exact_to_an_eighth_and_at_most_the_longest() {
         let mut times = Times { count: 100, longest_ns: 1_000_000, ..Times::default() };
         assert_eq!(times.quantile(0.5), None);
         let bucket = |ns: u64| (0..BUCKETS).find(|it| ns < bounds(*it).1).unwrap();

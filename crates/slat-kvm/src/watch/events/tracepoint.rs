@@ -214,7 +214,7 @@ format:
     }
 
     #[test]
-    fn arguments_are_words_in_the_order_of_the_fields_where_both_are_known() {
+    fn arguments_are_words_in_field_order_where_both_are_known() {
         let arm = parse(
             "ID: 7\n\tfield:unsigned short common_type;\toffset:0;\tsize:2;\n\tfield:int ret;\t\
              offset:8;\tsize:4;\n\tfield:unsigned int esr_ec;\toffset:12;\tsize:4;\n\tfield:\
@@ -243,7 +243,7 @@ format:
     }
 
     #[test]
-    fn a_kernel_without_kvm_is_distinguished_from_one_without_the_event() {
+    fn a_kernel_without_kvm_differs_from_one_without_the_event() {
         let folder = tempfile::tempdir().unwrap();
         let tracefs = Tracefs::made(folder.path());
         assert!(tracefs.event("kvm/kvm_exit").unwrap_err().contains("not loaded"));

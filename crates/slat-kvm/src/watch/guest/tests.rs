@@ -9,7 +9,7 @@ fn has(vms: usize, vcpus: &[(u32, i32)], vcpu_stats: &[(u32, i32)]) -> Descripto
 }
 
 #[test]
-fn vcpus_are_matched_to_their_statistics_unless_it_is_unclear_whose_they_are() {
+fn vcpus_are_matched_to_statistics_only_if_unambiguous() {
     let one = has(1, &[(0, 5), (0, 9), (1, 7)], &[(0, 6), (0, 10)]);
     let of = |has| rows(has).iter().map(|row| (row.index, row.fd, row.stats)).collect::<Vec<_>>();
     assert_eq!(of(&one), [(0, 5, Some(6)), (1, 7, None)]);
@@ -20,7 +20,7 @@ fn vcpus_are_matched_to_their_statistics_unless_it_is_unclear_whose_they_are() {
 }
 
 #[test]
-fn a_guest_with_inaccessible_statistics_reports_what_procfs_has_and_why_the_rest_is_missing() {
+fn a_guest_without_readable_statistics_reports_procfs_and_why() {
     let host = Made::new();
     let pid = i32::MAX - 1;
     host.process(pid, "vmm", &["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"]);
@@ -111,7 +111,7 @@ fn a_vcpu_that_never_sleeps_is_followed_to_another_thread() {
 }
 
 #[test]
-fn a_vm_in_place_of_another_is_another_guest_without_statistics_too() {
+fn a_vm_that_replaces_another_is_another_guest() {
     let (host, pid, debugfs) = in_debugfs(&["anon_inode:kvm-vm"]);
     let files = host.files();
     let mut guest = Guest::attach(&files, &debugfs, find::guest(&files, pid).unwrap());

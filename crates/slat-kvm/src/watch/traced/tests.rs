@@ -26,7 +26,7 @@ fn of(traced: &Traced, pid: i32) -> [u64; 4] {
 }
 
 #[test]
-fn a_notice_is_of_the_guest_that_gave_it_or_of_the_only_one_with_memory_there() {
+fn a_notice_belongs_to_its_process_or_the_only_guest_in_range() {
     let host = Made::new();
     for pid in [10, 11] {
         host.process(pid, "vmm", &["anon_inode:kvm-vm"]);
@@ -79,7 +79,7 @@ fn a_guest_whose_maps_cannot_be_read_gives_no_place_to_another() {
 }
 
 #[test]
-fn a_place_of_a_guest_that_ended_belongs_to_the_guest_that_has_memory_there_next() {
+fn an_ended_guests_place_passes_to_the_next_guest_in_its_range() {
     let host = Made::new();
     let maps = |pid: i32| {
         let range = format!("{HERE:x}-{:x} rw-p 0 00:00 0\n", HERE + (1 << 30));
@@ -112,7 +112,7 @@ fn a_place_of_a_guest_that_ended_belongs_to_the_guest_that_has_memory_there_next
 }
 
 #[test]
-fn time_in_faults_with_transitions_has_one_for_each_fault_or_a_reason() {
+fn time_in_faults_needs_a_transition_per_fault_or_has_a_reason() {
     let times = |count, total_ns| {
         let mut times = Times::default();
         (times.count, times.total_ns) = (count, total_ns);
@@ -142,7 +142,7 @@ fn time_in_faults_with_transitions_has_one_for_each_fault_or_a_reason() {
 }
 
 #[test]
-fn accounts_that_could_not_be_read_and_threads_that_perf_does_not_follow_are_no_zeros() {
+fn unread_accounts_and_unfollowed_threads_are_not_zero() {
     let told = |traced: &Traced, tids| {
         let mut sink = Sink::default();
         traced.vcpu(10, tids, &mut sink);
@@ -222,7 +222,7 @@ fn a_process_that_has_anothers_number_has_its_own_name() {
 }
 
 #[test]
-fn too_many_places_of_a_process_are_of_its_guest_or_without_one_of_any() {
+fn surplus_places_belong_to_their_processs_guest_or_to_none() {
     let host = Made::new();
     for pid in [10, 11, 12] {
         host.process(pid, "vmm", &["anon_inode:kvm-vm"]);

@@ -18,7 +18,7 @@ fn ran(host: &Made, nanoseconds: u64) {
 }
 
 #[test]
-fn a_sample_has_what_came_since_the_one_before_and_the_total_all() {
+fn a_sample_has_the_change_since_the_last_and_the_total_all() {
     let host = Made::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     ran(&host, 100);
@@ -53,7 +53,7 @@ fn a_value_that_is_not_known_for_a_while_did_not_stand_still() {
 }
 
 #[test]
-fn counters_that_the_vmm_tells_stand_in_for_those_that_nothing_else_has() {
+fn the_vmms_counters_fill_in_for_missing_sources() {
     let host = Made::new();
     host.process(PID, "vmm", &ONE);
     let mut watch = watch(&host, Which::Pid(PID)).unwrap();
@@ -110,7 +110,7 @@ fn hearing<'h>(host: &'h Made, which: Which, exits: &[u64]) -> Watch<'h> {
 }
 
 #[test]
-fn what_tracepoints_counted_before_a_guest_is_watched_is_not_in_its_counts() {
+fn events_before_a_guest_is_watched_are_not_counted() {
     let host = Made::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     let both = |total: &GuestTotal| {
@@ -137,7 +137,7 @@ fn what_tracepoints_counted_before_a_guest_is_watched_is_not_in_its_counts() {
 }
 
 #[test]
-fn the_last_events_of_a_guest_that_ends_during_a_step_are_in_its_counts() {
+fn the_last_events_of_a_guest_that_ends_in_a_step_are_counted() {
     for ends in [Which::Pid(PID), Which::All] {
         let host = Made::new();
         host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
@@ -153,7 +153,7 @@ fn the_last_events_of_a_guest_that_ends_during_a_step_are_in_its_counts() {
 }
 
 #[test]
-fn a_guest_that_starts_later_is_found_and_one_that_ends_keeps_what_was_reported() {
+fn a_later_guest_is_found_and_an_ended_one_keeps_its_report() {
     let host = Made::new();
     host.write("proc/1/comm", "init");
     let mut watch = watch(&host, Which::All).unwrap();
@@ -189,7 +189,7 @@ fn a_guest_is_found_that_starts_while_the_watch_begins() {
 }
 
 #[test]
-fn a_guest_is_found_whose_vm_is_listed_before_it_has_a_descriptor() {
+fn a_guest_is_found_whose_vm_is_listed_before_its_descriptor() {
     for lists_first in [true, false] {
         let host = Made::new();
         host.process(PID, "vmm", &[]).write("kvm/pf_taken", "0");
@@ -214,7 +214,7 @@ fn a_guest_is_found_whose_vm_is_listed_before_it_has_a_descriptor() {
 }
 
 #[test]
-fn a_vcpu_that_comes_later_counts_since_its_beginning_and_changes_threads() {
+fn a_later_vcpu_counts_from_its_start_and_may_change_threads() {
     let host = Made::new();
     host.process(PID, "vmm", &ONE[..1]);
     let mut watch = watch(&host, Which::Pid(PID)).unwrap();
@@ -252,7 +252,7 @@ fn a_vcpu_that_comes_later_counts_since_its_beginning_and_changes_threads() {
 }
 
 #[test]
-fn samples_that_are_put_together_lose_no_count_and_keep_the_last_level() {
+fn merged_samples_lose_no_count_and_keep_the_last_level() {
     let host = Made::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     ran(&host, 0);
@@ -274,7 +274,7 @@ fn samples_that_are_put_together_lose_no_count_and_keep_the_last_level() {
 }
 
 #[test]
-fn the_end_of_the_process_that_was_asked_for_ends_the_watch_and_that_of_its_vm_does_not() {
+fn the_end_of_the_process_and_not_of_its_vm_ends_the_watch() {
     let host = Made::new();
     host.process(PID, "vmm", &ONE).process(5, "sh", &[]);
     assert_eq!(watch(&host, Which::Pid(5)).err(), Some(NotFound::NoVm));
@@ -295,7 +295,7 @@ fn the_end_of_the_process_that_was_asked_for_ends_the_watch_and_that_of_its_vm_d
 }
 
 #[test]
-fn a_metric_that_lost_events_in_the_middle_is_unknown_for_that_guest_alone() {
+fn a_metric_that_lost_events_is_unknown_for_that_guest_only() {
     let host = Made::new();
     let other = PID - 1;
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
@@ -334,7 +334,7 @@ fn a_metric_that_lost_events_in_the_middle_is_unknown_for_that_guest_alone() {
 }
 
 #[test]
-fn ranges_that_were_lost_make_invalidations_unknown_and_not_zero() {
+fn lost_ranges_make_invalidations_unknown_instead_of_zero() {
     let host = Made::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     host.process(5, "other", &["anon_inode:kvm-vm"]).process(6, "tool", &[]);
@@ -362,7 +362,7 @@ fn ranges_that_were_lost_make_invalidations_unknown_and_not_zero() {
 }
 
 #[test]
-fn the_end_of_a_watch_releases_its_guests_and_keeps_their_totals() {
+fn the_end_of_a_watch_releases_guests_and_keeps_their_totals() {
     let host = Made::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     let mut watch = hearing(&host, Which::All, &[100, 107]);

@@ -181,7 +181,7 @@ memcg    42 /vms/a
 ";
 
     #[test]
-    fn what_was_used_is_in_the_generations_since_the_mark_on_each_node() {
+    fn pages_used_since_the_mark_are_in_newer_generations_per_node() {
         let rows = rows(TEXT, 42).unwrap();
         assert_eq!(newest(&rows), [(0, 10), (1, 4)]);
         let pages = |seen: Seen| (seen.used / page(), seen.all / page());
@@ -231,7 +231,7 @@ memcg    42 /vms/a
     }
 
     #[test]
-    fn a_kernel_that_asks_kvm_is_distinguished_from_one_that_does_not() {
+    fn a_kernel_that_ages_guest_pages_is_recognised_by_its_release() {
         let host = Made::new();
         for (release, sees) in
             [("6.11.10+bpo", false), ("6.12.95+deb12-cloud", true), ("7.1", true)]

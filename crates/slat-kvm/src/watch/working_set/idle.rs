@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_page_has_the_mark_of_its_first_frame_wherever_a_run_begins() {
+    fn a_huge_page_has_its_first_frames_mark_at_any_start_of_a_run() {
         let frames: Vec<u64> = (1024..1536).collect();
         let flags = (1025..1536).map(|frame| (frame, TAIL)).collect();
         let host = host(&frames, &flags);

@@ -135,7 +135,7 @@ mod tests {
     use crate::fake;
 
     #[test]
-    fn a_phase_of_a_guest_under_kvm_is_a_chart_whose_strips_are_the_ways() {
+    fn each_phase_of_a_kvm_guest_is_a_chart_with_a_strip_per_way() {
         let mut results = fake::report().results;
         results.retain(|m| m.scenario == "dirty-log");
         // Three rounds are no distribution.

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_samples_few_points_are_drawn_and_both_extremes_are_among_them() {
+    fn few_points_of_many_samples_are_drawn_with_both_extremes() {
         let samples: Vec<f64> = (0..10_000).map(f64::from).collect();
         let points = steps(&samples);
         assert!(points.len() <= 2 * POINTS + 2, "{}", points.len());

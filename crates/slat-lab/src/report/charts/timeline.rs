@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_look_at_the_guest_and_each_round_is_a_dot_and_the_standstill_is_seen() {
+    fn the_chart_has_a_dot_for_each_sample_and_round_and_the_stop() {
         let pace = [(0.1, 100.0), (0.2, 60.0), (0.9, 1.0)];
         let left = [(0.0, 256.0), (0.25, 30.0), (0.4, 0.0)];
         let chart = chart("x", &pace, &left, (0.3, 0.4)).unwrap();

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_thresholds_are_named_and_ratios_without_a_threshold_are_reported() {
+    fn missed_thresholds_are_named_and_unasked_ratios_reported() {
         use crate::fake;
         let mut results = fake::guests();
         assert_eq!(said(&results).says, ["1 of 1 thresholds are met."]);

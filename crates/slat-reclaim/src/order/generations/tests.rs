@@ -54,7 +54,7 @@ fn what_is_used_is_kept_and_what_is_not_is_given_up() {
 }
 
 #[test]
-fn a_page_that_was_used_since_the_walk_is_kept_when_its_turn_comes() {
+fn a_page_used_since_the_walk_is_kept_at_its_turn() {
     for around in [false, true] {
         let (order, mut memory) = generations(256, 64, around);
         for _ in 0..4 {
@@ -81,7 +81,7 @@ fn neighbours_are_asked_about_in_one_call() {
 }
 
 #[test]
-fn something_is_given_up_even_if_all_pages_are_used_all_the_time() {
+fn some_page_is_given_up_even_if_all_are_used_all_the_time() {
     let (order, mut memory) = generations(128, 64, true);
     memory.always_used = true;
     assert_eq!(order.victims(32, &mut memory).pages.len(), 32);
@@ -121,7 +121,7 @@ fn walks_without_end_keep_a_bounded_number_of_generations() {
 }
 
 #[test]
-fn the_idle_time_of_a_page_is_the_same_if_a_walk_or_a_search_finds_it_used() {
+fn a_pages_idle_time_is_the_same_for_a_walk_and_a_search() {
     for by_walk in [false, true] {
         let (order, mut memory) = generations(64, 64, true);
         (0..6).for_each(|_| order.walk(&mut memory));
@@ -167,7 +167,7 @@ fn the_census_reports_how_long_pages_were_idle() {
 /// After any sequence of events, a page is in one queue at most, and in one if it is in memory and
 /// was not given up.
 #[test]
-fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
+fn every_resident_page_is_in_exactly_one_queue() {
     const PAGES: u32 = 150;
     let mut led = 0;
     for seed in 0..4 {
@@ -216,7 +216,7 @@ fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
 }
 
 #[test]
-fn the_coldest_pages_go_while_heat_predicts_better_than_recency() {
+fn the_coldest_pages_go_while_heat_predicts_better() {
     for around in [false, true] {
         let (order, mut memory) = generations(640, 64, around);
         for _ in 0..8 {
@@ -267,7 +267,7 @@ fn a_cold_page_that_a_device_used_since_stays() {
 }
 
 #[test]
-fn a_walk_follows_when_a_twelfth_was_given_up_also_where_recency_predicts_better() {
+fn a_walk_follows_a_twelfth_given_up_even_by_recency() {
     let (order, mut memory) = generations(640, 64, true);
     (0..8).for_each(|_| order.walk(&mut memory));
     let found = order.victims(53, &mut memory);
@@ -297,7 +297,7 @@ fn the_first_time_at_which_a_page_is_old_enough_is_reported() {
 }
 
 #[test]
-fn a_page_that_comes_back_late_is_a_generation_older_than_one_in_use() {
+fn a_page_back_late_is_one_generation_older_than_a_used_one() {
     let (order, _) = generations(64, 64, false);
     let mut order = order.now();
     let youngest = order.youngest();
@@ -307,7 +307,7 @@ fn a_page_that_comes_back_late_is_a_generation_older_than_one_in_use() {
 }
 
 #[test]
-fn a_page_is_given_up_without_a_walk_once_four_generations_are_younger() {
+fn no_walk_is_needed_once_four_generations_are_younger() {
     for walks in 0..6u64 {
         let (order, mut memory) = generations(64, 64, false);
         (0..walks).for_each(|_| order.walk(&mut memory));

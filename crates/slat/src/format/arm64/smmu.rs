@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_with_its_own_stage_loses_combined_entries_after_a_sync() {
+    fn a_guest_with_its_own_stage_loses_combined_entries_last() {
         let nested = Smmu { nested: true, ..PLAIN };
         let page = what(Some((0x1000, 0x1000)), None, false);
         let expected = [[0x12_0000_002a, 0x1001], SYNC, [0x12_0000_0010, 0]];

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_hardware_marks_meanwhile_is_left_with_its_mark_and_those_before_it_are_done() {
+    fn a_protection_stops_at_a_page_that_hardware_marks_meanwhile() {
         let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
         let ptes: Vec<Pte> = (0..512).map(|number| Pte::new(page(number))).collect();
         let mut table = PageTable::<F> { ptes: &ptes, start: 0, end: 2 << 20, ..PageTable::NONE };

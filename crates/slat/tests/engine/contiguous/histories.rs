@@ -165,19 +165,19 @@ proptest! {
     })]
 
     #[test]
-    fn any_history_of_folds_on_the_4k_granule_agrees_with_the_flat_model(history in history()) {
+    fn histories_of_folds_on_the_4k_granule_match_the_flat_model(history in history()) {
         play::<12>(&history, 30);
     }
 
     #[cfg(feature = "every-format")]
     #[test]
-    fn any_history_of_folds_on_the_16k_granule_agrees_with_the_flat_model(history in history()) {
+    fn histories_of_folds_on_the_16k_granule_match_the_flat_model(history in history()) {
         play::<14>(&history, 32);
     }
 
     #[cfg(feature = "every-format")]
     #[test]
-    fn any_history_of_folds_on_the_64k_granule_agrees_with_the_flat_model(history in history()) {
+    fn histories_of_folds_on_the_64k_granule_match_the_flat_model(history in history()) {
         play::<16>(&history, 36);
     }
 }

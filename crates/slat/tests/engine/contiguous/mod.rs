@@ -48,7 +48,7 @@ fn runs(lengths: &[(usize, bool)]) -> Vec<bool> {
 }
 
 #[test]
-fn whole_aligned_groups_of_the_manuals_sizes_are_folded_and_nothing_else() {
+fn only_whole_aligned_groups_of_the_manuals_sizes_are_folded() {
     // Three entries before, two groups, two entries after them; memory with the alignment of the
     // group.
     let around = |count: usize| runs(&[(3, false), (2 * count, true), (2, false)]);
@@ -84,7 +84,7 @@ fn a_folded_page_is_the_descriptor_of_the_manual() {
 }
 
 #[test]
-fn what_a_format_without_groups_is_asked_to_fold_is_mapped_as_ever() {
+fn a_fold_in_a_format_without_groups_maps_single_entries() {
     use crate::common::hardware::ept::Ept;
     let format = slat::format::ept::Ept { output_bits: 48, ..Default::default() };
     on_stage::<Ept<true>>((format, 40, 4), |_, guard, cache| {
@@ -96,7 +96,7 @@ fn what_a_format_without_groups_is_asked_to_fold_is_mapped_as_ever() {
 }
 
 #[test]
-fn a_group_is_filled_again_only_behind_the_invalidation_of_what_stood_there() {
+fn a_group_is_refilled_only_after_its_old_leaves_invalidation() {
     for bbm in BBM {
         let platform = TestPlatform::new(bbm);
         let mut fixture = Fixture::<12>::new(&platform, bbm, Arm64K4::default(), 31);
@@ -113,7 +113,7 @@ fn a_group_is_filled_again_only_behind_the_invalidation_of_what_stood_there() {
 
 /// By a map that folds, and by a fault that reserves.
 #[test]
-fn a_group_of_which_one_entry_was_emptied_is_filled_behind_one_invalidation_of_all() {
+fn a_group_with_an_emptied_entry_refills_after_invalidation() {
     let page = size(4 * K);
     let group = range(2 * M, 64 * K);
     for (member, reserves) in [0, 7, 15].into_iter().flat_map(|at| [(at, false), (at, true)]) {
@@ -178,7 +178,7 @@ fn a_group_of_which_one_entry_was_emptied_is_filled_behind_one_invalidation_of_a
 }
 
 #[test]
-fn a_page_is_as_dirty_as_its_group_whichever_member_hardware_marked() {
+fn a_page_is_as_dirty_as_its_group_whichever_member_is_marked() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     let clean = Attributes { dirty: false, accessed: false, ..RAM };
     for (page, write) in (0..16).flat_map(|page| [(page, false), (page, true)]) {
@@ -195,7 +195,7 @@ fn a_page_is_as_dirty_as_its_group_whichever_member_hardware_marked() {
 }
 
 #[test]
-fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_entry_by_slot() {
+fn a_quiet_group_is_not_written_and_ageing_counts_its_entries() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     let quiet = Attributes { write: false, dirty: false, accessed: false, ..RAM };
     let platform = TestPlatform::new(BBM[0]);
@@ -343,7 +343,7 @@ fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
 }
 
 #[test]
-fn a_block_that_is_put_together_of_groups_and_pages_is_counted_as_one_block() {
+fn a_block_of_collapsed_groups_and_pages_counts_as_one_block() {
     for (bbm, groups) in BBM.into_iter().flat_map(|bbm| [0, 1, 31, 32].map(|groups| (bbm, groups)))
     {
         let platform = TestPlatform::new(bbm);
@@ -364,7 +364,7 @@ fn a_block_that_is_put_together_of_groups_and_pages_is_counted_as_one_block() {
 }
 
 #[test]
-fn a_group_whose_memory_is_moved_is_unfolded_before_its_pages_are_broken() {
+fn a_moved_group_is_unfolded_before_its_pages_are_broken() {
     on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
         let (group, page) = (range(2 * M, 64 * K), size(4 * K));
         let read = Attributes { write: false, ..RAM };

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_of_a_debian_kernel_is_read_and_that_of_a_compressed_one_refused() {
+    fn a_debian_kernels_header_is_read_and_a_packed_one_refused() {
         let mut image = vec![0; 64];
         image[16..20].copy_from_slice(&[0, 0, 0x23, 2]);
         image[56..60].copy_from_slice(b"ARM\x64");

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_kernel_has_its_own_command_line_and_initrd_and_the_rest_of_the_tree() {
+    fn the_next_kernel_has_its_command_line_initrd_and_old_tree() {
         let tree = edited(&old(), "console=ttyAMA0", Some(0x4500_0000..0x4600_0000)).unwrap();
         assert_eq!(chosen(&tree, "bootargs").unwrap(), b"console=ttyAMA0\0");
         assert_eq!(chosen(&tree, "stdout-path").unwrap(), b"/pl011@9000000\0");

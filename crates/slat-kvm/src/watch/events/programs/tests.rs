@@ -246,7 +246,7 @@ fn told(stalls: &Stalls) -> Vec<(Why, u64, u64, u64)> {
 use crate::watch::events::tracepoint::tests::EXIT;
 
 #[test]
-fn times_from_exit_to_entry_are_reported_by_thread_and_by_reason_on_intel_and_amd() {
+fn exit_times_are_told_by_thread_and_reason_on_intel_and_amd() {
     let kernel = Kernel::new(EXIT, 4);
     // Fields: isa, reason, info1, vCPU.
     kernel.hear(
@@ -345,7 +345,7 @@ fn accesses_of_devices_are_no_faults() {
 }
 
 #[test]
-fn exits_on_arm_are_reported_by_class_and_a_write_by_its_syndrome() {
+fn arm_exits_are_reported_by_class_and_writes_by_syndrome() {
     let kernel = Kernel::new(ARM_EXIT, 1);
     kernel.hear(
         "1000 31 exit 2 0x24
@@ -384,7 +384,7 @@ fn exits_on_arm_are_reported_by_class_and_a_write_by_its_syndrome() {
 }
 
 #[test]
-fn exits_on_riscv_are_reported_by_cause_and_a_device_by_its_exit_to_the_vmm() {
+fn riscv_exits_are_reported_by_cause_and_devices_by_vmm_exits() {
     let kernel = Kernel::new(RISCV_EXIT, 1);
     // Faults of each kind, a device, WFI, another virtual instruction, and an interrupt.
     kernel.hear(
@@ -416,7 +416,7 @@ fn exits_on_riscv_are_reported_by_cause_and_a_device_by_its_exit_to_the_vmm() {
 }
 
 #[test]
-fn entries_without_an_exit_and_exits_without_an_entry_are_no_times() {
+fn an_entry_or_exit_without_its_counterpart_yields_no_time() {
     let kernel = Kernel::new(EXIT, 2);
     kernel.hear(
         "1000 31 entry
@@ -432,7 +432,7 @@ fn entries_without_an_exit_and_exits_without_an_entry_are_no_times() {
 }
 
 #[test]
-fn an_architecture_whose_exits_are_not_known_is_refused_in_words() {
+fn an_architecture_with_unknown_exits_is_refused_in_words() {
     let event = crate::watch::events::tracepoint::parse("ID: 5\n").unwrap();
     assert!(exit(&event, MAPS).unwrap_err().contains("architecture"));
 }
@@ -464,7 +464,7 @@ fn events_of_threads_without_room_are_in_the_guests_account() {
 }
 
 #[test]
-fn places_that_find_no_room_are_counted_for_their_process_and_then_as_lost() {
+fn places_without_room_count_for_their_process_then_as_lost() {
     let kernel = Kernel::new(EXIT, 1);
     kernel.hear(
         "1000 31 unmap 0x1000 0x3000

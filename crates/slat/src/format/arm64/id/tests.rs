@@ -41,7 +41,7 @@ fn features_are_those_of_the_cpus_manuals() {
 }
 
 #[test]
-fn a_granule_of_stage_2_is_that_of_stage_1_unless_its_own_field_says() {
+fn a_stage_2_granule_equals_stage_1s_unless_its_field_says() {
     let has = |mmfr0| {
         let id = IdRegisters { mmfr0, ..IdRegisters::default() };
         Granule::ALL.map(|granule| id.has_granule(granule))
@@ -54,7 +54,7 @@ fn a_granule_of_stage_2_is_that_of_stage_1_unless_its_own_field_says() {
 }
 
 #[test]
-fn lpa2_of_stage_2_is_that_of_stage_1_unless_its_own_field_says() {
+fn stage_2_lpa2_equals_stage_1s_unless_its_field_says() {
     let has = |mmfr0| {
         let id = IdRegisters { mmfr0, ..IdRegisters::default() };
         Granule::ALL.map(|granule| id.has_lpa2(granule))
@@ -124,7 +124,7 @@ fn vtcr_is_what_a_guest_ran_with() {
 }
 
 #[test]
-fn vtcr_names_granule_and_start_level_as_each_granule_counts_them() {
+fn vtcr_encodes_granule_and_start_level_by_granule() {
     // T0SZ 16, SL0 2, PS 5: the manual's level 0 for 4K, level 1 for 16K and 64K.
     assert_eq!(vtcr::<12>(NEOVERSE_N2, 48), 0x806d_3590);
     assert_eq!(vtcr::<14>(NEOVERSE_N2, 48), 0x806d_b590);
@@ -204,7 +204,7 @@ fn check_all_widths<const PAGE_SHIFT: u32, const WIDE: bool>(id: IdRegisters) {
 }
 
 #[test]
-fn every_width_on_every_cpu_starts_a_walk_at_the_root_of_its_tables() {
+fn every_width_on_every_cpu_starts_walks_at_its_root() {
     for parange in 0..=6 {
         let id = IdRegisters { mmfr0: NEOVERSE_N2.mmfr0 & !0xf | parange, ..NEOVERSE_N2 };
         check_all_widths::<12, false>(id);
@@ -232,7 +232,7 @@ fn a_root_that_no_walk_starts_at_is_refused() {
 }
 
 #[test]
-fn level_minus_1_and_widths_beyond_48_bits_need_ds_and_52_bit_addresses() {
+fn level_minus_1_and_widths_above_48_bits_need_ds() {
     let format = MAX.format::<12, false>().unwrap();
     let wide = Geometry { address_bits: 52, root_level: 3, root_entries: 8192 };
     assert!(MAX.vtcr(&format, &wide).is_err(), "T0SZ below 16, without DS");
@@ -264,7 +264,7 @@ fn a_cpu_with_40_bit_addresses_starts_no_walk_at_level_0() {
 }
 
 #[test]
-fn a_configuration_beyond_the_cpu_is_refused_by_the_features_name() {
+fn a_configuration_beyond_the_cpu_is_refused_by_feature_name() {
     let format = CORTEX_A53.format::<16, false>().unwrap();
     let geometry = format.geometry(40).unwrap();
     assert!(CORTEX_A53.vtcr(&format, &geometry).is_ok());

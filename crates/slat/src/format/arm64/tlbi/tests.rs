@@ -248,7 +248,7 @@ fn the_highest_scale_takes_all_of_its_32_steps() {
 }
 
 #[test]
-fn the_last_page_of_the_address_space_leaves_the_other_fields_alone() {
+fn the_last_page_of_the_address_space_encodes_without_overflow() {
     for (granule, lpa2, bits) in
         [(Granule::K4, false, 48), (Granule::K4, true, 52), (Granule::K64, false, 52)]
     {
@@ -299,7 +299,7 @@ fn the_whole_guest_takes_four_instructions() {
 }
 
 #[test]
-fn a_run_of_contiguous_pages_goes_page_by_page_and_without_a_hint() {
+fn a_contiguous_run_is_invalidated_by_page_without_a_hint() {
     let tlbi = Tlbi { ttl: true, ..Tlbi::new(Granule::K4) };
     assert_eq!(operands(tlbi, 0, 4 * PAGE, Some(14)), [0, 1, 2, 3]);
 }

@@ -14,7 +14,7 @@ fn all() -> Invalidation {
 }
 
 #[test]
-fn the_descriptor_is_the_ept_pointer_below_64_zero_bits_aligned_to_its_size() {
+fn the_invept_descriptor_is_the_eptp_and_64_zero_bits_aligned() {
     let format = Ept2M::default();
     let eptp = format.eptp(&format.geometry(48).unwrap(), Hpa(0x000f_ffff_ffff_f000));
     let it = Invept { single_context: true }.instruction(&all(), eptp);

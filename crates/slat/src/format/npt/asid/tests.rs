@@ -26,7 +26,7 @@ fn without_flush_by_asid_all_entries_go() {
 }
 
 #[test]
-fn a_guest_has_neither_the_hosts_asid_nor_one_that_the_cpu_lacks() {
+fn a_guest_gets_neither_the_hosts_asid_nor_an_invalid_one() {
     let cpu = Asids::from_cpuid(64, 0);
     assert_eq!([0, 1, 63, 64].map(|asid| cpu.can_be(asid)), [false, true, true, false]);
     assert!(!Asids::from_cpuid(0, 0).can_be(0));

@@ -35,7 +35,7 @@ fn a_page_is_named_by_its_address_and_its_size() {
 }
 
 #[test]
-fn each_page_of_a_range_is_named_once_and_a_part_of_a_block_names_the_block() {
+fn each_page_is_named_once_and_a_part_names_its_block() {
     let rbs = |range, leaf| -> Vec<u64> {
         let rb = |i: &Instruction| match i {
             Instruction::Tlb(operands) => operands.rb,
@@ -49,7 +49,7 @@ fn each_page_of_a_range_is_named_once_and_a_part_of_a_block_names_the_block() {
 }
 
 #[test]
-fn what_has_too_many_pages_or_more_than_one_size_is_the_whole_guests() {
+fn too_many_pages_or_mixed_sizes_invalidate_the_whole_guest() {
     let all = Operands { rb: 0x800, rs: 0x123 };
     for what in [
         what(Some((0, 34 * 4096)), Some(4096), false),
@@ -62,7 +62,7 @@ fn what_has_too_many_pages_or_more_than_one_size_is_the_whole_guests() {
 }
 
 #[test]
-fn tables_that_were_unlinked_take_the_page_walk_cache_with_them() {
+fn an_unlinked_table_invalidates_the_page_walk_cache_too() {
     let all = Operands { rb: 0x800, rs: 0x123 };
     for what in [
         what(Some((0, 2 << 20)), None, true),
@@ -76,7 +76,7 @@ fn tables_that_were_unlinked_take_the_page_walk_cache_with_them() {
 }
 
 #[test]
-fn on_one_cpu_a_page_is_named_as_before_and_the_lpid_is_that_of_lpidr() {
+fn a_local_tlbie_names_a_page_the_same_and_uses_lpidr() {
     let page = what(Some((0x8020_0000, 2 << 20)), Some(2 << 20), false);
     let all: Vec<_> = Tlbie::default().local_sequence(&page).collect();
     let named = Instruction::TlbLocal(Operands { rb: 0x8020_0020, rs: 0 });
@@ -86,7 +86,7 @@ fn on_one_cpu_a_page_is_named_as_before_and_the_lpid_is_that_of_lpidr() {
 
 /// As `__tlbiel_lpid` of Linux 5.1 computes it for each set, the first with RIC=2.
 #[test]
-fn on_one_cpu_all_of_a_guest_is_set_by_set_and_the_walk_cache_goes_with_the_first() {
+fn a_local_flush_goes_set_by_set_with_the_walk_cache_first() {
     for (tables, sets) in [(true, 128), (false, 128), (true, 1)] {
         let cpu = Tlbie { local_sets: sets, ..Tlbie::default() };
         let all: Vec<_> = cpu.local_sequence(&what(None, None, tables)).collect();

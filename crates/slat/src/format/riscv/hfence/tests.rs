@@ -33,7 +33,7 @@ fn instructions_are_encoded_as_the_manual_has_them() {
 }
 
 #[test]
-fn an_address_is_shifted_by_two_for_the_instruction_and_not_for_the_sbi() {
+fn an_instructions_address_is_shifted_by_two_and_the_sbis_not() {
     let page = what(Some((0x123_4567_8000, 0x1000)), None, false);
     let hart = Hfence::default();
     assert_eq!(text(&hart, &page), ["hfence.gvma a0, a1 # a0 = 0x48d159e000, a1 = 0x123"]);
@@ -62,7 +62,7 @@ fn unlinked_tables_and_many_pages_take_the_whole_guest() {
 }
 
 #[test]
-fn with_svinval_two_fences_order_all_invalidations_between_them() {
+fn two_svinval_fences_order_all_invalidations_between_them() {
     let hart = Hfence { svinval: true, ..Hfence::default() };
     let pages = what(Some((0x4000, 0x2000)), None, false);
     assert_eq!(
