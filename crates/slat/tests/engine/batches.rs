@@ -103,31 +103,6 @@ fn a_thread_that_waits_for_a_leaf_holds_no_table_itself<H: Hardware>() {
 }
 on!(a_thread_that_waits_for_a_leaf_holds_no_table_itself; npt, ept_2m);
 
-fn a_table_with_a_held_link_stays_and_its_leaves_are_released<H: Hardware>() {
-    fn stays<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
-        on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
-            let all = range(0, 8 * M);
-            assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(8 * M));
-            let hardware = H::of(tables);
-            let platform = guard.platform();
-            // The third table is held once the first has its turn, and released afterwards.
-            let first = hardware.tree(platform).table(4 * M, 1).unwrap().0;
-            let link = hardware.links(platform, 4 * M).pop().unwrap();
-            let raw = link.fetch_or(H::MARK, SeqCst);
-            refused(guard.collapse(all, BLOCK), 4 * M, SplitError::Contended);
-            link.store(raw, SeqCst);
-            let tree = hardware.tree(platform);
-            assert_eq!((tree.marks, tree.table(4 * M, 1).unwrap().0), (0, first));
-            assert_eq!(sizes::<H, 4>(guard), [BLOCK, BLOCK, PAGE, BLOCK]);
-            assert_eq!(guard.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
-        });
-    }
-    for bbm in BBM {
-        stays::<H>(H::usual(), bbm);
-    }
-}
-on!(a_table_with_a_held_link_stays_and_its_leaves_are_released; npt, ept_2m);
-
 fn a_panic_in_the_collapse_closure_leaves_no_leaf_sealed<H: Hardware>() {
     fn panics<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
