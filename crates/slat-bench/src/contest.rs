@@ -5,7 +5,7 @@ use crate::format::TableFormat;
 use crate::settings::engine::Part;
 use crate::thresholds::at_most;
 use serde_json::{Map, Value, json};
-use slat_lab::record::{ASKED, Measurement};
+use slat_lab::record::{Kind, Measurement};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 use slat_lab::turns::order;
@@ -195,15 +195,11 @@ impl<'a> Contest<'a> {
         if !entrant.note.is_empty() {
             params.insert("note".to_owned(), json!(entrant.note));
         }
+        let (target, variant) = (entrant.target, entrant.variant.clone());
+        let seconds = samples.iter().map(|sample| sample.seconds).collect();
         Measurement {
-            scenario: self.scenario.to_owned(),
-            target: entrant.target.to_owned(),
-            variant: entrant.variant.clone(),
-            params,
-            unit: Unit::SECONDS,
-            samples: samples.iter().map(|sample| sample.seconds).collect(),
-            groups: Vec::new(),
             counts: counts(samples),
+            ..Measurement::new(self.scenario, target, variant, params, Unit::SECONDS, seconds)
         }
     }
 
@@ -224,13 +220,14 @@ impl<'a> Contest<'a> {
         let at_most = at_most(self.scenario, &ratio.what, &params);
         params.insert("asked".to_owned(), json!(at_most));
         Measurement::new(
-            format!("{}{ASKED}", self.scenario),
+            format!("{}-asked", self.scenario),
             ENGINE,
             ratio.what.clone(),
             params,
             ratio.unit,
             (0..rounds).map(each).collect(),
         )
+        .of_kind(Kind::Ratio)
     }
 }
 

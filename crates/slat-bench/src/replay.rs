@@ -18,7 +18,7 @@ use crate::split::When;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, json};
 use slat_lab::cli::param_of;
-use slat_lab::record::Measurement;
+use slat_lab::record::{Kind, Measurement};
 use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -155,7 +155,8 @@ impl Rows<'_> {
         params.insert("published".to_owned(), json!(published));
         params.insert("command".to_owned(), json!(told.command));
         params.insert("why".to_owned(), json!(told.why));
-        self.rows.push(Measurement::new(Replay::NAME, "engine", what, params, unit, samples));
+        let row = Measurement::new(Replay::NAME, "engine", what, params, unit, samples);
+        self.rows.push(row.of_kind(Kind::Published));
     }
 
     /// Runs a scenario by the command line that is printed with its claim.
@@ -276,7 +277,7 @@ impl Rows<'_> {
             why: "there a whole reclaimer under memory pressure, here its scan alone, beside one \
                 vCPU that faults: what the lock costs both.",
         };
-        for m in results.iter().filter(|m| m.is_asked()) {
+        for m in results.iter().filter(|m| m.kind == Kind::Ratio) {
             let text =
                 |name: &str| m.params.get(name).and_then(|value| value.as_str()).unwrap_or("");
             let what = format!("{}: {} by {}", m.variant, text("variants"), text("against"));

@@ -424,15 +424,10 @@ fn measurement(
             Vec::new()
         }
     };
+    let seconds = samples.iter().map(|sample| sample.seconds).collect();
     Ok(Measurement {
-        scenario: scenario.to_owned(),
-        target: of.to_owned(),
-        variant,
-        params,
-        unit: Unit::SECONDS,
-        samples: samples.iter().map(|sample| sample.seconds).collect(),
-        groups: Vec::new(),
         counts: counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
+        ..Measurement::new(scenario, of, variant, params, Unit::SECONDS, seconds)
     })
 }
 

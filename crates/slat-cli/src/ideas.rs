@@ -13,7 +13,7 @@ use slat_bench::guest::execute::Execute;
 use slat_bench::published::{self, Published, Ran, quotients};
 use slat_bench::split::Split;
 use slat_lab::numbers::{thousands, three_digits};
-use slat_lab::record::Measurement;
+use slat_lab::record::{Kind, Measurement};
 use slat_lab::renderer::Renderer;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -138,14 +138,9 @@ impl Ideas {
             ("command", &ran.command),
         ];
         let params = params.map(|(name, value)| (name.to_owned(), json!(value)));
-        self.rows.push(Measurement::new(
-            SCENARIO,
-            "engine",
-            variant,
-            params.into_iter().collect(),
-            Unit::RATIO,
-            samples,
-        ));
+        let params = params.into_iter().collect();
+        let row = Measurement::new(SCENARIO, "engine", variant, params, Unit::RATIO, samples);
+        self.rows.push(row.of_kind(Kind::Published));
     }
 
     /// Measures splits with bounded walks, as proposed for Linux, and as Slat splits by default: a

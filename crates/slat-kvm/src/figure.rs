@@ -19,6 +19,8 @@ pub enum Figure {
     Stall(Phase, Stall),
     /// Another figure, by its name and unit.
     Own(&'static str, &'static str),
+    /// A figure that has a course over time, by its name and unit.
+    Course(&'static str, &'static str),
 }
 
 impl Figure {
@@ -31,9 +33,9 @@ impl Figure {
     /// The rate at which the vCPUs wrote, each write being one of a page.
     pub const WRITE_RATE: Self = Self::Own("write-rate", "MiB/s");
     /// The vCPUs' pace over time, of what it is undisturbed.
-    pub const PACE: Self = Self::Own("pace", "%");
+    pub const PACE: Self = Self::Course("pace", "%");
     /// The times of [`Figure::PACE`].
-    pub const PACE_AT: Self = Self::Own("pace-at", "s");
+    pub const PACE_AT: Self = Self::Course("pace-at", "s");
 
     /// Returns the name in results.
     pub fn name(self) -> Cow<'static, str> {
@@ -41,7 +43,7 @@ impl Figure {
             Self::Time(phase) => phase.name().into(),
             Self::LongestCall(phase) => format!("{phase}-longest-call").into(),
             Self::Stall(phase, stall) => format!("{phase}-{}", stall.name()).into(),
-            Self::Own(name, _) => name.into(),
+            Self::Own(name, _) | Self::Course(name, _) => name.into(),
         }
     }
 
@@ -50,7 +52,7 @@ impl Figure {
         match self {
             Self::Time(_) | Self::LongestCall(_) => "s",
             Self::Stall(_, stall) => stall.unit(),
-            Self::Own(_, unit) => unit,
+            Self::Own(_, unit) | Self::Course(_, unit) => unit,
         }
     }
 }

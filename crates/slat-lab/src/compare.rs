@@ -303,6 +303,7 @@ fn judge(pairs: &mut [Pair], change: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Kind;
     use crate::report::comparison::Rows;
     use serde_json::json;
 
@@ -503,7 +504,11 @@ mod tests {
 
     #[test]
     fn a_stall_in_the_next_bucket_is_equal_and_a_far_one_differs() {
-        let of = |stall: f64| run("cpu", &[("dirty-stall-p50", json!({}), vec![stall; 6])]);
+        let of = |stall: f64| {
+            let mut run = run("cpu", &[("dirty-stall-p50", json!({}), vec![stall; 6])]);
+            run.results[0].kind = Kind::Bucketed;
+            run
+        };
         // Buckets are an eighth wide: all groups lie in one, without any spread.
         let verdict = |stall| compare(&of(4.0), &of(stall), IN_TURNS / 100.0).pairs[0].verdict;
         assert_eq!(verdict(4.5), Verdict::NoDifferenceShown);

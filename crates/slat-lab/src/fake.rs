@@ -1,8 +1,7 @@
 //! Reports and hosts for tests, with all kinds of rows and fixed figures.
 
 use crate::host::{Cpu, Host, HugePool, Kernel, Kvm, Maybe, Memory, Thp, Virtualisation};
-use crate::record::{Measurement, Skipped};
-use crate::record::{Report, SCHEMA};
+use crate::record::{Kind, Measurement, Report, SCHEMA, Skipped};
 use crate::trust::Trust;
 use crate::unit::Unit;
 use crate::verdict::Verdict;
@@ -88,6 +87,7 @@ pub fn guests() -> Vec<Measurement> {
     let asked = json!({ "variants": "split", "against": "zap", "asked": 0.002 });
     results.push(Measurement {
         unit: Unit::RATIO,
+        kind: Kind::Ratio,
         ..measurement("guest-asked", "engine", "faults", asked, &[0.001953125; 3])
     });
     results
@@ -150,7 +150,7 @@ pub fn kvm() -> Vec<Measurement> {
         ] {
             let mut one = measurement("migrate", "kvm", variant, params.clone(), course);
             one.unit = unit.into();
-            courses.push(one);
+            courses.push(one.of_kind(Kind::Course));
         }
         let stalls = stall("run", scale);
         let stalls: Vec<_> = stalls.iter().map(|(name, unit, it)| (&**name, *unit, *it)).collect();

@@ -17,23 +17,50 @@ pub const ENGINE: &str = "engine";
 pub const MACHINE: &str = "machine";
 /// What was measured, where it is a guest under the host's KVM.
 pub const KVM: &str = "kvm";
-/// What follows a scenario's name in that of its thresholds.
-pub const ASKED: &str = "-asked";
+
+/// What the samples of a measurement are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// What was measured.
+    #[default]
+    Measured,
+    /// Values that were counted in buckets of at most an eighth of their width.
+    Bucketed,
+    /// Milliseconds of each second that a vCPU waited for a CPU.
+    Waited,
+    /// A course over time.
+    Course,
+    /// Ratios of other results in the same report, to be held against a threshold.
+    Ratio,
+    /// Made of other results in the same report, to be held against published figures.
+    Published,
+}
+
+impl Kind {
+    fn is_measured(&self) -> bool {
+        *self == Self::Measured
+    }
+}
 
 /// One variant of one scenario, with every sample that was taken of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Measurement {
-    /// `split`, `limit`, `dirty-log`, ...
+    /// The name of the scenario.
     pub scenario: String,
     /// What was measured: `engine`, `kvm`, `machine`.
     pub target: String,
-    /// The way it was done, or the phase: `bounded`, `fill-plain`, `populate`, ...
+    /// The way it was done, or the phase.
     pub variant: String,
     /// Everything that has to be equal for two results to be compared.
     pub params: Map<String, Value>,
     /// Unit of `samples`.
     pub unit: Unit,
+    /// What the samples are.
+    #[serde(default, skip_serializing_if = "Kind::is_measured")]
+    pub kind: Kind,
     /// Every sample, in the order it was taken.
     pub samples: Vec<f64>,
     /// How many samples, in their order, are of one guest or one process; absent if each is of its
@@ -60,10 +87,16 @@ impl Measurement {
             variant: variant.into(),
             params,
             unit: unit.into(),
+            kind: Kind::Measured,
             samples,
             groups: Vec::new(),
             counts: BTreeMap::new(),
         }
+    }
+
+    /// Returns the same of another kind.
+    pub fn of_kind(self, kind: Kind) -> Self {
+        Self { kind, ..self }
     }
 
     /// Returns whether the samples are times, ratios of times, or depend on speed.
@@ -71,11 +104,9 @@ impl Measurement {
         self.unit.is_timed()
     }
 
-    /// Returns the relative width of a sample's bucket, or 0. Stalls by percentile, such as
-    /// `dirty-stall-p99`, are counted in buckets that are at most an eighth of their value wide.
+    /// Returns the relative width of a sample's bucket, or 0.
     pub fn coarseness(&self) -> f64 {
-        let of_buckets = ["-stall-p50", "-stall-p95", "-stall-p99", "-stall-max"];
-        if of_buckets.iter().any(|name| self.variant.ends_with(name)) { 0.125 } else { 0.0 }
+        if self.kind == Kind::Bucketed { 0.125 } else { 0.0 }
     }
 
     /// Returns the median of each group; each sample is a group of its own where there are none.
@@ -102,17 +133,7 @@ impl Measurement {
     /// Returns whether it was made of other results in the same report, to be held against what
     /// was asked for or published.
     pub fn is_derived(&self) -> bool {
-        self.is_asked() || self.params.contains_key("published")
-    }
-
-    /// Returns whether it is a ratio with a threshold, of a scenario's other results.
-    pub fn is_asked(&self) -> bool {
-        self.scenario.ends_with(ASKED)
-    }
-
-    /// Returns whether its samples are a course over time.
-    pub fn is_course(&self) -> bool {
-        self.variant.starts_with("pace") || self.variant.starts_with("pass")
+        matches!(self.kind, Kind::Ratio | Kind::Published)
     }
 
     /// Returns whether it is the part of a single vCPU.
@@ -247,7 +268,7 @@ pub fn trust(begin: &Begin, results: &[Measurement]) -> Trust {
 
 /// Returns the longest wait of vCPUs in a phase, in milliseconds of a second.
 fn waited(results: &[Measurement]) -> Option<f64> {
-    let waited = results.iter().filter(|m| m.variant.ends_with("-waited"));
+    let waited = results.iter().filter(|m| m.kind == Kind::Waited);
     waited.filter_map(|m| crate::stats::median(&m.samples)).reduce(f64::max)
 }
 

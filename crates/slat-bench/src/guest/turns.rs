@@ -2,7 +2,7 @@
 
 use crate::thresholds::at_most;
 use serde_json::{Map, Value, json};
-use slat_lab::record::{ENGINE, Measurement};
+use slat_lab::record::{ENGINE, Kind, Measurement};
 use slat_lab::session::Session;
 use slat_lab::turns::order;
 use slat_lab::unit::Unit;
@@ -108,6 +108,7 @@ impl Recorder {
         let what = what.into();
         params.insert("asked".to_owned(), json!(at_most("guest", &what, &params)));
         Measurement::new(super::tables::ASKED, ENGINE, what, params, Unit::RATIO, samples)
+            .of_kind(Kind::Ratio)
     }
 }
 

@@ -205,15 +205,11 @@ fn measurement(
         ("operations", tally.steps),
         ("leaves_compared", tally.leaves),
     ];
+    let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
+    let (scenario, variant, steps) = (super::tables::CHECK, trees.name(tree), tally.steps as f64);
     Measurement {
-        scenario: super::tables::CHECK.to_owned(),
-        target: LINUX.to_owned(),
-        variant: trees.name(tree).to_owned(),
-        params: params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect(),
-        unit: Unit::OPERATIONS,
-        samples: vec![tally.steps as f64],
-        groups: Vec::new(),
         counts: counts.map(|(name, count)| (name.to_owned(), count)).into(),
+        ..Measurement::new(scenario, LINUX, variant, params, Unit::OPERATIONS, vec![steps])
     }
 }
 

@@ -3,7 +3,7 @@
 use super::options::{GuestArgs, LogArgs};
 use super::values::{HotSet, Others, SEED};
 use serde_json::{Map, Value, json};
-use slat_kvm::figure::{self, Figure};
+use slat_kvm::figure::{self, Figure, Stall};
 use slat_kvm::guest::Shape;
 use slat_kvm::phase::PhaseRun;
 use slat_kvm::work::{Order, Touch, Work};
@@ -11,7 +11,7 @@ use slat_kvm::{Error, Event, Mode, Setting};
 use slat_lab::cli::param_of;
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
-use slat_lab::record::{KVM, Measurement};
+use slat_lab::record::{KVM, Kind, Measurement};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 
@@ -229,7 +229,13 @@ pub fn measurement(
     params: Map<String, Value>,
     samples: Vec<f64>,
 ) -> Measurement {
-    Measurement::new(scenario, KVM, figure.name(), params, figure.unit(), samples)
+    let kind = match figure {
+        Figure::Course(..) => Kind::Course,
+        Figure::Stall(_, Stall::P50 | Stall::P95 | Stall::P99 | Stall::Longest) => Kind::Bucketed,
+        Figure::Stall(_, Stall::Waited) => Kind::Waited,
+        _ => Kind::Measured,
+    };
+    Measurement::new(scenario, KVM, figure.name(), params, figure.unit(), samples).of_kind(kind)
 }
 
 /// Returns the measurements of figures, with a sample for each run that gave one.

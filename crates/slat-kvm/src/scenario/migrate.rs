@@ -29,11 +29,11 @@ pub const COPY_RATE: Figure = Figure::Own("copy-rate", "MiB/s");
 const ROUNDS: Figure = Figure::Own("rounds", "rounds");
 const COPIED: Figure = Figure::Own("copied", "MiB");
 /// The pages that each pass left to the next.
-pub const PASS_LEFT: Figure = Figure::Own("pass-left", "pages");
+pub const PASS_LEFT: Figure = Figure::Course("pass-left", "pages");
 /// The end of each pass.
-pub const PASS_AT: Figure = Figure::Own("pass-at", "s");
+pub const PASS_AT: Figure = Figure::Course("pass-at", "s");
 /// When the vCPUs stopped, and the end.
-pub const PASS_STOP: Figure = Figure::Own("pass-stop", "s");
+pub const PASS_STOP: Figure = Figure::Course("pass-stop", "s");
 
 /// How its results are shown.
 pub const RESULTS: Results = Results {
@@ -107,7 +107,7 @@ fn copied(report: &Report) -> f64 {
 fn course(report: &Report) -> [(Figure, Vec<f64>); 4] {
     let of = |of: fn(&Pass) -> f64| report.passes.iter().map(of).collect();
     [
-        (Figure::Own("pass", "pages"), of(|pass| pass.pages as f64)),
+        (Figure::Course("pass", "pages"), of(|pass| pass.pages as f64)),
         (PASS_LEFT, of(|pass| pass.left as f64)),
         (PASS_AT, of(|pass| pass.end)),
         (PASS_STOP, vec![report.seconds - report.downtime, report.seconds]),

@@ -43,7 +43,7 @@ pub const WORKING_SET: Figure = Figure::Own("working-set", "s");
 const COPIED: Figure = Figure::Own("copied", "MiB");
 const COPY_RATE: Figure = Figure::Own("copy-rate", "MiB/s");
 /// The course of post-copy: when each of twenty parts of the accesses was over.
-pub const COURSE: Figure = Figure::Own("pass-accesses", "s");
+pub const COURSE: Figure = Figure::Course("pass-accesses", "s");
 
 /// How its results are shown.
 pub const RESULTS: Results = Results {

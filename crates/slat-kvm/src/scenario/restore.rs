@@ -49,7 +49,7 @@ pub const SLOW: Figure = Figure::Own("slow-pages", "pages");
 /// How much longer the median stall of these pages is than that of all pages.
 pub const SLOW_TIME: Figure = Figure::Own("slow-page", "s");
 /// The course: when each of twenty parts of the accesses was over.
-pub const COURSE: Figure = Figure::Own("pass-accesses", "s");
+pub const COURSE: Figure = Figure::Course("pass-accesses", "s");
 
 /// How its results are shown.
 pub const RESULTS: Results = Results {

@@ -7,11 +7,10 @@ use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
-  slat bench dirty-log -o before/; (another kernel, another build) slat bench dirty-log -o after/
-  slat compare before after
+  slat compare before after                     folders of --output: another kernel, another build
   slat compare before/results.json after/results.json --threshold 5 --fail-if-slower
   slat compare before after --markdown               to paste into a mail
-  slat compare 4k/ 2m/                              runs that differ by an option: it is listed
+  slat compare one two                          runs that differ by an option: it is listed
 
 Exit codes:
   0    compared
@@ -55,13 +54,12 @@ pub struct CompareArgs {
 
 const AB_EXAMPLES: &str = "\
 Examples:
-  slat ab --first 'bench dirty-log --backing 4k' --second 'bench dirty-log --backing 2m'
-  sudo slat ab --first 'bench dirty-log -r 1' --second 'bench dirty-log -r 1' \\
-      --while-second 'watch --all'
+  slat ab --first 'WORDS' --second 'OTHER WORDS' --pairs 5
+      WORDS are those of a scenario, as they follow the program's name
+  sudo slat ab --first 'WORDS' --second 'WORDS' --while-second 'watch --all'
       what a guest loses while it is watched
-  slat ab --pairs 3 --first 'emulate --kernel debian-6.1 --count-instructions -- bench age -v 1' \\
-      --second 'emulate --kernel debian-6.12 --count-instructions -- bench age -v 1'
-  slat-bench ab --first 'split --backing 2m' --second 'split --backing 1g' --pairs 5";
+  slat ab --pairs 3 --first 'emulate --kernel debian-6.1 --count-instructions -- WORDS' \\
+      --second 'emulate --kernel debian-6.12 --count-instructions -- WORDS'";
 
 /// Two command lines, in processes of their own, in turns.
 #[derive(Clone, Debug, Args)]
@@ -91,12 +89,11 @@ pub struct AbArgs {
 
 const NOISE_EXAMPLES: &str = "\
 Examples:
-  slat-bench noise -- split --backing 2m --what split
-      what this machine makes of one command line, in twenty-two processes
-  slat noise --pairs 5 -- bench dirty-log
-  slat noise --check 100 --slowdown 10 -- bench populate -b 16M
+  slat noise -- WORDS
+      what this machine makes of a scenario, in twenty-two processes
+  slat noise --check 100 --slowdown 10 -- WORDS
       how often `compare` is wrong of it on this machine, and how often it finds 10 %
-  slat noise --check 100 --in-turns -- bench populate -b 16M -r 1
+  slat noise --check 100 --in-turns -- WORDS
       the same of `ab`";
 
 /// One command line against itself.

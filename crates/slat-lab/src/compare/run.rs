@@ -2,7 +2,8 @@
 
 use crate::failure::bad_input;
 use crate::host::keep_lasting;
-use crate::record::{Measurement, SCHEMA};
+use crate::param::is_prose;
+use crate::record::{Kind, Measurement, SCHEMA};
 use crate::stats::median;
 use crate::trust::date;
 use serde_json::{Map, Value};
@@ -55,7 +56,7 @@ impl Run {
                 // Results that were made of others are not compared in addition to them.
                 .filter(|m| !m.is_derived())
                 // A course over time has no samples to compare.
-                .filter(|m| !m.is_course())
+                .filter(|m| m.kind != Kind::Course)
                 // More of a rate is better; the time of the same work is compared instead.
                 .filter(|m| !m.unit.is_rate())
                 // The parts of single vCPUs are not compared in addition to the whole.
@@ -145,7 +146,7 @@ pub(super) fn key<'m>(
     ignoring: &BTreeSet<String>,
 ) -> (&'m str, &'m str, &'m str, &'m str, Map<String, Value>) {
     let mut params = m.params.clone();
-    params.retain(|name, _| !ignoring.contains(name) && name != "note");
+    params.retain(|name, _| !ignoring.contains(name) && !is_prose(name));
     (&m.scenario, &m.target, &m.variant, m.unit.name(), params)
 }
 

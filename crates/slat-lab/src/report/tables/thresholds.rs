@@ -1,7 +1,7 @@
 //! Thresholds of operations, and the results for them.
 
 use crate::numbers::three_digits;
-use crate::record::Measurement;
+use crate::record::{Kind, Measurement};
 use crate::size::Size;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
@@ -36,7 +36,7 @@ const TOLD: usize = 4;
 /// that have no threshold.
 pub fn said(results: &[Measurement]) -> Verdict {
     let (mut met, mut missed, mut open) = (0, Vec::new(), Vec::new());
-    for m in results.iter().filter(|m| m.is_asked()) {
+    for m in results.iter().filter(|m| m.kind == Kind::Ratio) {
         let Some(summary) = Summary::of(&m.samples) else { continue };
         let reached = m.unit.with_spread(&summary);
         match m.params.get("asked").and_then(|asked| asked.as_f64()) {
@@ -130,6 +130,7 @@ mod tests {
             Unit::RATIO,
             samples.to_vec(),
         )
+        .of_kind(Kind::Ratio)
     }
 
     #[test]
