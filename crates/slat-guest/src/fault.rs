@@ -56,6 +56,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// more. On RISC-V without Svvptc the caller executes HFENCE.GVMA without an address after
     /// every outcome. The guest may be run again after every outcome except [`Outcome::Mmio`],
     /// [`Outcome::RingFull`] and [`Outcome::Refused`], which say what has to be done first.
+    #[inline]
     pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
         let host = self.worker.guest.tables.platform();
         let (guest, vcpu) = (self.worker.guest, self.id);
