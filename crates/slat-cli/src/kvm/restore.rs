@@ -5,9 +5,9 @@ use super::options::{RunArgs, VisitArgs};
 use super::repeat::Times;
 use super::restore_tables;
 use super::runs::{Guest, admits, in_turns};
-use super::values::{all_or, name_of};
+use super::values::{Switch, all_or, name_of};
 use crate::needs::GUEST;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::{Map, Value};
 use slat_kvm::guest::Shape;
 use slat_kvm::image::{Cache, Image};
@@ -27,17 +27,6 @@ use std::sync::Arc;
 
 /// Phases of a run.
 const PHASES: u64 = 3;
-
-slat_lab::display_as_written!(Switch);
-
-/// An option that is on or off, or both in turns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// Without it
-    Off,
-    /// With it
-    On,
-}
 
 /// Pages for which the handler is slow.
 #[derive(Clone, Copy, Debug, PartialEq)]

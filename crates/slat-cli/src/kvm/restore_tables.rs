@@ -1,7 +1,7 @@
 //! Renderer of the scenario `restore`: which way was faster, what prefetch saved, and the course.
 
-use super::restore::Switch;
 use super::tables::{renderer, said};
+use super::values::Switch;
 use super::visits_tables::{courses, median_of};
 use slat_kvm::scenario::restore;
 use slat_lab::cli::param_of;

@@ -40,6 +40,15 @@ pub enum Others {
     Skip,
 }
 
+/// An option that is on or off, or both in turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Without it
+    Off,
+    /// With it
+    On,
+}
+
 /// Returns the name of a value on the command line, which is also the one in results.
 pub fn name_of(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
@@ -174,7 +183,7 @@ impl fmt::Display for ClearChunk {
     }
 }
 
-slat_lab::display_as_written!(KvmWay, Others);
+slat_lab::display_as_written!(KvmWay, Others, Switch);
 
 #[cfg(test)]
 mod tests {
