@@ -5,7 +5,7 @@
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::host::Host;
-use crate::invalidate::Taken;
+use crate::invalidate::UnmappedPages;
 use crate::invalidations::InvalidationInProgress;
 use crate::memslots::Memslot;
 use crate::memslots::kinds::Kinds;
@@ -84,7 +84,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         range: GpaRange,
         to: MemoryKind,
-        mut taken: impl FnMut(Taken),
+        mut taken: impl FnMut(UnmappedPages),
     ) -> Result<u64, Stopped<ConvertError>> {
         let guest = self.guest;
         let stopped = |at, reason| Err(Stopped { at, reason });
@@ -132,7 +132,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         kinds: &Arc<Kinds>,
         run: GpaRange,
         to: MemoryKind,
-        taken: &mut impl FnMut(Taken),
+        taken: &mut impl FnMut(UnmappedPages),
     ) -> Result<(), ConvertError> {
         let guest = self.guest;
         // Ends also if `taken` or a hook panics: the pages then keep their kind.
@@ -160,7 +160,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         memslot: &Memslot,
         run: GpaRange,
         to: MemoryKind,
-        taken: &mut impl FnMut(Taken),
+        taken: &mut impl FnMut(UnmappedPages),
     ) -> Result<(), ConvertError> {
         let guest = self.guest;
         if to == MemoryKind::Shared {

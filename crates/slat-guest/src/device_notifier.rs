@@ -52,15 +52,16 @@ pub trait DeviceTables {
     /// memory that was reported as mapped.
     ///
     /// A write of a device that becomes final, or known to the IOMMU's driver, only in this call
-    /// cannot reach [`Taken::dirty`](crate::Taken::dirty): the implementation must not call the
-    /// guest, so it cannot report it by [`Worker::device_used`](crate::Worker::device_used). The
-    /// implementation records the pages that the IOMMU has marked as written. The page has such a
-    /// write if either that record or `Taken::dirty` says so. The record is complete when `taken`
-    /// is called with the page ([`Worker::invalidate`](crate::Worker::invalidate),
-    /// [`Worker::evict`](crate::Worker::evict), [`Worker::convert`](crate::Worker::convert)), as
-    /// this call comes before that one. If the pages stay the guest's (a memslot that moves, a
-    /// fault that replaces a page, `freeze_writes`), the caller passes the record to `device_used`
-    /// afterwards, so that the log has them too.
+    /// cannot reach [`UnmappedPages::dirty`](crate::UnmappedPages::dirty): the implementation must
+    /// not call the guest, so it cannot report it by
+    /// [`Worker::device_used`](crate::Worker::device_used). The implementation records the pages
+    /// that the IOMMU has marked as written. The page has such a write if either that record or
+    /// `UnmappedPages::dirty` says so. The record is complete when `taken` is called with the page
+    /// ([`Worker::invalidate`](crate::Worker::invalidate), [`Worker::evict`](crate::Worker::evict),
+    /// [`Worker::convert`](crate::Worker::convert)), as this call comes before that one. If the
+    /// pages stay the guest's (a memslot that moves, a fault that replaces a page,
+    /// `freeze_writes`), the caller passes the record to `device_used` afterwards, so that the log
+    /// has them too.
     fn unmapped(&self, _range: GpaRange) {}
 }
 

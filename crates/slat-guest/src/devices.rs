@@ -3,7 +3,7 @@
 
 use crate::backing::{Backing, Hva};
 use crate::host::Host;
-use crate::pins::Pinned;
+use crate::pins::PagePin;
 use crate::private::MemoryKind;
 use crate::worker::{Inside, Worker};
 use core::fmt;
@@ -66,7 +66,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ///
     /// # Errors
     /// [`PinError`]; nothing is pinned.
-    pub fn pin(&mut self, range: GpaRange) -> Result<Pinned<'w>, PinError> {
+    pub fn pin(&mut self, range: GpaRange) -> Result<PagePin<'w>, PinError> {
         let guest = self.guest;
         if (range.start().0 | range.size()) & (F::size(0).bytes() - 1) != 0 {
             return Err(PinError::Unaligned);
@@ -107,8 +107,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ///
     /// Writes that are known only when the pages are unmapped
     /// ([`DeviceTables::unmapped`](crate::DeviceTables::unmapped)) come too late for the thread
-    /// that takes the pages. It combines [`Taken::dirty`](crate::Taken::dirty) with the record of
-    /// them that `unmapped` has made.
+    /// that takes the pages. It combines [`UnmappedPages::dirty`](crate::UnmappedPages::dirty) with
+    /// the record of them that `unmapped` has made.
     ///
     /// Use is kept for guests with [`Config::devices`](crate::Config::devices).
     pub fn device_used(&mut self, range: GpaRange, wrote: bool) {

@@ -9,7 +9,7 @@ use crate::host::Host;
 use crate::identity::Identity;
 use crate::invalidations::Invalidations;
 use crate::memslots::Memslots;
-use crate::memslots::work::Unfinished;
+use crate::memslots::work::UnfinishedChange;
 use crate::pins::Pins;
 use crate::ring::Ring;
 use crate::stalls::StallCells;
@@ -57,7 +57,7 @@ use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize,
 /// ```
 #[derive(Debug)]
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
-    pub(crate) tables: Owned<'p, F, H>,
+    pub(crate) tables: OwnedTables<'p, F, H>,
     /// Tables for single vCPUs while their caches are off; empty unless the policy is `Exact`.
     pub(crate) views: Box<[UncachedTables<'p, F, H>]>,
     pub(crate) backing: B,
@@ -67,7 +67,7 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) memslots: Memslots,
     /// A thread holds the lock while it changes memslots. The value is a change that a panic has
     /// left unfinished.
-    pub(crate) changing: Turn<Option<Unfinished>>,
+    pub(crate) changing: Turn<Option<UnfinishedChange>>,
     pub(crate) invalidations: Invalidations,
     /// Invalidations of private memory, by addresses of private memory.
     pub(crate) private_invalidations: Invalidations,
@@ -111,7 +111,7 @@ impl<F: Format, H: Host> Drop for UncachedTables<'_, F, H> {
     fn drop(&mut self) {
         // SAFETY:
         // 1. `take`: this is the only call, and `self.tables` is not used after `drop`.
-        // 2. `deactivate_invalidated`, 1: as in the drop of `Owned`.
+        // 2. `deactivate_invalidated`, 1: as in the drop of `OwnedTables`.
         // 3. 2: no CPU ever had the root loaded, as `Guest::new` failed; or the guest's own tables,
         //    which have the same VMID, were dropped before, as `Guest` declares them first, and
         //    invalidated all of it.
@@ -121,9 +121,9 @@ impl<F: Format, H: Host> Drop for UncachedTables<'_, F, H> {
 
 /// Tables that are destroyed with the guest.
 #[derive(Debug)]
-pub(crate) struct Owned<'p, F: Format, H: Host>(ManuallyDrop<Tables<'p, F, H>>);
+pub(crate) struct OwnedTables<'p, F: Format, H: Host>(ManuallyDrop<Tables<'p, F, H>>);
 
-impl<'p, F: Format, H: Host> core::ops::Deref for Owned<'p, F, H> {
+impl<'p, F: Format, H: Host> core::ops::Deref for OwnedTables<'p, F, H> {
     type Target = Tables<'p, F, H>;
 
     fn deref(&self) -> &Self::Target {
@@ -131,7 +131,7 @@ impl<'p, F: Format, H: Host> core::ops::Deref for Owned<'p, F, H> {
     }
 }
 
-impl<F: Format, H: Host> Drop for Owned<'_, F, H> {
+impl<F: Format, H: Host> Drop for OwnedTables<'_, F, H> {
     fn drop(&mut self) {
         // SAFETY:
         // 1. `take`: this is the only call, and `self.0` is not used after `drop`.
@@ -234,7 +234,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
         let ring = |_| config.ring.map(Ring::new);
         Ok(Self {
-            tables: Owned(new()?),
+            tables: OwnedTables(new()?),
             views: views.into_boxed_slice(),
             backing,
             config,
@@ -362,14 +362,14 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// Takes the lock for changes of memslots, for work that waits for faults. A thread may hold it
     /// for as long as [`Host::between_pieces`] takes.
     #[track_caller]
-    pub(crate) fn change_turn(&self) -> impl DerefMut<Target = Option<Unfinished>> + '_ {
+    pub(crate) fn change_turn(&self) -> impl DerefMut<Target = Option<UnfinishedChange>> + '_ {
         self.assert_outside();
         self.no_change()
     }
 
     /// Takes the same lock, for work that waits for no fault: no thread changes memslots meanwhile.
     #[track_caller]
-    pub(crate) fn no_change(&self) -> impl DerefMut<Target = Option<Unfinished>> + '_ {
+    pub(crate) fn no_change(&self) -> impl DerefMut<Target = Option<UnfinishedChange>> + '_ {
         self.changing.take(self.tables.platform())
     }
 

@@ -15,7 +15,7 @@ use slat::{Attributes, Format, Gpa, GpaRange, Guard, Tables, UnmappedRun};
 
 /// Neighbouring pages that were unmapped for the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Taken {
+pub struct UnmappedPages {
     /// The first guest address.
     pub gpa: Gpa,
     /// The host addresses of the pages.
@@ -44,7 +44,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     pub fn invalidate(
         &mut self,
         host: HvaRange,
-        mut taken: impl FnMut(Taken),
+        mut taken: impl FnMut(UnmappedPages),
     ) -> InvalidationInProgress<'w> {
         let invalidation = self.guest.invalidations.begin(&host);
         if host.bytes != 0 {
@@ -65,12 +65,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// changes what the backing answers, then this walks; a fault reserves its entry, then asks the
     /// backing (`agreed`). The fences are in this crate. The backing keeps its answer under a lock,
     /// or in atomics, with acquire and release if the answer implies what other memory holds.
-    pub fn evict(&mut self, hosts: &[HvaRange], mut taken: impl FnMut(Taken)) {
+    pub fn evict(&mut self, hosts: &[HvaRange], mut taken: impl FnMut(UnmappedPages)) {
         agreed();
         self.take_pages(hosts, &mut taken);
     }
 
-    fn take_pages(&mut self, hosts: &[HvaRange], taken: &mut impl FnMut(Taken)) {
+    fn take_pages(&mut self, hosts: &[HvaRange], taken: &mut impl FnMut(UnmappedPages)) {
         // Ranges are widened to whole pages.
         let page = F::size(0).bytes();
         let whole = |host: &HvaRange| {
@@ -125,7 +125,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
-        taken: &mut impl FnMut(Taken),
+        taken: &mut impl FnMut(UnmappedPages),
     ) -> u64 {
         let hardware = self.config.logging == Logging::Hardware;
         let _taking = hardware.then(|| self.host_unmaps.begin());
@@ -148,7 +148,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         memslot: &Memslot,
         part: GpaRange,
         leaves: Option<Attributes>,
-        taken: &mut impl FnMut(Taken),
+        taken: &mut impl FnMut(UnmappedPages),
     ) {
         let spec = &memslot.spec;
         let mut tell = |first: u64, end: u64, (dirty, accessed): (bool, bool)| {
@@ -157,7 +157,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             }
             let gpa = Gpa(spec.gpa.0 + (first << F::PAGE_SHIFT));
             let bytes = (end - first) << F::PAGE_SHIFT;
-            taken(Taken {
+            taken(UnmappedPages {
                 gpa,
                 host: HvaRange { start: spec.host_of(gpa.0), bytes },
                 dirty,

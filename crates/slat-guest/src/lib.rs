@@ -118,14 +118,14 @@ pub use epochs::{Epoch, EpochError, Epochs};
 pub use events::{Event, Events};
 pub use guest::{Guest, GuestError};
 pub use host::Host;
-pub use invalidate::Taken;
+pub use invalidate::UnmappedPages;
 pub use invalidations::InvalidationInProgress;
 pub use log::{ClearCounts, LogError, PML_ENTRIES, hdbss_addresses, pml_addresses};
 pub use mapped::MappedBytes;
 pub use memslots::change::MemslotChange;
 pub use memslots::spec::{Kvm, MemslotError, MemslotId, MemslotSpec};
 pub use outcome::{Outcome, Refusal, Retry, SplitReport, SplitStop};
-pub use pins::Pinned;
+pub use pins::PagePin;
 pub use postcopy::{Fetch, PostCopied, PostCopy, PostCopyError};
 pub use prefault::{PrefaultBytes, PrefaultStop};
 pub use private::{

@@ -24,12 +24,12 @@ impl Pins {
         Self { ranges: Lock::new(Vec::new()), count: zero(), next: zero() }
     }
 
-    pub fn add(&self, range: GpaRange) -> Pinned<'_> {
+    pub fn add(&self, range: GpaRange) -> PagePin<'_> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.ranges.lock().push((number, range));
         self.count.fetch_add(1, Ordering::SeqCst);
         agreed();
-        Pinned { pins: self, number, range }
+        PagePin { pins: self, number, range }
     }
 
     fn some(&self) -> bool {
@@ -66,26 +66,26 @@ impl Pins {
 
 /// A pin: its pages keep their place and kind until it is dropped.
 #[must_use = "dropped, the pages are pinned no more"]
-pub struct Pinned<'g> {
+pub struct PagePin<'g> {
     pins: &'g Pins,
     number: u64,
     range: GpaRange,
 }
 
-impl Pinned<'_> {
+impl PagePin<'_> {
     /// Returns the guest addresses of the pages.
     pub const fn range(&self) -> GpaRange {
         self.range
     }
 }
 
-impl fmt::Debug for Pinned<'_> {
+impl fmt::Debug for PagePin<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Pinned").field(&self.range).finish()
     }
 }
 
-impl Drop for Pinned<'_> {
+impl Drop for PagePin<'_> {
     fn drop(&mut self) {
         self.pins.ranges.lock().retain(|(number, _)| *number != self.number);
         self.pins.count.fetch_sub(1, Ordering::SeqCst);

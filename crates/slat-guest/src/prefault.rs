@@ -94,14 +94,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let Some(memslot) = view.at(gpa) else {
                     let rest = GpaRange::new(gpa, end - gpa.0).expect("something is left");
                     let next = view.parts(&rest).next().map_or(end, |(_, part)| part.start().0);
-                    return Found::Upto(next, |done| &mut done.no_memory);
+                    return PrefaultStep::Upto(next, |done| &mut done.no_memory);
                 };
                 let behind = memslot.spec.range().end().0;
                 if memslot.deleting {
-                    return Found::Upto(behind, |done| &mut done.held);
+                    return PrefaultStep::Upto(behind, |done| &mut done.held);
                 }
                 if access == Access::Write && memslot.spec.read_only {
-                    return Found::Upto(behind, |done| &mut done.no_memory);
+                    return PrefaultStep::Upto(behind, |done| &mut done.no_memory);
                 }
                 if let Ok(Some(leaf)) = inside.guard.translate(gpa)
                     && leaf.attributes.read
@@ -109,22 +109,22 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     && (!access.is_fetch() || leaf.attributes.execute.permits(access))
                 {
                     let next = (gpa.0 & !(leaf.size.bytes() - 1)) + leaf.size.bytes();
-                    return Found::Upto(next.min(behind), |done| &mut done.there);
+                    return PrefaultStep::Upto(next.min(behind), |done| &mut done.there);
                 }
                 let Some(kind) =
                     GpaRange::new(gpa, page).ok().and_then(|at| memslot.kind_of::<F>(&at))
                 else {
-                    return Found::Upto(gpa.0 + page, |done| &mut done.held);
+                    return PrefaultStep::Upto(gpa.0 + page, |done| &mut done.held);
                 };
                 let replaced = replacing.as_ref().map(|(of, _)| *of);
                 let mode = Mode::of(guest, memslot, (attempt == 0, gpa), replaced);
                 let (memslots, id, uncached) = (view, NOBODY, false);
                 let fault = Fault { memslots, memslot, kind, gpa, access, id, uncached, mode };
-                Found::Tried(inside.fault(&fault))
+                PrefaultStep::Tried(inside.fault(&fault))
             });
             let step = match found {
-                Found::Upto(next, count) => return Ok((next.min(end), count)),
-                Found::Tried(step) => step,
+                PrefaultStep::Upto(next, count) => return Ok((next.min(end), count)),
+                PrefaultStep::Tried(step) => step,
             };
             let (bytes, count): (u64, Count) = match step {
                 // The new leaf may have changed its size by now; this steps over the size that was
@@ -159,7 +159,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 /// Returns the sum of a `PrefaultBytes` to which bytes are added.
 type Count = fn(&mut PrefaultBytes) -> &mut u64;
 
-enum Found {
+enum PrefaultStep {
     Upto(u64, Count),
     Tried(Step),
 }

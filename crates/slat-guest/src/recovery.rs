@@ -47,7 +47,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for (spec, logs, splits) in memslots {
             let mut tables = Vec::new();
             splits.turn::<F>(&spec, |gpa| tables.push(gpa));
-            let mut untried = Untried { tables, of: (&splits, spec), format: PhantomData::<F> };
+            let mut untried =
+                UntriedTables { tables, of: (&splits, spec), format: PhantomData::<F> };
             while let Some(piece) = untried.piece() {
                 let tried = untried.tables.partition_point(|gpa| *gpa < piece.end().0);
                 let tables = &untried.tables[..tried];
@@ -209,13 +210,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
 /// Tables that this turn has not tried yet, in ascending order. If the host panics between pieces,
 /// a later turn tries them.
-struct Untried<'s, F: Format> {
+struct UntriedTables<'s, F: Format> {
     tables: Vec<u64>,
     of: (&'s Splits, MemslotSpec),
     format: PhantomData<F>,
 }
 
-impl<F: Format> Untried<'_, F> {
+impl<F: Format> UntriedTables<'_, F> {
     /// Returns the piece of the memslot that begins with the first of them.
     fn piece(&self) -> Option<GpaRange> {
         let first = Gpa(*self.tables.first()?);
@@ -224,7 +225,7 @@ impl<F: Format> Untried<'_, F> {
     }
 }
 
-impl<F: Format> Drop for Untried<'_, F> {
+impl<F: Format> Drop for UntriedTables<'_, F> {
     fn drop(&mut self) {
         let (splits, spec) = &self.of;
         self.tables.iter().for_each(|gpa| splits.add::<F>(spec, *gpa));

@@ -36,17 +36,17 @@ impl<T> Turn<T> {
         if let Some(this) = this {
             self.thread.store(this.get(), Ordering::Relaxed);
         }
-        Held { held, this, turn: &self.thread }
+        TurnGuard { held, this, turn: &self.thread }
     }
 }
 
-struct Held<'t, G> {
+struct TurnGuard<'t, G> {
     held: G,
     this: Option<NonZeroUsize>,
     turn: &'t AtomicUsize,
 }
 
-impl<G: Deref> Deref for Held<'_, G> {
+impl<G: Deref> Deref for TurnGuard<'_, G> {
     type Target = G::Target;
 
     fn deref(&self) -> &Self::Target {
@@ -54,13 +54,13 @@ impl<G: Deref> Deref for Held<'_, G> {
     }
 }
 
-impl<G: DerefMut> DerefMut for Held<'_, G> {
+impl<G: DerefMut> DerefMut for TurnGuard<'_, G> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.held
     }
 }
 
-impl<G> Drop for Held<'_, G> {
+impl<G> Drop for TurnGuard<'_, G> {
     /// While the lock is still held.
     fn drop(&mut self) {
         if self.this.is_some() {

@@ -96,7 +96,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     ) -> u64 {
         if !self.config.devices || !core::ptr::eq(tables, &*self.tables) {
             return self.remove_alone(tables, guard, ranges, |leaves| {
-                Unreported { guest: self, view, now: None, leaves }.report(&mut removed)
+                UnreportedLeaves { guest: self, view, now: None, leaves }.report(&mut removed)
             });
         }
         let host = tables.platform();
@@ -105,7 +105,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let bytes = self.remove_alone(tables, guard, ranges, |leaves| {
             leaves.map(|leaves| (all.push(leaves), leaves.bytes).1).sum()
         });
-        let all = Unreported { guest: self, view, now: None, leaves: all.into_iter() };
+        let all = UnreportedLeaves { guest: self, view, now: None, leaves: all.into_iter() };
         each_even_if_one_panics(all.leaves.as_slice().iter(), |leaves| {
             let range = GpaRange::new(leaves.gpa, leaves.bytes).expect("a leaf is not empty");
             host.device_tables().unmapped(range);
@@ -172,7 +172,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
 /// Unmapped leaves that are being reported. If a report panics, this keeps the marks of all leaves
 /// whose report has not returned, for the next thread that asks.
-struct Unreported<'g, 'p, F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>> {
+struct UnreportedLeaves<'g, 'p, F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>> {
     guest: &'g Guest<'p, F, H, B>,
     view: &'g MemslotSnapshot,
     /// The leaves whose report is under way.
@@ -181,7 +181,7 @@ struct Unreported<'g, 'p, F: Format, H: Host, B: Backing, I: Iterator<Item = Unm
 }
 
 impl<F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>>
-    Unreported<'_, '_, F, H, B, I>
+    UnreportedLeaves<'_, '_, F, H, B, I>
 {
     /// Reports the leaves; returns their bytes.
     fn report(mut self, removed: &mut impl FnMut(UnmappedRun)) -> u64 {
@@ -197,7 +197,7 @@ impl<F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>>
 }
 
 impl<F: Format, H: Host, B: Backing, I: Iterator<Item = UnmappedRun>> Drop
-    for Unreported<'_, '_, F, H, B, I>
+    for UnreportedLeaves<'_, '_, F, H, B, I>
 {
     fn drop(&mut self) {
         // The report may have taken marks that were kept for these pages.

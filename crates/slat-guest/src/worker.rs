@@ -93,7 +93,7 @@ pub struct Worker<'w, F: Format, H: Host, B: Backing> {
 }
 
 /// The result of an operation of the engine on a piece of a range.
-type Changed = Result<u64, Stopped<ChangeError>>;
+type ChangeResult = Result<u64, Stopped<ChangeError>>;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Makes the thread's handle for the guest: takes a reader slot among the threads that walk the
@@ -207,7 +207,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         tables: &'w Tables<'w, F, H>,
         range: GpaRange,
-        change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
+        change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> ChangeResult,
     ) {
         self.until_done_in(tables, range, |_, piece, run| run(piece), change);
     }
@@ -218,7 +218,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         tables: &'w Tables<'w, F, H>,
         range: GpaRange,
-        change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
+        change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> ChangeResult,
     ) {
         self.repeat(tables, range, false, |_, piece, run| run(piece), change);
     }
@@ -230,7 +230,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         tables: &'w Tables<'w, F, H>,
         range: GpaRange,
         parts: impl Fn(&MemslotSnapshot, GpaRange, &mut dyn FnMut(GpaRange)),
-        change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
+        change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> ChangeResult,
     ) {
         self.repeat(tables, range, true, parts, change);
     }
@@ -241,7 +241,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         takes: bool,
         parts: impl Fn(&MemslotSnapshot, GpaRange, &mut dyn FnMut(GpaRange)),
-        mut change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
+        mut change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> ChangeResult,
     ) {
         let host = self.guest.tables.platform();
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {

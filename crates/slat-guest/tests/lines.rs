@@ -46,7 +46,7 @@ impl Backing for Ram {
 
 /// The lines to which one thread stores, for each operation on its part.
 #[derive(Default)]
-struct Stored {
+struct StoredLines {
     faults: BTreeSet<usize>,
     clear: BTreeSet<usize>,
     refaults: BTreeSet<usize>,
@@ -57,7 +57,7 @@ fn work<F: Format, H: Host>(
     vcpu: &mut Vcpu<'_, F, H, Ram>,
     worker: &mut Worker<'_, F, H, Ram>,
     part: u64,
-) -> Stored {
+) -> StoredLines {
     let page = |number: u64| Gpa(part * APART + number * K4);
     // Prepares the table, a block of tokens, and table pages in the cache.
     vcpu.fault(page(0), Access::Write);
@@ -66,7 +66,7 @@ fn work<F: Format, H: Host>(
             assert!(!matches!(vcpu.fault(page(number), Access::Write), Outcome::Refused(_)));
         }
     };
-    let mut stored = Stored { faults: lines(|| touch(vcpu)), ..Stored::default() };
+    let mut stored = StoredLines { faults: lines(|| touch(vcpu)), ..StoredLines::default() };
     let (first, all) = (part * APART / K4, [u64::MAX; PAGES as usize / 64]);
     stored.clear = lines(|| {
         let cleared = worker.clear_log(MemslotId(0), first, PAGES, &all).unwrap();

@@ -17,7 +17,7 @@ extern crate alloc;
 #[path = "../src/arrivals.rs"]
 mod arrivals;
 
-use fixture::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, memslot};
+use fixture::{BITS, BLOCK, HOST, PAGE, SendCell, World, bounded, memslot};
 use loom::sync::Mutex;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TwoSlots};
@@ -141,7 +141,7 @@ fn leaves_while_written(before: impl Fn(&mut TheVcpu)) {
     let mut writer = vcpu(guest, 0);
     write(&mut writer, memory, 1);
     before(&mut writer);
-    let writer = Sent(writer);
+    let writer = SendCell(writer);
     let thread = spawn(move || {
         let mut vcpu = writer.get();
         write(&mut vcpu, memory, 2);
@@ -189,7 +189,7 @@ fn a_first_write_while_its_page_leaves_and_returns_is_kept() {
         let how =
             AgeOptions { clear: true, table_bits: slat::TableBits::Ignored, flush_tlb: false };
         writer.worker().age(range, None, &mut [0], how).unwrap();
-        let writer = Sent(writer);
+        let writer = SendCell(writer);
         let thread = spawn(move || {
             let mut vcpu = writer.get();
             write(&mut vcpu, memory, 2);
@@ -216,7 +216,7 @@ fn the_slot_of_a_copy_is_found_once_its_page_has_come_back() {
         while Pager::new(first.worker()).reclaim(1).is_err() {}
         Pager::new(first.worker()).bring_in(Hva(HOST + PAGE), Access::Write).unwrap();
         first.fault(Gpa(PAGE), Access::Write);
-        let second = Sent(vcpu(guest, 1));
+        let second = SendCell(vcpu(guest, 1));
         let thread = spawn(move || {
             let mut vcpu = second.get();
             Pager::new(vcpu.worker()).bring_in(Hva(HOST), Access::Read).unwrap();
@@ -243,7 +243,7 @@ fn two_vcpus_bring_a_page_in_once() {
         let mut first = vcpu(guest, 0);
         write(&mut first, memory, 1);
         while Pager::new(first.worker()).reclaim(1).is_err() {}
-        let second = Sent(vcpu(guest, 1));
+        let second = SendCell(vcpu(guest, 1));
         let thread = spawn(move || {
             let mut vcpu = second.get();
             Pager::new(vcpu.worker()).bring_in(Hva(HOST), Access::Read).unwrap();
@@ -261,7 +261,7 @@ fn a_copy_made_while_its_page_leaves_has_the_pages_content() {
         let (guest, memory) = guest();
         let mut writer = vcpu(guest, 0);
         write(&mut writer, memory, 1);
-        let sender = Sent(worker(guest));
+        let sender = SendCell(worker(guest));
         let thread = spawn(move || assert_eq!(content(&mut sender.get()), 1));
         let _ = Pager::new(writer.worker()).reclaim(1);
         thread.join().unwrap();

@@ -91,7 +91,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let mut result = Ok(());
         for (at, words) in words.chunks(CHUNK).enumerate() {
             let from = from + at * CHUNK;
-            let mut taken = Taken { log, from, bits: [0; CHUNK], done: 0 };
+            let mut taken = TakenBits { log, from, bits: [0; CHUNK], done: 0 };
             // The number of words that are done in all tables.
             let mut done = words.len();
             let start = Gpa(spec.gpa.0 + ((from as u64) << (F::PAGE_SHIFT + 6)));
@@ -166,7 +166,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
 /// The bits of a chunk, which a clear has taken from the log. Dropped, also by a panic, it puts
 /// them back from the first word on that is not done in all tables.
-struct Taken<'l> {
+struct TakenBits<'l> {
     log: &'l Bits,
     /// The number of the first word.
     from: usize,
@@ -175,7 +175,7 @@ struct Taken<'l> {
     done: usize,
 }
 
-impl Drop for Taken<'_> {
+impl Drop for TakenBits<'_> {
     fn drop(&mut self) {
         let words = self.bits.iter().enumerate().skip(self.done);
         words.for_each(|(at, &bits)| self.log.add(self.from + at, bits));

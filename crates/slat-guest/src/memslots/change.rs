@@ -8,7 +8,7 @@ use crate::events::Event;
 use crate::host::Host;
 use crate::memslots::kinds::Kinds;
 use crate::memslots::spec::{MemslotError, MemslotId, MemslotSpec};
-use crate::memslots::work::{Unfinished, Work};
+use crate::memslots::work::{UnfinishedChange, Work};
 use crate::memslots::{Memslot, MemslotSnapshot, Plan};
 use crate::outcome::SplitReport;
 use crate::sync::{AtomicU64, Ordering};
@@ -92,7 +92,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         plan: Plan,
         mut view: MemslotSnapshot,
         (spec, before): (MemslotSpec, Option<MemslotSpec>),
-    ) -> Result<Option<Unfinished>, MemslotError> {
+    ) -> Result<Option<UnfinishedChange>, MemslotError> {
         let Some(before) = before else {
             let memslot = self.new_memslot(spec)?;
             if !view.aliases && view.backed_by(spec.host_range()).next().is_some() {
@@ -105,7 +105,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             self.replace(view);
             return Ok(None);
         };
-        let new = |work| Unfinished::new(spec, &before, work);
+        let new = |work| UnfinishedChange::new(spec, &before, work);
         Ok(Some(match plan {
             Plan::Delete => {
                 view.change(spec.id, |memslot| memslot.deleting = true);
@@ -146,7 +146,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Does the remaining work of a change; returns its result.
-    fn finish(&mut self, turn: &mut Option<Unfinished>) -> MemslotChange {
+    fn finish(&mut self, turn: &mut Option<UnfinishedChange>) -> MemslotChange {
         let guest = self.guest;
         let unfinished = turn.as_mut().expect("a change has begun");
         let spec = unfinished.spec;

@@ -75,10 +75,14 @@ impl Kinds {
     }
 
     /// Marks the pages as changing until the result is dropped.
-    pub fn changing<F: Format>(&self, spec: &MemslotSpec, range: &GpaRange) -> Changing<'_, F> {
+    pub fn changing<F: Format>(
+        &self,
+        spec: &MemslotSpec,
+        range: &GpaRange,
+    ) -> KindConversion<'_, F> {
         let mark = |word, mask| self.changing.add(word, mask);
         each_word::<F>(spec, range.start().0, range.size(), mark);
-        Changing { kinds: self, spec: *spec, range: *range, format: PhantomData }
+        KindConversion { kinds: self, spec: *spec, range: *range, format: PhantomData }
     }
 
     /// Sets the kind of the pages.
@@ -91,14 +95,14 @@ impl Kinds {
 }
 
 /// Pages that are being converted. Dropped, also by a panic, it removes their mark.
-pub(crate) struct Changing<'k, F: Format> {
+pub(crate) struct KindConversion<'k, F: Format> {
     kinds: &'k Kinds,
     spec: MemslotSpec,
     range: GpaRange,
     format: PhantomData<F>,
 }
 
-impl<F: Format> Drop for Changing<'_, F> {
+impl<F: Format> Drop for KindConversion<'_, F> {
     fn drop(&mut self) {
         let (start, bytes) = (self.range.start().0, self.range.size());
         each_word::<F>(&self.spec, start, bytes, |word, mask| {

@@ -57,7 +57,7 @@ pub(crate) enum Work {
 
 /// A change that has begun and not ended.
 #[derive(Debug)]
-pub(crate) struct Unfinished {
+pub(crate) struct UnfinishedChange {
     /// The memslot as it was asked for.
     pub spec: MemslotSpec,
     /// The memslot's guest addresses before the change.
@@ -69,7 +69,7 @@ pub(crate) struct Unfinished {
     pub next: Gpa,
 }
 
-impl Unfinished {
+impl UnfinishedChange {
     pub fn new(spec: MemslotSpec, before: &MemslotSpec, work: Work) -> Self {
         let range = before.range();
         Self { spec, range, host: before.host_range(), work, next: range.start() }

@@ -46,9 +46,9 @@ impl<B> Fetch<'_, B> {
     /// A caller that neither discards nor loses pages while they are fetched may write them without
     /// this.
     pub fn place(&self, mut put: impl FnMut(HvaRange)) -> u64 {
-        struct Placing<'f, 'l, B>(&'f Fetch<'l, B>);
+        struct PlacementGuard<'f, 'l, B>(&'f Fetch<'l, B>);
 
-        impl<B> Drop for Placing<'_, '_, B> {
+        impl<B> Drop for PlacementGuard<'_, '_, B> {
             fn drop(&mut self) {
                 self.0.under_way(|fetch| fetch.placing = false);
             }
@@ -58,7 +58,7 @@ impl<B> Fetch<'_, B> {
             fetch.placing = true;
             fetch.pages & !fetch.overtaken
         });
-        let _placing = Placing(self);
+        let _placing = PlacementGuard(self);
         let mut rest = wanted;
         while rest != 0 {
             let from = u64::from(rest.trailing_zeros());

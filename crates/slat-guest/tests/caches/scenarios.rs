@@ -1,6 +1,6 @@
 //! What guests do with their caches. Each scenario returns whether every read found the last write.
 
-use crate::vm::{Cpu, Lost, Manners, hpa, page};
+use crate::vm::{Cpu, LostWrite, Manners, hpa, page};
 
 /// A scenario.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +34,11 @@ impl Scenario {
         }
     }
 
-    pub fn run(self, cpus: [Cpu<'_, '_>; 3], machine: &crate::model::Machine) -> Result<(), Lost> {
+    pub fn run(
+        self,
+        cpus: [Cpu<'_, '_>; 3],
+        machine: &crate::model::Machine,
+    ) -> Result<(), LostWrite> {
         let [mut a, mut b, mut c] = cpus;
         // The VMM writes an image into memory before the guest runs.
         machine.write(hpa(IMAGE), 11, true);
@@ -62,7 +66,7 @@ const DATA: u64 = page(2000);
 
 /// The first vCPU reads its image and writes data before it switches on. The others start after it,
 /// write data of their own, and switch on one after the other.
-fn boot<'w, 'm>(first: &mut Cpu<'w, 'm>, others: &mut [&mut Cpu<'w, 'm>]) -> Result<(), Lost> {
+fn boot<'w, 'm>(first: &mut Cpu<'w, 'm>, others: &mut [&mut Cpu<'w, 'm>]) -> Result<(), LostWrite> {
     first.start();
     first.expect(IMAGE, 11)?;
     first.read(DATA);
@@ -93,7 +97,7 @@ fn boot_well<'w, 'm>(
     a: &mut Cpu<'w, 'm>,
     b: &mut Cpu<'w, 'm>,
     c: &mut Cpu<'w, 'm>,
-) -> Result<(), Lost> {
+) -> Result<(), LostWrite> {
     let manners = a.manners;
     let mut cpus = [a, b, c];
     cpus.iter_mut().for_each(|cpu| cpu.manners = Manners::Cleans);
@@ -108,7 +112,7 @@ fn hotplug<'w, 'm>(
     runs: &mut Cpu<'w, 'm>,
     b: &mut Cpu<'w, 'm>,
     c: &mut Cpu<'w, 'm>,
-) -> Result<(), Lost> {
+) -> Result<(), LostWrite> {
     let lines = [DATA + 128, DATA + 192];
     for (cpu, line) in [(&mut *b, lines[0]), (&mut *c, lines[1])] {
         cpu.write(line, 41);
@@ -141,7 +145,7 @@ fn kexec<'w, 'm>(
     runs: &mut Cpu<'w, 'm>,
     b: &mut Cpu<'w, 'm>,
     c: &mut Cpu<'w, 'm>,
-) -> Result<(), Lost> {
+) -> Result<(), LostWrite> {
     let lines = [KERNEL, KERNEL + 64, KERNEL + 4096];
     b.write(lines[0], 51);
     c.write(lines[1], 52);
@@ -178,7 +182,7 @@ fn host_writes<'w, 'm>(
     a: &mut Cpu<'w, 'm>,
     b: &mut Cpu<'w, 'm>,
     c: &mut Cpu<'w, 'm>,
-) -> Result<(), Lost> {
+) -> Result<(), LostWrite> {
     a.start();
     let (ours, theirs) = (DATA, DATA + 64);
     a.write(ours, 81);
@@ -187,7 +191,7 @@ fn host_writes<'w, 'm>(
     a.write(theirs, 83);
     a.expect(theirs, 83)?;
     if a.host_reads(ours) != 81 || a.host_reads(theirs) != 83 {
-        return Err(Lost);
+        return Err(LostWrite);
     }
     a.on();
     a.expect(ours, 81)?;
@@ -200,7 +204,7 @@ fn host_writes<'w, 'm>(
         a.read(line + 64);
         cpu.write(line + 64, 92);
         if cpu.host_reads(line + 64) != 92 {
-            return Err(Lost);
+            return Err(LostWrite);
         }
         cpu.write(line + 64, 93);
         cpu.on();

@@ -105,7 +105,7 @@ fn no_policy_loses_data_if_the_guest_cannot_bypass_caches() {
                     assert_eq!(totals.touched_bytes + totals.mapped_bytes, 0);
                     Ok(())
                 });
-                assert_eq!(result, Ok::<_, crate::vm::Lost>(()), "{policy:?} {scenario:?}");
+                assert_eq!(result, Ok::<_, crate::vm::LostWrite>(()), "{policy:?} {scenario:?}");
             }
         }
     }

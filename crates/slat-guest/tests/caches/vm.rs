@@ -84,7 +84,7 @@ pub fn host_range(gpa: u64, bytes: u64) -> HvaRange {
 
 /// A read did not find the last write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lost;
+pub struct LostWrite;
 
 /// A vCPU, with its caches.
 pub struct Cpu<'w, 'm> {
@@ -160,8 +160,8 @@ impl<'w, 'm> Cpu<'w, 'm> {
     }
 
     /// Reads, and compares with the expected value.
-    pub fn expect(&mut self, gpa: u64, value: u64) -> Result<(), Lost> {
-        if self.read(gpa) == value { Ok(()) } else { Err(Lost) }
+    pub fn expect(&mut self, gpa: u64, value: u64) -> Result<(), LostWrite> {
+        if self.read(gpa) == value { Ok(()) } else { Err(LostWrite) }
     }
 
     fn follow(&mut self, switch: CacheSwitch) {

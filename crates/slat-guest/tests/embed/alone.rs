@@ -91,7 +91,7 @@ const WAYS: [Logging; 2] = [Logging::Protect, Logging::Hardware];
 #[test]
 fn a_fault_that_waits_for_its_backing_holds_up_no_other_guest() {
     for logging in WAYS {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         beside([machine.clone(), machine], [1, 2], logging, everything);
     }
 }
@@ -101,7 +101,7 @@ fn a_fault_that_waits_for_its_backing_holds_up_no_other_guest() {
 #[test]
 fn with_seats_of_its_own_a_guest_shares_neither_them_nor_vmids() {
     for logging in WAYS {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         // Enough reader slots for a reader and the vCPU of one guest, and for a vCPU and a worker
         // of the other.
         let machines = [(); 2].map(|()| Arc::new(OwnReaders::<_, 2>::new(machine.clone())));
@@ -114,7 +114,7 @@ fn with_seats_of_its_own_a_guest_shares_neither_them_nor_vmids() {
 
 #[test]
 fn a_guest_with_all_seats_taken_is_refused_more_but_others_not() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let config = Config::new(2, PageSize::SIZE_4K);
     let guests = [(); 2].map(|()| {
         let machine = Arc::new(OwnReaders::<_, 2>::new(machine.clone()));
@@ -141,7 +141,7 @@ impl Backing for Late {
 /// Runs a small guest; returns all that it has cost. `crowded`: beside a guest with many memslots
 /// and pages, vCPUs that wait for as many pages as they can, and an invalidation that nobody ends.
 fn cost(crowded: bool) -> String {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let config = Config::new(1, PageSize::SIZE_2M);
     let crowd = crowded.then(|| shared(&machine, 1, Late(false), config));
     let waits = crowded.then(|| shared(&machine, 2, Late(true), config));

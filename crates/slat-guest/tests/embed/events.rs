@@ -7,9 +7,9 @@ use slat_guest::*;
 use std::sync::{Arc, Mutex};
 
 #[derive(Default)]
-struct Heard(Mutex<Vec<(Vmid, Event)>>);
+struct EventRecorder(Mutex<Vec<(Vmid, Event)>>);
 
-impl Events for Heard {
+impl Events for EventRecorder {
     fn event(&self, guest: Vmid, event: Event) {
         self.0.lock().unwrap().push((guest, event));
     }
@@ -17,7 +17,7 @@ impl Events for Heard {
 
 #[test]
 fn each_service_reports_its_beginning_and_its_end() {
-    let machine = Counted::with(Heard::default());
+    let machine = CountingMachine::with(EventRecorder::default());
     let readers = Arc::new(OwnReaders::<_, 4>::new(machine.clone()));
     let (ram, config) = (OnePiece(PageSize::SIZE_2M), Config::new(1, PageSize::SIZE_2M));
     let guest = SharedGuest::new(Ept1G::default(), Vmid(5), 39, readers, ram, config).unwrap();

@@ -12,9 +12,9 @@ use std::ptr::NonNull;
 
 /// A machine that does nothing but note the calls.
 #[derive(Default)]
-struct Noted(RefCell<Vec<&'static str>>);
+struct CallRecorder(RefCell<Vec<&'static str>>);
 
-impl Noted {
+impl CallRecorder {
     fn note(&self, call: &'static str) {
         self.0.borrow_mut().push(call);
     }
@@ -22,7 +22,7 @@ impl Noted {
 
 // SAFETY: by the numbers of `Platform`'s contract. 1, 2, 3, 5, 6: `allocate` never returns a frame,
 // so that there are no tables. 4: no thread can ask for the reader slots, since none is made.
-unsafe impl Platform for Noted {
+unsafe impl Platform for CallRecorder {
     fn allocate(&self, _: usize) -> Option<Frame> {
         self.note("allocate");
         None
@@ -72,25 +72,25 @@ unsafe impl Platform for Noted {
     }
 }
 
-impl Events for Noted {
+impl Events for CallRecorder {
     fn event(&self, _: Vmid, _: Event) {
         self.note("events");
     }
 }
 
-impl PrivateHooks for Noted {
+impl PrivateHooks for CallRecorder {
     fn removed(&self, _: PrivateLeaves) {
         self.note("private_hooks");
     }
 }
 
-impl DeviceTables for Noted {
+impl DeviceTables for CallRecorder {
     fn unmapped(&self, _: GpaRange) {
         self.note("device_tables");
     }
 }
 
-impl Host for Noted {
+impl Host for CallRecorder {
     fn now(&self) -> u64 {
         self.note("now");
         0
@@ -127,7 +127,7 @@ impl Host for Noted {
 
 #[test]
 fn a_host_with_its_own_seats_forwards_each_call_to_its_machine() {
-    let machine = Noted::default();
+    let machine = CallRecorder::default();
     let host = OwnReaders::<_, 1>::new(&machine);
     let passes = |call: &'static str| assert_eq!(take(&mut *machine.0.borrow_mut()), [call]);
     let everything = Invalidation { vmid: Vmid(1), range: None, leaf: None, tables: false };

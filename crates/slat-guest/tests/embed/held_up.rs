@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{scope, spawn, yield_now};
 
-type Work = SharedWorker<Ept1G, Counted, Gate>;
+type Work = SharedWorker<Ept1G, CountingMachine, Gate>;
 
 /// Memory in blocks. Faults on its last page stop in the backing until the gate opens.
 #[derive(Clone)]
@@ -47,12 +47,12 @@ fn holds_up(
     first: impl FnOnce(&mut Work) + Send + 'static,
     second: impl FnOnce(&mut Work) + Send + 'static,
 ) {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let (inside, stopped): (_, Receiver<()>) = channel();
     let gate = Gate { inside: inside.clone(), open: Arc::default() };
     let open = gate.open.clone();
     let config = Config { execute_huge: ExecuteHuge::Split, ..Config::new(1, PageSize::SIZE_2M) };
-    let guest: Shared<Gate> = shared(&machine, 1, gate, config);
+    let guest: CountingGuest<Gate> = shared(&machine, 1, gate, config);
     let mut one = guest.worker().unwrap();
     one.with(|worker| {
         worker.set_memslot(memslot(BYTES)).unwrap();
@@ -79,7 +79,7 @@ fn holds_up(
 /// Asserts that `second`, which is held up, calls `Host::wait`; then opens the gate.
 fn waits<T: Send + 'static>(
     what: &str,
-    machine: &Counted,
+    machine: &CountingMachine,
     mut two: T,
     second: impl FnOnce(&mut T) + Send + 'static,
     open: &AtomicBool,
@@ -133,7 +133,7 @@ fn a_thread_that_is_held_up_calls_the_hosts_wait() {
     holds_up("held writes, by a fault", fault, hold);
 }
 
-type Cpu = SharedVcpu<Ept1G, Counted, Gate>;
+type Cpu = SharedVcpu<Ept1G, CountingMachine, Gate>;
 
 /// A thread that stops in an invalidation, and one that it holds up.
 struct Meets {
@@ -149,12 +149,12 @@ struct Meets {
 
 impl Meets {
     fn check(self) {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         machine.breaks.store(true, Ordering::Relaxed);
         let (inside, stopped) = channel();
         let gate = Gate { inside: inside.clone(), open: Arc::default() };
         let open = gate.open.clone();
-        let guest: Shared<Gate> = shared(&machine, 1, gate, self.config);
+        let guest: CountingGuest<Gate> = shared(&machine, 1, gate, self.config);
         let mut vcpu = guest.vcpu(0).unwrap();
         vcpu.with(|vcpu| vcpu.worker().set_memslot(self.memslot)).unwrap();
         (self.prepare)(&mut vcpu);
@@ -371,14 +371,14 @@ fn a_ring_reset_beside_another_reset_calls_the_hosts_wait() {
 
 /// Frames whose filling stops until the gate opens. The first wait of a thread panics, if so.
 #[derive(Debug)]
-struct Filled {
+struct GatedFrames {
     inside: Mutex<Sender<()>>,
     open: AtomicBool,
     waits: AtomicU64,
     panics: AtomicBool,
 }
 
-impl Frames for Filled {
+impl Frames for GatedFrames {
     fn hpa(&self, frame: u32) -> Hpa {
         Hpa(u64::from(frame) * K4)
     }
@@ -401,8 +401,8 @@ impl Frames for Filled {
     }
 }
 
-fn fork(memory: &Cow<'_, Filled>) {
-    let machine = Counted::new();
+fn fork(memory: &Cow<'_, GatedFrames>) {
+    let machine = CountingMachine::new();
     let config = Config::new(1, PageSize::SIZE_4K);
     let backing = OnePiece(PageSize::SIZE_4K);
     let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &*machine, backing, config).unwrap();
@@ -414,7 +414,7 @@ fn fork(memory: &Cow<'_, Filled>) {
 /// A panic of its own passes through it, and the page is usable.
 #[test]
 fn a_thread_that_meets_a_page_being_filled_calls_frames_wait() {
-    type Meets = fn(&Cow<'_, Filled>);
+    type Meets = fn(&Cow<'_, GatedFrames>);
     let meets: [(&str, Meets); 3] = [
         ("a fault", |memory| assert!(memory.page(Hva(HOST), Access::Read).is_ok())),
         ("a reader", |memory| assert!(memory.frame(Hva(HOST)).is_some())),
@@ -423,7 +423,7 @@ fn a_thread_that_meets_a_page_being_filled_calls_frames_wait() {
     for (what, second) in meets {
         let (inside, stopped) = channel();
         let (open, waits, panics) = (false.into(), 0.into(), true.into());
-        let frames = Filled { inside: Mutex::new(inside), open, waits, panics };
+        let frames = GatedFrames { inside: Mutex::new(inside), open, waits, panics };
         let shared = SharedFrames::new(frames, PageSize::SIZE_4K, 4);
         let memory = Cow::new(&shared, HvaRange { start: Hva(HOST), bytes: K4 }).unwrap();
         let waits = &shared.memory().waits;

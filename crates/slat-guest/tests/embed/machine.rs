@@ -19,7 +19,7 @@ pub const HOST: u64 = 0x7000_0000_0000;
 const READERS: usize = 128;
 
 /// Frames come from the allocator.
-pub struct Counted<E: Events = ()> {
+pub struct CountingMachine<E: Events = ()> {
     events: E,
     readers: Readers<[ReaderSlot; READERS]>,
     frames: AtomicU64,
@@ -51,13 +51,13 @@ pub enum Moment {
     PrivateSplit,
 }
 
-impl Counted {
+impl CountingMachine {
     pub fn new() -> Arc<Self> {
         Self::with(())
     }
 }
 
-impl<E: Events> Counted<E> {
+impl<E: Events> CountingMachine<E> {
     pub fn with(events: E) -> Arc<Self> {
         let readers = Readers::new([const { ReaderSlot::new() }; READERS]);
         Arc::new(Self {
@@ -110,7 +110,7 @@ impl<E: Events> Counted<E> {
 }
 
 /// A machine that is dropped before its tables would free their memory.
-impl<E: Events> Drop for Counted<E> {
+impl<E: Events> Drop for CountingMachine<E> {
     fn drop(&mut self) {
         assert_eq!(self.frames(), 0, "the machine goes, and not all frames were given back");
     }
@@ -123,7 +123,7 @@ fn layout(bytes: usize) -> Layout {
 // SAFETY: by the numbers of `Platform`'s contract. 1, 2: `allocate` returns memory of that size and
 // alignment that no other code uses, whose address is the frame's, and which stays until `free`. 3:
 // no CPU loads these tables. 4: `readers` is a field.
-unsafe impl<E: Events> Platform for Counted<E> {
+unsafe impl<E: Events> Platform for CountingMachine<E> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.frames.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the size of the layout is not zero; the memory is the frame's alone.
@@ -164,14 +164,14 @@ unsafe impl<E: Events> Platform for Counted<E> {
     }
 }
 
-impl<E: Events> PrivateHooks for Counted<E> {
+impl<E: Events> PrivateHooks for CountingMachine<E> {
     fn split(&self, _: PrivateLeaves) -> Result<(), Denial> {
         self.now_is(Moment::PrivateSplit);
         Ok(())
     }
 }
 
-impl<E: Events> DeviceTables for Counted<E> {
+impl<E: Events> DeviceTables for CountingMachine<E> {
     fn mapped(&self, leaf: DeviceLeaf) {
         if !leaf.write {
             self.now_is(Moment::Devices);
@@ -182,7 +182,7 @@ impl<E: Events> DeviceTables for Counted<E> {
     }
 }
 
-impl<E: Events> Host for Counted<E> {
+impl<E: Events> Host for CountingMachine<E> {
     fn device_tables(&self) -> &dyn DeviceTables {
         self
     }
@@ -229,14 +229,14 @@ impl Backing for OnePiece {
     }
 }
 
-pub type Shared<B = OnePiece> = SharedGuest<Ept1G, Counted, B>;
+pub type CountingGuest<B = OnePiece> = SharedGuest<Ept1G, CountingMachine, B>;
 
 pub fn shared<B: Backing + 'static>(
-    machine: &Arc<Counted>,
+    machine: &Arc<CountingMachine>,
     vmid: u16,
     backing: B,
     config: Config,
-) -> Shared<B> {
+) -> CountingGuest<B> {
     let machine = Arc::clone(machine);
     SharedGuest::new(Ept1G::default(), Vmid(vmid), 39, machine, backing, config).unwrap()
 }

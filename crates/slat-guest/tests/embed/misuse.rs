@@ -7,17 +7,17 @@ use slat::{Access, Gpa, PageSize, Vmid, WrongTables};
 use slat_guest::*;
 use std::sync::Arc;
 
-type OnArm = SharedGuest<Arm64K4, Counted, OnePiece>;
+type OnArm = SharedGuest<Arm64K4, CountingMachine, OnePiece>;
 
 /// A guest on a format on which vCPUs may bypass their caches.
-fn on_arm(machine: &Arc<Counted>, config: Config) -> OnArm {
+fn on_arm(machine: &Arc<CountingMachine>, config: Config) -> OnArm {
     let (format, ram) = (Arm64K4::default(), OnePiece(PageSize::SIZE_2M));
     SharedGuest::new(format, Vmid(1), 39, machine.clone(), ram, config).unwrap()
 }
 
 #[test]
 fn a_flush_is_refused_to_another_guests_worker_and_goes_on() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let config = Config { caches: CachePolicy::Every, ..Config::new(1, PageSize::SIZE_2M) };
     let mut workers = [(); 2].map(|()| on_arm(&machine, config).vcpu(0).unwrap());
     for vcpu in &mut workers {
@@ -38,7 +38,7 @@ fn a_flush_is_refused_to_another_guests_worker_and_goes_on() {
 #[test]
 fn a_dropped_guest_invalidates_once_for_any_number_of_vcpus() {
     for (vcpus, caches_on, used) in [(1, false, true), (64, false, false), (64, true, true)] {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let config = Config { caches_on, ..Config::new(vcpus, PageSize::SIZE_2M) };
         let guest = on_arm(&machine, config);
         if used {
@@ -57,7 +57,7 @@ fn a_dropped_guest_invalidates_once_for_any_number_of_vcpus() {
 
 #[test]
 fn vcpus_that_start_with_caches_on_share_tables_and_blocks() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let config = Config { caches_on: true, ..Config::new(2, PageSize::SIZE_2M) };
     let guest = on_arm(&machine, config);
     let [mut one, mut two] = [0, 1].map(|id| guest.vcpu(id).unwrap());
@@ -87,7 +87,7 @@ fn vcpus_that_start_with_caches_on_share_tables_and_blocks() {
 #[test]
 fn a_reset_before_the_first_run_switches_the_caches_off() {
     for policy in [CachePolicy::Exact, CachePolicy::Every] {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let config =
             Config { caches_on: true, caches: policy, ..Config::new(1, PageSize::SIZE_2M) };
         let guest = on_arm(&machine, config);

@@ -43,7 +43,7 @@ impl Events for Reports {
 /// A machine whose callbacks panic. It knows which pages devices may access, and which private
 /// pages are mapped.
 struct Panics {
-    machine: Arc<Counted>,
+    machine: Arc<CountingMachine>,
     private: RefCell<HashSet<u64>>,
     devices: RefCell<HashSet<u64>>,
 }
@@ -52,7 +52,7 @@ fn pages(gpa: Gpa, bytes: u64) -> impl Iterator<Item = u64> {
     (gpa.0..gpa.0 + bytes).step_by(K4 as usize)
 }
 
-// SAFETY: `Counted` keeps the contract.
+// SAFETY: `CountingMachine` keeps the contract.
 unsafe impl Platform for Panics {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.machine.allocate(bytes)
@@ -217,7 +217,7 @@ fn again<R>(mut work: impl FnMut() -> R) -> R {
 /// Uses every callback: that of a private block's split where huge pages may be executed. Returns
 /// whether the planned one panicked.
 fn history(execute_huge: ExecuteHuge, plan: Option<(&'static str, u32)>) -> bool {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let (private, devices) = Default::default();
     let host = Panics { machine, private, devices };
     let memory = Memory4K { own: RefCell::default(), late: Cell::new(true) };
@@ -273,7 +273,7 @@ fn history(execute_huge: ExecuteHuge, plan: Option<(&'static str, u32)>) -> bool
     });
     // Each page that was written is told as dirty once at least.
     let dirty = RefCell::new(HashSet::new());
-    let tell = |taken: Taken| {
+    let tell = |taken: UnmappedPages| {
         called("taken");
         if taken.dirty {
             dirty.borrow_mut().extend(pages(taken.gpa, taken.host.bytes));
@@ -339,7 +339,7 @@ fn a_panic_of_the_callers_closure_ends_a_conversion() {
         ("removed", private, shared, M2),
     ] {
         let (private, devices) = Default::default();
-        let host = Panics { machine: Counted::new(), private, devices };
+        let host = Panics { machine: CountingMachine::new(), private, devices };
         let memory = Memory4K { own: RefCell::default(), late: Cell::new(false) };
         let config = Config::new(1, PageSize::SIZE_2M);
         let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &host, memory, config).unwrap();
@@ -362,9 +362,9 @@ fn a_panic_of_the_callers_closure_ends_a_conversion() {
 
 /// Frames whose methods panic.
 #[derive(Debug)]
-struct Trapped;
+struct PanickingFrames;
 
-impl Frames for Trapped {
+impl Frames for PanickingFrames {
     fn hpa(&self, frame: u32) -> Hpa {
         called("hpa");
         Hpa(64 * G1 + u64::from(frame) * K4)
@@ -387,8 +387,8 @@ impl Frames for Trapped {
 /// planned callback panicked.
 fn forks(plan: Option<(&'static str, u32)>) -> bool {
     let frames = 6;
-    let shared = SharedFrames::new(Trapped, PageSize::SIZE_4K, frames);
-    let machine = Counted::new();
+    let shared = SharedFrames::new(PanickingFrames, PageSize::SIZE_4K, frames);
+    let machine = CountingMachine::new();
     PLAN.set(plan);
     {
         let range = HvaRange { start: Hva(HOST), bytes: 4 * K4 };
@@ -442,7 +442,7 @@ fn a_fetch_whose_copy_panics_is_fetched_again() {
     let panics = || fetch.place(|_| std::panic::resume_unwind(Box::new(())));
     assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
     drop(fetch);
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let config = Config::new(1, PageSize::SIZE_2M);
     let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &*machine, late, config).unwrap();
     let mut storage = [const { None }; TABLE_PAGES];

@@ -13,7 +13,7 @@ const PIECES: u64 = 4;
 #[test]
 fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
     for logging in [Logging::Protect, Logging::Hardware] {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let rests = Arc::new(AtomicU64::new(0));
         let counts = rests.clone();
         machine.between(move || _ = counts.fetch_add(1, Ordering::Relaxed));
@@ -47,7 +47,7 @@ fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
 fn the_end_of_a_log_invalidates_per_gib_and_not_per_block() {
     for logging in [Logging::Protect, Logging::Hardware] {
         for (bytes, collapse) in [(M2, 1), (20 * M2, 1), (32 * M2, 2), (G1, 2), (3 * G1, 6)] {
-            let machine = Counted::new();
+            let machine = CountingMachine::new();
             let eager_split = Some(PageSize::SIZE_4K);
             let config = Config { logging, eager_split, ..Config::new(1, PageSize::SIZE_2M) };
             let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
@@ -72,7 +72,7 @@ fn the_end_of_a_log_invalidates_per_gib_and_not_per_block() {
 #[test]
 fn tables_of_a_memslot_that_logs_stay_tables() {
     for logging in [Logging::Protect, Logging::Hardware] {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let config = Config { logging, ..Config::new(1, PageSize::SIZE_2M) };
         let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
         let mut vcpu = guest.vcpu(0).unwrap();
@@ -91,7 +91,7 @@ fn tables_of_a_memslot_that_logs_stay_tables() {
 /// A thread that protected the same pages may not have completed its invalidation.
 #[test]
 fn taking_rights_invalidates_though_another_thread_took_them() {
-    type Take = fn(&mut Vcpu<'_, Ept, Counted, OnePiece>);
+    type Take = fn(&mut Vcpu<'_, Ept, CountingMachine, OnePiece>);
     let takes: [(&str, Take); 4] = [
         ("a clear", |vcpu| _ = vcpu.worker().clear_log(MemslotId(0), 0, 64, &[1]).unwrap()),
         ("a hold", |vcpu| {
@@ -109,7 +109,7 @@ fn taking_rights_invalidates_though_another_thread_took_them() {
         }),
     ];
     for (name, take) in takes {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let config = Config::new(1, PageSize::SIZE_4K);
         let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_4K), config);
         let mut vcpu = guest.vcpu(0).unwrap();
@@ -133,9 +133,9 @@ fn taking_rights_invalidates_though_another_thread_took_them() {
 
 /// Makes a guest of `bytes` where each block has an executable page, in a period that has ended.
 fn split_by_fetches(
-    machine: &Arc<Counted>,
+    machine: &Arc<CountingMachine>,
     bytes: u64,
-) -> (Shared, SharedVcpu<Ept, Counted, OnePiece>) {
+) -> (CountingGuest, SharedVcpu<Ept, CountingMachine, OnePiece>) {
     let config = Config { execute_huge: ExecuteHuge::Split, ..Config::new(1, PageSize::SIZE_2M) };
     let guest = shared(machine, 1, OnePiece(PageSize::SIZE_2M), config);
     let mut vcpu = guest.vcpu(0).unwrap();
@@ -153,7 +153,7 @@ fn split_by_fetches(
 #[test]
 fn recovery_invalidates_for_each_gib_and_not_for_each_table() {
     for (bytes, most) in [(M2, 2), (32 * M2, 4), (G1, 4), (3 * G1, 12)] {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let (_guest, mut vcpu) = split_by_fetches(&machine, bytes);
         machine.invalidations();
         let recovered = vcpu.with(|vcpu| vcpu.worker().recover_huge_pages());
@@ -165,7 +165,7 @@ fn recovery_invalidates_for_each_gib_and_not_for_each_table() {
 
 #[test]
 fn recovery_skips_a_pinned_table_and_takes_its_neighbours() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let (guest, mut vcpu) = split_by_fetches(&machine, 3 * M2);
     let (mut other, mut pins) = (guest.worker().unwrap(), true);
     machine.between(move || {
@@ -194,7 +194,7 @@ fn recovery_gives_no_right_to_write_once_a_log_begins() {
     // After the table has lost the right to be executed, and after it has become a block.
     for (piece, specs) in [1, 2].into_iter().flat_map(|piece| changes.clone().map(|to| (piece, to)))
     {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let config = Config::new(1, PageSize::SIZE_1G);
         let config = Config { execute_huge: ExecuteHuge::Split, ..config };
         let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
@@ -249,7 +249,7 @@ fn recovery_gives_no_right_to_write_once_a_log_begins() {
 
 #[test]
 fn tables_that_a_panic_kept_recovery_from_are_tried_again() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let (_guest, mut vcpu) = split_by_fetches(&machine, 2 * M2);
     machine.between(|| panic!("a VMM's callback"));
     let recover = || vcpu.with(|vcpu| vcpu.worker().recover_huge_pages());
@@ -262,7 +262,7 @@ fn tables_that_a_panic_kept_recovery_from_are_tried_again() {
 /// While a deletion pauses, everything else goes on, except other changes of memslots.
 #[test]
 fn a_change_that_rests_holds_up_other_changes_alone() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let config = Config { execute_huge: ExecuteHuge::Split, ..Config::new(1, PageSize::SIZE_2M) };
     let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
     let mut vcpu = guest.vcpu(0).unwrap();
@@ -331,7 +331,7 @@ fn a_change_that_rests_holds_up_other_changes_alone() {
 
 #[test]
 fn a_log_has_writes_made_while_it_begins() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let config = Config::new(2, PageSize::SIZE_4K);
     let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_4K), config);
     let [mut own, mut other] = [0, 1].map(|id| guest.vcpu(id).unwrap());

@@ -13,7 +13,7 @@ fn ram() -> OnePiece {
 #[test]
 fn a_thousand_guests_live_in_one_process() {
     const GUESTS: u16 = 1000;
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let new = |vmid| {
         // For a vCPU and a worker.
         let machine = Arc::new(OwnReaders::<_, 2>::new(machine.clone()));
@@ -48,7 +48,7 @@ fn a_thousand_guests_live_in_one_process() {
 fn sixty_four_vcpus_fault_at_once_during_logs_and_host_changes() {
     const VCPUS: u16 = 64;
     const BYTES: u64 = 16 * M2;
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let config = Config { ring: Some(1024), ..Config::new(VCPUS, PageSize::SIZE_4K) };
     let guest = shared(&machine, 1, ram(), config);
     let mut worker = guest.worker().unwrap();
@@ -106,7 +106,7 @@ fn one_of(number: u16) -> MemslotSpec {
 
 #[test]
 fn a_guest_has_as_many_slots_as_kvm_gives_one() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let guest = shared(&machine, 1, ram(), Config::new(1, PageSize::SIZE_2M));
     let mut vcpu = guest.vcpu(0).unwrap();
     vcpu.with(|vcpu| {
@@ -162,7 +162,7 @@ impl FirstPage for MemslotSpec {
 /// All memslots with the same host memory are found, wherever they are among the others.
 #[test]
 fn memory_that_many_slots_have_is_taken_from_each() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let guest = shared(&machine, 1, ram(), Config::new(1, PageSize::SIZE_4K));
     let mut vcpu = guest.vcpu(0).unwrap();
     vcpu.with(|vcpu| {

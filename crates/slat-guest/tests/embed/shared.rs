@@ -17,16 +17,16 @@ fn ram() -> OnePiece {
 const fn is_sent<T: Send + 'static>() {}
 const fn is_shared<T: Send + Sync + 'static>() {}
 const _: () = {
-    is_shared::<Shared>();
-    is_sent::<SharedVcpu<slat::format::ept::Ept1G, Counted, OnePiece>>();
-    is_sent::<SharedWorker<slat::format::ept::Ept1G, Counted, OnePiece>>();
+    is_shared::<CountingGuest>();
+    is_sent::<SharedVcpu<slat::format::ept::Ept1G, CountingMachine, OnePiece>>();
+    is_sent::<SharedWorker<slat::format::ept::Ept1G, CountingMachine, OnePiece>>();
 };
 
 /// The guest is dropped, with every frame, by the last handle, worker or vCPU; then the machine is.
 #[test]
 fn the_last_handle_that_is_dropped_gives_back_every_frame() {
     for last in 0..4 {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let guest = shared(&machine, 1, ram(), config());
         let mut vcpu = guest.vcpu(0).unwrap();
         let mut worker = guest.worker().unwrap();
@@ -51,7 +51,7 @@ fn the_last_handle_that_is_dropped_gives_back_every_frame() {
 
 #[test]
 fn frames_are_back_when_the_last_part_of_a_guest_has_gone() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let guest = shared(&machine, 1, ram(), config());
     let mut vcpu = guest.vcpu(0).unwrap();
     vcpu.with(|vcpu| vcpu.worker().set_memslot(memslot(M2))).unwrap();
@@ -66,7 +66,7 @@ fn frames_are_back_when_the_last_part_of_a_guest_has_gone() {
 
 #[test]
 fn a_vcpu_is_run_by_one_thread_at_a_time() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let guest = shared(&machine, 1, ram(), config());
     let vcpu = guest.vcpu(2).unwrap();
     assert_eq!(guest.vcpu(2).unwrap_err(), VcpuError::Taken);
@@ -80,7 +80,7 @@ fn a_vcpu_is_run_by_one_thread_at_a_time() {
 /// the memory that it borrows exists until the handle is dropped.
 #[test]
 fn a_part_that_is_replaced_within_its_lifetime_stays_sound() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let guest = shared(&machine, 1, ram(), config());
     let mut worker = guest.worker().unwrap();
     worker.with(|worker| {
@@ -96,7 +96,7 @@ fn a_part_that_is_replaced_within_its_lifetime_stays_sound() {
 
 #[test]
 fn a_closure_that_panics_leaves_the_part_as_it_is() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let guest = shared(&machine, 1, ram(), config());
     let mut worker = guest.worker().unwrap();
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -110,7 +110,7 @@ fn a_closure_that_panics_leaves_the_part_as_it_is() {
 /// them.
 #[test]
 fn guests_start_and_end_while_others_run_on_owning_threads() {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let (told, tells) = channel();
     let lanes: Vec<_> = (0..4u16)
         .map(|lane| {

@@ -31,7 +31,7 @@ fn waits_for_itself<R>(what: &str, work: impl FnOnce() -> R) {
     assert!(message.contains("this thread would wait for itself"), "{what}: {message}");
 }
 
-type OneVcpu<'w, F> = Vcpu<'w, F, Counted, OnePiece>;
+type OneVcpu<'w, F> = Vcpu<'w, F, CountingMachine, OnePiece>;
 type Work<F> = (&'static str, for<'v, 'w> fn(&'v mut OneVcpu<'w, F>));
 
 fn page() -> GpaRange {
@@ -100,7 +100,7 @@ fn each_waits<F: Format + 'static>(
     memslots: &[MemslotSpec],
     works: Vec<Work<F>>,
 ) {
-    let machine = Counted::new();
+    let machine = CountingMachine::new();
     let ram = OnePiece(PageSize::SIZE_2M);
     let guest = SharedGuest::new(format, Vmid(1), 39, machine, ram, config).unwrap();
     let mut vcpu = guest.vcpu(0).unwrap();
@@ -152,7 +152,7 @@ fn a_thread_inside_the_tables_panics_before_a_self_deadlock() {
 #[test]
 fn a_backing_that_changes_memslots_in_a_fault_panics() {
     /// Changes a memslot when it is asked for a page.
-    struct Changes(Mutex<Option<SharedWorker<Ept1G, Counted, Changes>>>);
+    struct Changes(Mutex<Option<SharedWorker<Ept1G, CountingMachine, Changes>>>);
     impl Backing for Changes {
         fn page(&self, _: Hva, _: Access) -> Result<Page, NoPage> {
             if let Some(mut worker) = self.0.lock().unwrap().take() {
@@ -165,7 +165,7 @@ fn a_backing_that_changes_memslots_in_a_fault_panics() {
     }
     in_time("the backing", || {
         let config = Config::new(1, PageSize::SIZE_2M);
-        let guest = shared(&Counted::new(), 1, Changes(Mutex::new(None)), config);
+        let guest = shared(&CountingMachine::new(), 1, Changes(Mutex::new(None)), config);
         let mut vcpu = guest.vcpu(0).unwrap();
         vcpu.with(|vcpu| vcpu.worker().set_memslot(memslot(M2))).unwrap();
         *guest.get().backing().0.lock().unwrap() = Some(guest.worker().unwrap());
@@ -177,9 +177,9 @@ fn a_backing_that_changes_memslots_in_a_fault_panics() {
 /// Makes the machine do `work` between pieces and when it hears of a leaf, as a thread that would
 /// wait for itself there.
 fn meanwhile(
-    machine: &Counted,
-    guest: &Shared,
-    mut work: impl FnMut(&mut Worker<'_, Ept1G, Counted, OnePiece>) + Send + 'static,
+    machine: &CountingMachine,
+    guest: &CountingGuest,
+    mut work: impl FnMut(&mut Worker<'_, Ept1G, CountingMachine, OnePiece>) + Send + 'static,
 ) -> Arc<AtomicU64> {
     let (times, mut other) = (Arc::new(AtomicU64::new(0)), guest.worker().unwrap());
     let counts = times.clone();
@@ -195,7 +195,7 @@ fn meanwhile(
 #[test]
 fn a_vmm_that_is_called_in_a_turn_and_asks_for_another_panics() {
     in_time("recovery", || {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let split = ExecuteHuge::Split;
         let config = Config { execute_huge: split, ..Config::new(1, PageSize::SIZE_2M) };
         let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
@@ -211,7 +211,7 @@ fn a_vmm_that_is_called_in_a_turn_and_asks_for_another_panics() {
         machine.between(|| ());
     });
     in_time("devices", || {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let config = Config { devices: true, ..Config::new(1, PageSize::SIZE_2M) };
         let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
         let mut vcpu = guest.vcpu(0).unwrap();
@@ -226,7 +226,7 @@ fn a_vmm_that_is_called_in_a_turn_and_asks_for_another_panics() {
         machine.between(|| ());
     });
     in_time("between pieces", || {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let config = Config::new(1, PageSize::SIZE_2M);
         let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
         let mut worker = guest.worker().unwrap();
@@ -243,7 +243,7 @@ fn a_vmm_that_is_called_in_a_turn_and_asks_for_another_panics() {
 #[test]
 fn what_a_thread_holds_outside_the_tables_keeps_no_change_back() {
     in_time("an invalidation", || {
-        let machine = Counted::new();
+        let machine = CountingMachine::new();
         let config = Config::new(1, PageSize::SIZE_2M);
         let make = |vmid| shared(&machine, vmid, OnePiece(PageSize::SIZE_2M), config);
         let (guest, other) = (make(1), make(2));

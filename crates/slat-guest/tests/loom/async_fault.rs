@@ -16,11 +16,11 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         gone.store(1, Ordering::SeqCst);
         let guest = guest(world, ram, config());
         worker(guest).set_memslot(memslot(false)).unwrap();
-        let faults = Sent(vcpu(guest));
+        let faults = SendCell(vcpu(guest));
         let thread = spawn(move || {
             let mut vcpu = faults.get();
             let outcome = vcpu.fault(Gpa(0), Access::Read);
-            Sent((vcpu, outcome))
+            SendCell((vcpu, outcome))
         });
         gone.store(0, Ordering::SeqCst);
         let told = guest.arrived(HvaRange { start: Hva(HOST), bytes: PAGE });
@@ -58,23 +58,23 @@ fn fetch(worker: &mut TheWorker, late: &Late, source: &AtomicU64, memory: &Atomi
 }
 
 /// The words of the content and of the memory, the taking of the memory, and the thread.
-type Fetching = (Words, InvalidationInProgress<'static>, Thread<Sent<TheWorker>>);
+type FetchInProgress = (Words, InvalidationInProgress<'static>, Thread<SendCell<TheWorker>>);
 type Words = (Arc<AtomicU64>, Arc<AtomicU64>);
 
 /// Begins a thread that fetches the page, whose content is `content`, while the memory is taken
 /// from the guest.
 #[inline(never)]
-fn fetching(late: &'static Late, content: u64) -> Fetching {
+fn fetching(late: &'static Late, content: u64) -> FetchInProgress {
     let guest = guest(World::new(BreakBeforeMake::Never), Ram::new(PAGE), config());
     let words = (Arc::new(AtomicU64::new(content)), Arc::new(AtomicU64::new(0)));
     let (source, memory) = words.clone();
     let mut fetches = worker(guest);
     let taken = fetches.invalidate(LATE, |_| {});
-    let fetches = Sent(fetches);
+    let fetches = SendCell(fetches);
     let thread = spawn(move || {
         let mut worker = fetches.get();
         fetch(&mut worker, late, &source, &memory);
-        Sent(worker)
+        SendCell(worker)
     });
     (words, taken, thread)
 }

@@ -8,12 +8,12 @@ use slat_guest::*;
 use std::cell::RefCell;
 
 /// A CPU with FEAT_HDBSS: writes the addresses of leaves that it marks into its buffer.
-struct Buffered {
+struct BufferedCpu {
     vcpu: TheVcpu,
     buffer: RefCell<Vec<u64>>,
 }
 
-impl Buffered {
+impl BufferedCpu {
     /// Writes one value, and exits: the buffer goes into the log.
     fn write(&mut self, world: &World, ram: &Ram, gpa: u64, value: u64) {
         let marked = || self.buffer.borrow_mut().push(gpa);
@@ -34,10 +34,10 @@ fn a_clear_beside_an_emptied_buffer_loses_no_write() {
         let config = Config { logging, log_buffers, ..config() };
         let (fixture, mut worker) = Fixture::of(config, logs());
         let (world, ram) = (fixture.world, fixture.ram);
-        let mut writer = Buffered { vcpu: vcpu(fixture.guest), buffer: RefCell::default() };
+        let mut writer = BufferedCpu { vcpu: vcpu(fixture.guest), buffer: RefCell::default() };
         writer.write(world, ram, FIRST, 1);
         let mut copy = [0; 4];
-        let writer = Sent(writer);
+        let writer = SendCell(writer);
         let thread = spawn(move || {
             let mut writer = writer.get();
             // A bit that is lost shows at the next write, which finds the leaf marked.

@@ -342,11 +342,11 @@ pub fn wide_uncached(world: &'static World, ram: &'static Ram) -> &'static TheGu
 }
 
 /// A thread's own value, which is sent to it.
-pub struct Sent<T>(pub T);
+pub struct SendCell<T>(pub T);
 // SAFETY: as for `World`.
-unsafe impl<T> Send for Sent<T> {}
+unsafe impl<T> Send for SendCell<T> {}
 
-impl<T> Sent<T> {
+impl<T> SendCell<T> {
     pub fn get(self) -> T {
         self.0
     }
@@ -378,18 +378,18 @@ pub fn writable(worker: &mut TheWorker, gpa: u64) -> bool {
 }
 
 /// A value that a thread of a model takes or leaves.
-struct Carried<T>(T);
+struct CarriedValue<T>(T);
 
 // SAFETY: loom runs all threads of a model on one thread of the host.
-unsafe impl<T> Send for Carried<T> {}
+unsafe impl<T> Send for CarriedValue<T> {}
 
-impl<T, F: FnOnce() -> T> Carried<F> {
-    fn run(self) -> Carried<T> {
-        Carried(self.0())
+impl<T, F: FnOnce() -> T> CarriedValue<F> {
+    fn run(self) -> CarriedValue<T> {
+        CarriedValue(self.0())
     }
 }
 
-pub struct Thread<T>(loom::thread::JoinHandle<Carried<T>>);
+pub struct Thread<T>(loom::thread::JoinHandle<CarriedValue<T>>);
 
 impl<T> Thread<T> {
     pub fn join(self) -> std::thread::Result<T> {
@@ -400,18 +400,18 @@ impl<T> Thread<T> {
 /// Starts a thread of a model with a stack of 512 KiB: loom's own, of 32 KiB, is too small for an
 /// invalidation within another call.
 pub fn spawn<T: 'static>(run: impl FnOnce() -> T + 'static) -> Thread<T> {
-    let (run, words) = (Carried(run), 0x1_0000);
+    let (run, words) = (CarriedValue(run), 0x1_0000);
     let started = loom::thread::Builder::new().stack_size(words).spawn(move || run.run());
     Thread(started.unwrap())
 }
 
 /// Starts a thread in which the vCPU faults on `gpa`, and which gives the vCPU back.
-pub fn faulting(vcpu: TheVcpu, gpa: u64, access: Access) -> Thread<Sent<TheVcpu>> {
-    let vcpu = Sent(vcpu);
+pub fn faulting(vcpu: TheVcpu, gpa: u64, access: Access) -> Thread<SendCell<TheVcpu>> {
+    let vcpu = SendCell(vcpu);
     spawn(move || {
         let mut vcpu = vcpu.get();
         vcpu.fault(Gpa(gpa), access);
-        Sent(vcpu)
+        SendCell(vcpu)
     })
 }
 

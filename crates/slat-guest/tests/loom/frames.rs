@@ -8,15 +8,15 @@ use slat::{Access, BreakBeforeMake, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::*;
 
 /// Frames, each of which has one value.
-struct Told {
+struct ReportingFrames {
     /// The number of reports that a frame is free again.
     freed: AtomicU64,
     content: Mutex<[u64; 4]>,
 }
 
-type Memory = Cow<'static, Told>;
+type Memory = Cow<'static, ReportingFrames>;
 
-impl Frames for Told {
+impl Frames for ReportingFrames {
     fn hpa(&self, frame: u32) -> Hpa {
         Hpa(OLD + u64::from(frame) * PAGE)
     }
@@ -40,10 +40,11 @@ impl Frames for Told {
 }
 
 /// Makes memory of `pages` pages, with `frames` frames.
-fn memory(pages: u64, frames: u32) -> (&'static SharedFrames<Told>, Memory) {
-    let memory = Told { freed: AtomicU64::new(0), content: Mutex::new([0; 4]) };
+fn memory(pages: u64, frames: u32) -> (&'static SharedFrames<ReportingFrames>, Memory) {
+    let memory = ReportingFrames { freed: AtomicU64::new(0), content: Mutex::new([0; 4]) };
     let page = PageSize::from_bytes(PAGE).unwrap();
-    let shared: &SharedFrames<Told> = Box::leak(Box::new(SharedFrames::new(memory, page, frames)));
+    let shared: &SharedFrames<ReportingFrames> =
+        Box::leak(Box::new(SharedFrames::new(memory, page, frames)));
     (shared, Cow::new(shared, HvaRange { start: Hva(HOST), bytes: pages * PAGE }).unwrap())
 }
 
@@ -111,16 +112,20 @@ fn a_page_asked_for_beside_a_fork_is_never_shared() {
     bounded("fork || a shared page, asked for", 3, || ask_and_fork(false));
 }
 
-type Forked = Guest<'static, Tiny, World, Memory>;
+type ForkedGuest = Guest<'static, Tiny, World, Memory>;
 
 #[inline(never)]
-fn forked(memory: Memory) -> &'static Forked {
+fn forked(memory: Memory) -> &'static ForkedGuest {
     let world = World::new(BreakBeforeMake::Never);
     Box::leak(Box::new(Guest::new(tiny(), Vmid(1), BITS, world, memory, config()).unwrap()))
 }
 
 /// The vCPU writes a page, if it may within some faults; returns whether it has.
-fn write_own(vcpu: &mut Vcpu<'static, Tiny, World, Memory>, told: &Told, page: u64) -> bool {
+fn write_own(
+    vcpu: &mut Vcpu<'static, Tiny, World, Memory>,
+    told: &ReportingFrames,
+    page: u64,
+) -> bool {
     for _ in 0..3 {
         {
             // A write takes effect before the invalidation that takes the right completes, and who
@@ -146,7 +151,7 @@ fn write_and_fork(written: bool) {
     let mut vcpu = Vcpu::new(guest, 0, Box::leak(Box::new([const { None }; 4]))).unwrap();
     let before = u64::from(written && write_own(&mut vcpu, shared.memory(), 0));
     assert_eq!(before, u64::from(written));
-    let vcpu = Sent(vcpu);
+    let vcpu = SendCell(vcpu);
     let thread = spawn(move || {
         let mut vcpu = vcpu.get();
         let first = write_own(&mut vcpu, shared.memory(), 0);

@@ -41,13 +41,13 @@ fn hold_and_conversion() {
     let guest = guest(world, ram, config());
     let mut holds = worker(guest);
     holds.set_memslot(hidden()).unwrap();
-    let writes = Sent(vcpu(guest));
+    let writes = SendCell(vcpu(guest));
     let thread = spawn(move || {
         let mut vcpu = writes.get();
         let page = GpaRange::new(Gpa(0), PAGE).unwrap();
         vcpu.worker().convert(page, MemoryKind::Private, |_| {}).unwrap();
         vcpu.fault(Gpa(0), Access::Write);
-        Sent(vcpu)
+        SendCell(vcpu)
     });
     drop(holds.freeze_writes(HvaRange { start: Hva(HOST), bytes: PAGE }));
     let mut vcpu = thread.join().unwrap().get();

@@ -73,11 +73,11 @@ fn nor_by_either_of_two_faults_that_share_a_reservation() {
         setup.set_memslot(memslot(false)).unwrap();
         let threads = [0, 1].map(|id| {
             let storage = Box::leak(Box::new([const { None }; 4]));
-            let faults = Sent(Vcpu::new(guest, id, storage).unwrap());
+            let faults = SendCell(Vcpu::new(guest, id, storage).unwrap());
             spawn(move || {
                 let mut vcpu = faults.get();
                 vcpu.fault(Gpa(0), Access::Write);
-                Sent(vcpu)
+                SendCell(vcpu)
             })
         });
         take(setup, ram, PAGE);
@@ -126,11 +126,11 @@ fn more_invalidations_than_places_forbid_all() {
         setup.set_memslot(memslot(false)).unwrap();
         let other = HvaRange { start: Hva(HOST + PAGE), bytes: PAGE };
         let first = setup.invalidate(other, |_| {});
-        let faults = Sent(vcpu(guest));
+        let faults = SendCell(vcpu(guest));
         let thread = spawn(move || {
             let mut vcpu = faults.get();
             vcpu.fault(Gpa(0), Access::Write);
-            Sent(vcpu)
+            SendCell(vcpu)
         });
         take(worker(guest), ram, PAGE);
         drop(first);
@@ -147,11 +147,11 @@ fn a_page_that_the_host_takes_is_not_left_in_a_view() {
         let guest = uncached(world, ram);
         let mut setup = worker(guest);
         setup.set_memslot(memslot(false)).unwrap();
-        let faults = Sent(vcpu(guest));
+        let faults = SendCell(vcpu(guest));
         let thread = spawn(move || {
             let mut vcpu = faults.get();
             vcpu.fault(Gpa(0), Access::Write);
-            Sent(vcpu)
+            SendCell(vcpu)
         });
         take(setup, ram, PAGE);
         let mut vcpu = thread.join().unwrap().get();

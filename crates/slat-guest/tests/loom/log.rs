@@ -28,14 +28,14 @@ fn writes<const N: usize>(
     writer: TheVcpu,
     ram: &'static Ram,
     values: [(u64, u64); N],
-) -> JoinHandle<Sent<TheVcpu>> {
-    let writer = Sent(writer);
+) -> JoinHandle<SendCell<TheVcpu>> {
+    let writer = SendCell(writer);
     spawn(move || {
         let mut vcpu = writer.get();
         for (gpa, value) in values {
             write(&mut vcpu, ram, gpa, value);
         }
-        Sent(vcpu)
+        SendCell(vcpu)
     })
 }
 
@@ -138,7 +138,7 @@ fn a_ring_that_wraps_around_loses_no_write() {
         let none = DirtyPage { memslot: MemslotId(9), page: 0 };
         let mut pages = [none; 2];
         assert_eq!(worker.harvest_ring(0, &mut pages), 2);
-        let writer = Sent(writer);
+        let writer = SendCell(writer);
         let thread = spawn(move || {
             let mut vcpu = writer.get();
             // The ring is full until the reset is done: it must not take another page before.
@@ -148,7 +148,7 @@ fn a_ring_that_wraps_around_loses_no_write() {
                 write(&mut vcpu, ram, 2 * PAGE, 3);
             }
             write(&mut vcpu, ram, 0, 4);
-            Sent(vcpu)
+            SendCell(vcpu)
         });
         let mut copy = Copy { pages: [0; 4] };
         let mut collect = |worker: &mut TheWorker, pages: &[DirtyPage]| {
@@ -177,11 +177,11 @@ fn two_clears_and_a_fault_lose_no_write() {
         first.read_log(MemslotId(0), &mut bits).unwrap();
         assert_eq!(bits, [1]);
         let writes = writes(writer, ram, [(0, 2)]);
-        let second = Sent(worker(guest));
+        let second = SendCell(worker(guest));
         let clears = spawn(move || {
             let mut second = second.get();
             second.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
-            Sent(second)
+            SendCell(second)
         });
         first.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
         drop(clears.join().unwrap());
@@ -208,7 +208,7 @@ fn a_taker_of_a_page_sees_its_dirty_bit_on_its_way_to_the_log() {
             if clears {
                 setup.mark_written(slat::GpaRange::new(Gpa(0), PAGE).unwrap());
             }
-            let logs = Sent(worker(guest));
+            let logs = SendCell(worker(guest));
             let thread = spawn(move || {
                 let mut worker = logs.get();
                 if clears {
@@ -248,14 +248,14 @@ fn a_taker_sees_a_dirty_bit_the_log_took_from_an_emptied_view() {
                 drop(vcpu.worker().invalidate(range, |part| dirty |= part.dirty));
                 assert!(dirty, "a page that was written");
             };
-            let vcpu = Sent(vcpu);
+            let vcpu = SendCell(vcpu);
             let thread = spawn(move || {
                 let mut vcpu = vcpu.get();
                 vcpu.set_caches(true);
                 if !clears {
                     take(&mut vcpu);
                 }
-                Sent(vcpu)
+                SendCell(vcpu)
             });
             if clears {
                 logs.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
@@ -283,11 +283,11 @@ fn a_clear_of_a_block_loses_no_write_to_its_other_pages() {
         writer.fault(Gpa(0), Access::Write);
         worker.set_memslot(memslot(true)).unwrap();
         worker.mark_written(slat::GpaRange::new(Gpa(0), PAGE).unwrap());
-        let writer = Sent(writer);
+        let writer = SendCell(writer);
         let thread = spawn(move || {
             let mut vcpu = writer.get();
             crate::pieces::store(world, ram, &mut vcpu, PAGE, 2);
-            Sent(vcpu)
+            SendCell(vcpu)
         });
         worker.clear_log(MemslotId(0), 0, 4, &[1]).unwrap();
         drop(thread.join().unwrap());
@@ -309,7 +309,7 @@ fn an_epoch_lacks_no_page_of_a_log_that_is_replaced_meanwhile() {
         let mut epochs = Epochs::new(MemslotId(0));
         epochs.begin(&mut worker).unwrap().commit();
         vcpu(guest).fault(Gpa(0), Access::Write);
-        let changes = Sent(crate::fixture::worker(guest));
+        let changes = SendCell(crate::fixture::worker(guest));
         let thread = spawn(move || {
             let mut worker = changes.get();
             worker.set_memslot(memslot(false)).unwrap();

@@ -13,7 +13,7 @@ fn clears(
     ram: &'static Ram,
     (pages, bits): (u64, u64),
 ) -> Thread<Option<[u64; 4]>> {
-    let clears = Sent(worker(guest));
+    let clears = SendCell(worker(guest));
     spawn(move || match clears.get().clear_log(ID, 0, pages, &[bits]) {
         Ok(_) => Some(*ram.content.lock().unwrap()),
         Err(error) => {
@@ -97,7 +97,7 @@ fn ageing_of_a_moving_memslot_reports_no_used_page_as_old() {
                     worker.set_memslot(moved(is())).unwrap();
                     worker.set_memslot(is()).unwrap();
                 }
-                let ages = Sent(crate::fixture::worker(fixture.guest));
+                let ages = SendCell(crate::fixture::worker(fixture.guest));
                 let thread = spawn(move || {
                     let aged = young(&mut ages.get(), 0);
                     assert_eq!(aged.young + aged.unanswered, 1, "{aged:?}");

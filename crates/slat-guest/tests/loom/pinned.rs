@@ -30,7 +30,7 @@ fn no_collapse_goes_on_once_its_pages_are_pinned() {
         let (guest, collapses) = pages();
         let mut pins = worker(guest);
         assert_eq!(size(&mut pins), PAGE);
-        let collapses = Sent(collapses);
+        let collapses = SendCell(collapses);
         let thread = spawn(move || {
             let mut worker = collapses.get();
             let all = GpaRange::new(Gpa(0), BLOCK).unwrap();

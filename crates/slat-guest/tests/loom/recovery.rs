@@ -26,11 +26,11 @@ fn recover_and_log() {
         guard.write_protect(GpaRange::new(Gpa(PAGE), PAGE).unwrap()).unwrap();
     }
     let mut logs = worker(guest);
-    let recovers = Sent(recovers);
+    let recovers = SendCell(recovers);
     let thread = spawn(move || {
         let mut worker = recovers.get();
         worker.recover_huge_pages();
-        Sent(worker)
+        SendCell(worker)
     });
     logs.set_memslot(memslot(true)).unwrap();
     let unprotected = [0, PAGE].map(|gpa| writable(&mut logs, gpa));

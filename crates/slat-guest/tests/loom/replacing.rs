@@ -17,14 +17,14 @@ fn write_and_read(before: bool) {
     if before {
         writes.fault(Gpa(BLOCK), Access::Read);
     }
-    let writes = Sent(writes);
+    let writes = SendCell(writes);
     let thread = spawn(move || {
         let mut vcpu = writes.get();
         vcpu.fault(Gpa(0), Access::Write);
         let new = at(vcpu.worker(), 0).is_some_and(|leaf| leaf.hpa.0 == NEW);
         let elsewhere = at(vcpu.worker(), BLOCK).map(|leaf| leaf.hpa.0);
         assert!(!new || elsewhere.is_none_or(|hpa| hpa == NEW), "the other misses the write");
-        Sent(vcpu)
+        SendCell(vcpu)
     });
     setup.prefault(slat::GpaRange::new(Gpa(BLOCK), PAGE).unwrap(), Access::Read, || false);
     drop(thread.join().unwrap());
@@ -52,14 +52,14 @@ fn write_in_a_view_and_read(before: bool) {
     if before {
         setup.prefault(page, Access::Read, || false);
     }
-    let writes = Sent(vcpu(guest));
+    let writes = SendCell(vcpu(guest));
     let thread = spawn(move || {
         let mut vcpu = writes.get();
         vcpu.fault(Gpa(0), Access::Write);
         let new = vcpu.translate(Gpa(0)).is_some_and(|leaf| leaf.hpa.0 == NEW);
         let elsewhere = at(vcpu.worker(), 0).map(|leaf| leaf.hpa.0);
         assert!(!new || elsewhere.is_none_or(|hpa| hpa == NEW), "the other misses the write");
-        Sent(vcpu)
+        SendCell(vcpu)
     });
     setup.prefault(page, Access::Read, || false);
     let mut vcpu = thread.join().unwrap().get();
@@ -111,17 +111,17 @@ fn write_and_alias_that_is_inserted() {
     let alias = |id, gpa| MemslotSpec::new(MemslotId(id), Gpa(gpa), BLOCK, Hva(HOST));
     let mut setup = worker(guest);
     setup.set_memslot(alias(0, 0)).unwrap();
-    let (writes, reads) = (Sent(vcpu(guest)), Sent(worker(guest)));
+    let (writes, reads) = (SendCell(vcpu(guest)), SendCell(worker(guest)));
     let page = |gpa| slat::GpaRange::new(Gpa(gpa), PAGE).unwrap();
     let write = spawn(move || {
         let mut vcpu = writes.get();
         vcpu.fault(Gpa(0), Access::Write);
-        Sent(vcpu)
+        SendCell(vcpu)
     });
     let read = spawn(move || {
         let mut worker = reads.get();
         worker.prefault(page(BLOCK), Access::Read, || false);
-        Sent(worker)
+        SendCell(worker)
     });
     setup.set_memslot(alias(1, BLOCK)).unwrap();
     drop((write.join().unwrap(), read.join().unwrap()));
@@ -149,12 +149,12 @@ fn write_and_switch(on: bool) {
     if on {
         switches.fault(Gpa(0), Access::Read);
     }
-    let switches = Sent(switches);
+    let switches = SendCell(switches);
     let thread = spawn(move || {
         let mut vcpu = switches.get();
         vcpu.set_caches(on);
         vcpu.fault(Gpa(0), Access::Read);
-        Sent(vcpu)
+        SendCell(vcpu)
     });
     let page = slat::GpaRange::new(Gpa(0), PAGE).unwrap();
     setup.prefault(page, Access::Write, || false);

@@ -191,7 +191,7 @@ where
     std::thread::scope(|threads| {
         let (machine, guest, done, ram) = (&machine, &guest, &done, &ram);
         threads.spawn(move || {
-            let _done = Raised(done);
+            let _done = EndFlag(done);
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut storage = storage();
             let mut worker = Worker::new(guest, &mut storage).unwrap();

@@ -1,7 +1,7 @@
 //! What the host takes from the guest, what it is told, and what a log that begins leaves as it is.
 
 use crate::fixture::*;
-use crate::watched::Watched;
+use crate::watched::WatchedMachine;
 use crate::{on_all, with_guest};
 use slat::{Access, Gpa, Hpa, PageSize};
 use slat_guest::*;
@@ -93,7 +93,7 @@ fn pages_written_before_a_hardware_log_stay_writable_and_dirty() {
 
 #[test]
 fn an_invalidation_reports_its_end_and_the_bytes_that_it_took() {
-    let machine = Watched::new(Intel::machine(1));
+    let machine = WatchedMachine::new(Intel::machine(1));
     let ram = Ram::new();
     ram.populate(HOST, M2, PageSize::SIZE_4K);
     let guest = Guest::new(Intel::format(), VMID, BITS, &machine, ram, config()).unwrap();

@@ -346,9 +346,9 @@ macro_rules! on_all {
 }
 
 /// Records that a thread has ended, even if it panics, because others wait for it.
-pub struct Raised<'d>(pub &'d std::sync::atomic::AtomicBool);
+pub struct EndFlag<'d>(pub &'d std::sync::atomic::AtomicBool);
 
-impl Drop for Raised<'_> {
+impl Drop for EndFlag<'_> {
     fn drop(&mut self) {
         self.0.store(true, std::sync::atomic::Ordering::Relaxed);
     }

@@ -72,14 +72,14 @@ impl Frames for Content {
     }
 }
 
-type Forked<'p, C> = Guest<'p, <C as Case>::F, Machine<<C as Case>::A>, Cow<'p, Content>>;
+type ForkedGuest<'p, C> = Guest<'p, <C as Case>::F, Machine<<C as Case>::A>, Cow<'p, Content>>;
 type ForkedVcpu<'w, C> = Vcpu<'w, <C as Case>::F, Machine<<C as Case>::A>, Cow<'w, Content>>;
 
 fn new<'p, C: Case>(
     machine: &'p Machine<C::A>,
     memory: Cow<'p, Content>,
     vmid: Vmid,
-) -> Forked<'p, C> {
+) -> ForkedGuest<'p, C> {
     Guest::new(C::format(), vmid, BITS, machine, memory, config()).unwrap()
 }
 

@@ -57,7 +57,7 @@ pub struct History<'h, 'p, C: Case> {
     hides: bool,
     /// Pages that have not arrived yet.
     late: Vec<u64>,
-    pins: Vec<Pinned<'h>>,
+    pins: Vec<PagePin<'h>>,
 }
 
 impl<'h, 'p, C: Case> History<'h, 'p, C> {

@@ -2,7 +2,7 @@
 //! blocks only where a page of them is named.
 
 use crate::fixture::*;
-use crate::watched::Watched;
+use crate::watched::WatchedMachine;
 use crate::{on_all, with_guest};
 use slat::{Access, Gpa, PageSize};
 use slat_guest::*;
@@ -174,12 +174,13 @@ fn a_clear_that_finds_a_broken_block_by_marks_reports_it() {
     assert!(machine.finish().is_empty());
 }
 
-type WatchedGuest<'p> = Guest<'p, <ArmPlain as Case>::F, Watched<<ArmPlain as Case>::A>, Ram>;
+type WatchedGuest<'p> =
+    Guest<'p, <ArmPlain as Case>::F, WatchedMachine<<ArmPlain as Case>::A>, Ram>;
 
 /// Makes a guest with two written blocks, whose log has all pages, on a machine that breaks blocks.
 macro_rules! with_watched {
     ($machine:ident, $guest:ident, $vcpu:ident) => {
-        let $machine = Watched::new(ArmPlain::machine(1));
+        let $machine = WatchedMachine::new(ArmPlain::machine(1));
         give_all::<ArmPlain>(&$machine.machine);
         let ram = Ram::new();
         ram.populate(HOST, 2 * M2, PageSize::SIZE_2M);

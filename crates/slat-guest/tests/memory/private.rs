@@ -319,12 +319,12 @@ fn a_host_that_reaches_a_private_page_is_seen() {
 }
 
 /// A backing that runs a closure while a fault asks for a private page.
-struct Asked<'b> {
+struct HookedBacking<'b> {
     ram: &'b Ram,
     then: std::sync::Mutex<Option<Box<dyn FnOnce() + Send + 'b>>>,
 }
 
-impl Backing for &Asked<'_> {
+impl Backing for &HookedBacking<'_> {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         self.ram.page(host, access)
     }
@@ -339,19 +339,19 @@ impl Backing for &Asked<'_> {
     }
 }
 
-type Done<'b> = Box<dyn FnOnce() + Send + 'b>;
+type BackingHook<'b> = Box<dyn FnOnce() + Send + 'b>;
 
-impl Asked<'_> {
+impl HookedBacking<'_> {
     /// Runs `then` the next time that a fault asks for a private page, before the fault has an
     /// answer.
     ///
     /// # Safety
     /// The fault comes while all that `then` borrows lives.
     unsafe fn then<'b>(&self, then: impl FnOnce() + Send + 'b) {
-        let then: Done<'b> = Box::new(then);
+        let then: BackingHook<'b> = Box::new(then);
         // SAFETY: only the lifetime changes; `private_page` takes the closure out and calls it, in
         // the fault that the caller has promised.
-        let then = unsafe { core::mem::transmute::<Done<'b>, Done<'static>>(then) };
+        let then = unsafe { core::mem::transmute::<BackingHook<'b>, BackingHook<'static>>(then) };
         *self.then.lock().unwrap() = Some(then);
     }
 }
@@ -364,7 +364,7 @@ macro_rules! with_asked {
         let ram = Ram::new();
         ram.populate(HOST, M2, PageSize::SIZE_4K);
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);
-        let $backing = Asked { ram: &ram, then: std::sync::Mutex::default() };
+        let $backing = HookedBacking { ram: &ram, then: std::sync::Mutex::default() };
         let $guest =
             Guest::new(Intel::format(), VMID, BITS, &$machine, &$backing, config()).unwrap();
         let mut first = storage();
@@ -380,7 +380,7 @@ macro_rules! with_asked {
 /// not ended when the fault goes on, however long that takes.
 fn waits(
     wait: impl for<'w> Fn(
-        &mut Worker<'w, <Intel as Case>::F, slat_sim::Machine<slat_sim::Ept>, &Asked<'_>>,
+        &mut Worker<'w, <Intel as Case>::F, slat_sim::Machine<slat_sim::Ept>, &HookedBacking<'_>>,
     ) + Send
     + Sync,
 ) {
@@ -481,7 +481,7 @@ where
     std::thread::scope(|threads| {
         let (machine, guest, done) = (&machine, &guest, &done);
         threads.spawn(move || {
-            let _done = Raised(done);
+            let _done = EndFlag(done);
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut storage = storage();
             let mut worker = Worker::new(guest, &mut storage).unwrap();

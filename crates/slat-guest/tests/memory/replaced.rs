@@ -77,7 +77,7 @@ type Stop = (mpsc::Sender<()>, mpsc::Receiver<()>);
 
 /// A backing that stops one thread: when it makes a page writable, then when it asks for a write.
 #[derive(Debug)]
-struct Held {
+struct StoppingBacking {
     ram: Ram,
     /// One stop each: the thread reports that it has stopped, and waits.
     stops: [Mutex<Option<Stop>>; 2],
@@ -85,7 +85,7 @@ struct Held {
     whose: thread::ThreadId,
 }
 
-impl Held {
+impl StoppingBacking {
     fn stop(&self, number: usize) {
         if thread::current().id() != self.whose {
             let stop = self.stops[number].lock().unwrap().take();
@@ -97,7 +97,7 @@ impl Held {
     }
 }
 
-impl Backing for Held {
+impl Backing for StoppingBacking {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         if access == Access::Write {
             self.stop(1);
@@ -127,7 +127,7 @@ fn emptied_by_a_late_fault(config: Config) {
     let ((here, at), (go, gone)) = (mpsc::channel(), mpsc::channel());
     let ((here_too, at_page), (go_too, gone_too)) = (mpsc::channel(), mpsc::channel());
     let stops = [(here, gone), (here_too, gone_too)].map(|stop| Mutex::new(Some(stop)));
-    let held = Held { ram, stops, whose: thread::current().id() };
+    let held = StoppingBacking { ram, stops, whose: thread::current().id() };
     let guest = Guest::new(ArmPlain::format(), VMID, BITS, &machine, held, config).unwrap();
     let (mut first, mut second) = (storage(), storage());
     let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();

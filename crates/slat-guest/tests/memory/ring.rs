@@ -140,7 +140,7 @@ fn harvested_beside_a_second_reset<C: Case>() {
                 std::thread::yield_now();
             }
         });
-        let raised = Raised(done);
+        let raised = EndFlag(done);
         for _ in 0..1000 {
             let page = random.u64(..2048);
             let gpa = BASE + page * K4;

@@ -155,7 +155,7 @@ on_all! {
             written_block_over_both::<C>(guest);
             let mut taken = Vec::new();
             drop(vcpu.worker().invalidate(host_range(HOST + 3 * K4, K4), |part| taken.push(part)));
-            let told = |first: u64| Taken {
+            let told = |first: u64| UnmappedPages {
                 gpa: Gpa(BASE + first),
                 host: host_range(HOST + first, HALF),
                 dirty: true,

@@ -6,13 +6,13 @@ use slat_sim::{Arch, Machine};
 use std::sync::Mutex;
 
 /// A machine that notes events, and whose waits do what a test says.
-pub struct Watched<A: Arch> {
+pub struct WatchedMachine<A: Arch> {
     pub machine: Machine<A>,
     events: Mutex<Vec<Event>>,
     pub wait: Mutex<Option<Box<dyn FnMut() + Send>>>,
 }
 
-impl<A: Arch> Watched<A> {
+impl<A: Arch> WatchedMachine<A> {
     pub fn new(machine: Machine<A>) -> Self {
         Self { machine, events: Mutex::default(), wait: Mutex::new(None) }
     }
@@ -24,17 +24,17 @@ impl<A: Arch> Watched<A> {
 }
 
 // SAFETY: all is the machine's, which keeps the contract.
-unsafe impl<A: Arch> Platform for Watched<A> {
+unsafe impl<A: Arch> Platform for WatchedMachine<A> {
     slat_sim::forward!(machine);
 }
 
-impl<A: Arch> Events for Watched<A> {
+impl<A: Arch> Events for WatchedMachine<A> {
     fn event(&self, _: Vmid, event: Event) {
         self.events.lock().unwrap().push(event);
     }
 }
 
-impl<A: Arch> Host for Watched<A> {
+impl<A: Arch> Host for WatchedMachine<A> {
     fn now(&self) -> u64 {
         self.machine.now()
     }

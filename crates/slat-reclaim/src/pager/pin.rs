@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::Ordering;
 use slat::{Access, Format, Hpa};
-use slat_guest::{Host, HvaRange, PinError, Pinned};
+use slat_guest::{Host, HvaRange, PagePin, PinError};
 
 /// Pinned pages: they stay in memory, in their frames, until this is dropped.
 #[must_use = "dropped, the pages are pinned no more"]
@@ -27,7 +27,7 @@ pub struct PagesPinned<'w, M: Ram, S: Swap> {
     first: u32,
     memory: Vec<Hpa>,
     /// The pins of the tables that map them.
-    _tables: Vec<Pinned<'w>>,
+    _tables: Vec<PagePin<'w>>,
 }
 
 impl<M: Ram, S: Swap> PagesPinned<'_, M, S> {
