@@ -5,7 +5,7 @@ mod tries;
 pub use tries::{Limits, Tries};
 
 use serde::{Deserialize, Serialize};
-use slat_kvm::check::{Counts, History, Lost};
+use slat_kvm::check::{Counts, History, Loss};
 use slat_lab::numbers::thousands;
 use slat_lab::size::Size;
 use std::collections::BTreeMap;
@@ -71,7 +71,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// What.
-    pub lost: Lost,
+    pub lost: Loss,
     /// The number of the history.
     pub number: u64,
     /// After how many seconds it was found.
@@ -282,7 +282,7 @@ mod tests {
             ],
         };
         let finding = Finding {
-            lost: Lost { step: 1, what: "host page 5 holds zeroes".into(), hang: false },
+            lost: Loss { step: 1, what: "host page 5 holds zeroes".into(), hang: false },
             number: 12,
             seconds: 1.25,
             steps: vec![4, 9],

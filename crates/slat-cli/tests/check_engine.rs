@@ -8,8 +8,8 @@ use slat_guest::{
     Page, PrivateAt, PrivatePage, PrivateRange, TABLE_PAGES, Vcpu,
 };
 use slat_kvm::check::{
-    Act, Counts, Done, Ended, HOLE, History, Kind, Means, Place, Span, Stamp, System, Task,
-    Trouble, Way, check, classes,
+    Act, Counts, HOLE, History, HistoryEnd, Kind, Means, Place, Span, Stamp, System, Task,
+    TaskResult, Trouble, Way, check, classes,
 };
 use slat_kvm::work::Touch;
 use slat_sim::{Ept, Machine};
@@ -89,7 +89,7 @@ struct Running {
     task: Task,
     steps: Vec<(u64, Touch)>,
     next: usize,
-    done: Done,
+    done: TaskResult,
 }
 
 struct Engine<'a> {
@@ -105,7 +105,7 @@ struct Engine<'a> {
 
 impl Engine<'_> {
     /// Does one access; returns false if the vCPU's ring is full.
-    fn hit(&mut self, vcpu: usize, page: u64, touch: Touch, done: &mut Done) -> bool {
+    fn hit(&mut self, vcpu: usize, page: u64, touch: Touch, done: &mut TaskResult) -> bool {
         let (used, access) = match touch {
             Touch::Write => (slat_sim::Access::Write, Access::Write),
             Touch::Execute => (slat_sim::Access::Execute, Access::Execute),
@@ -211,12 +211,12 @@ impl System for Engine<'_> {
     fn start(&mut self, vcpu: usize, task: &Task) -> Result<(), Trouble> {
         let count = if task.work.endless { 2000 } else { task.guest.pages as usize };
         let steps = task.work.steps(vcpu, task.guest.pages).take(count).collect();
-        let running = Running { task: *task, steps, next: 0, done: Done::default() };
+        let running = Running { task: *task, steps, next: 0, done: TaskResult::default() };
         self.running[vcpu] = Some(running);
         Ok(())
     }
 
-    fn wait(&mut self, vcpu: usize, stop: bool) -> Result<Option<Done>, Trouble> {
+    fn wait(&mut self, vcpu: usize, stop: bool) -> Result<Option<TaskResult>, Trouble> {
         self.advance(vcpu, if stop { 3 } else { usize::MAX });
         match &self.running[vcpu] {
             Some(it) if !stop && it.next < it.steps.len() => Ok(None),
@@ -351,7 +351,7 @@ fn means() -> Means {
     }
 }
 
-fn run(history: &History, fault: Fault) -> Ended {
+fn run(history: &History, fault: Fault) -> HistoryEnd {
     let machine = Machine::new(Ept::default(), history.vcpus);
     machine.give(Hpa(FIRST_HPA), 1 << 38);
     let ram = Ram::new();
@@ -396,7 +396,7 @@ fn the_engine_loses_nothing_in_the_histories_of_slat_check() {
         // The machine is slow.
         history.steps.truncate(20);
         match run(&history, Fault::None) {
-            Ended::Held(counts) => all.add(counts),
+            HistoryEnd::Held(counts) => all.add(counts),
             other => panic!("{} {}: {other:?}\n{history:?}", history.class, history.seed),
         }
     }
@@ -407,11 +407,11 @@ fn the_engine_loses_nothing_in_the_histories_of_slat_check() {
 fn the_engine_holds_where_riscv_of_linux_6_12_loses() {
     let history = serde_json::from_str(include_str!("histories/riscv-unmap.json")).unwrap();
     let ended = run(&history, Fault::None);
-    assert!(matches!(ended, Ended::Held(counts) if counts.steps == 4), "{ended:?}");
+    assert!(matches!(ended, HistoryEnd::Held(counts) if counts.steps == 4), "{ended:?}");
 }
 
 #[test]
 fn a_host_that_does_not_tell_the_engine_is_found_out() {
-    let lost = |history: &History| matches!(run(history, Fault::NotTold), Ended::Lost(_));
+    let lost = |history: &History| matches!(run(history, Fault::NotTold), HistoryEnd::Lost(_));
     assert!(histories(2).any(|history| lost(&history)));
 }

@@ -23,7 +23,7 @@ pub struct Tally {
 
 /// Pages that were written and are not in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingPages {
     /// The first missing page.
     pub first: u64,
     /// Number of missing pages.
@@ -86,14 +86,14 @@ impl DirtyBitmap {
     /// Compares the log with the pages that were `written`.
     ///
     /// # Errors
-    /// [`Missing`] if a written page is not in the log.
+    /// [`MissingPages`] if a written page is not in the log.
     ///
     /// # Panics
     /// If the two cover different numbers of pages.
-    pub fn check(&self, written: &DirtyBitmap) -> Result<Tally, Missing> {
+    pub fn check(&self, written: &DirtyBitmap) -> Result<Tally, MissingPages> {
         assert_eq!(self.pages, written.pages);
         let mut tally = Tally::default();
-        let mut missing: Option<Missing> = None;
+        let mut missing: Option<MissingPages> = None;
         for ((index, log), (_, wrote)) in self.valid_words().zip(written.valid_words()) {
             tally.in_log += u64::from(log.count_ones());
             tally.written += u64::from(wrote.count_ones());
@@ -101,7 +101,7 @@ impl DirtyBitmap {
             let lost = wrote & !log;
             if lost != 0 {
                 let first = index * 64 + u64::from(lost.trailing_zeros());
-                missing.get_or_insert(Missing { first, count: 0 }).count +=
+                missing.get_or_insert(MissingPages { first, count: 0 }).count +=
                     u64::from(lost.count_ones());
             }
         }
@@ -143,7 +143,7 @@ mod tests {
         for lost in (0..200).step_by(3) {
             let mut fetched = written.clone();
             fetched.words_mut()[(lost / 64) as usize] ^= 1 << (lost % 64);
-            assert_eq!(fetched.check(&written), Err(Missing { first: lost, count: 1 }));
+            assert_eq!(fetched.check(&written), Err(MissingPages { first: lost, count: 1 }));
         }
     }
 
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_lost_page_is_found_among_pages_in_excess() {
         let missing = log(130, 0..129).check(&log(130, [3, 129])).unwrap_err();
-        assert_eq!(missing, Missing { first: 129, count: 1 });
+        assert_eq!(missing, MissingPages { first: 129, count: 1 });
     }
 
     #[test]

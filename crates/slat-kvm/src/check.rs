@@ -81,7 +81,7 @@ impl fmt::Display for Stamp {
 
 /// The outcome of a vCPU's task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct TaskResult {
     /// Steps that it has done.
     pub steps: u64,
     /// Guest pages of which an access left to the host.
@@ -123,7 +123,7 @@ pub trait System {
 
     /// Waits for a vCPU that was started; with `stop`, stops it. Returns nothing if a ring is full,
     /// and has to be harvested first.
-    fn wait(&mut self, vcpu: usize, stop: bool) -> Result<Option<Done>, Trouble>;
+    fn wait(&mut self, vcpu: usize, stop: bool) -> Result<Option<TaskResult>, Trouble>;
 
     /// Returns how many steps a vCPU has done at least since it was started.
     fn progress(&self, vcpu: usize) -> u64;
@@ -196,7 +196,7 @@ impl Counts {
 
 /// Something that was lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lost {
+pub struct Loss {
     /// The index of the step after which it was noticed.
     pub step: usize,
     /// What was lost.
@@ -207,11 +207,11 @@ pub struct Lost {
 
 /// How a history ended.
 #[derive(Debug)]
-pub enum Ended {
+pub enum HistoryEnd {
     /// Everything held.
     Held(Counts),
     /// Something was lost.
-    Lost(Lost),
+    Lost(Loss),
     /// The history could not go on, for a reason that is no fault of the system.
     Stopped(crate::Error),
 }
@@ -223,7 +223,7 @@ pub fn check(
     gpa: fn(u64) -> u64,
     system: &mut dyn System,
     at: &mut dyn FnMut(usize, &str) -> bool,
-) -> Ended {
+) -> HistoryEnd {
     let mut run = Run {
         model: Model::of(history, gpa),
         system,
@@ -236,7 +236,7 @@ pub fn check(
     for (index, step) in history.steps.iter().enumerate() {
         if !at(index, &step.to_string()) {
             run.system.give_up();
-            return Ended::Stopped(crate::Error::Stopped);
+            return HistoryEnd::Stopped(crate::Error::Stopped);
         }
         let number = run.model.count_step();
         if !run.model.allows(step) {
@@ -247,24 +247,24 @@ pub fn check(
         let done = done.and_then(|()| run.contents(false)).and_then(|()| run.audit());
         if let Err(trouble) = done {
             run.system.give_up();
-            let lost = |what, hang| Ended::Lost(Lost { step: index, what, hang });
+            let lost = |what, hang| HistoryEnd::Lost(Loss { step: index, what, hang });
             return match trouble {
                 Trouble::Hang(what) => lost(what, true),
                 Trouble::Wrong(what) => lost(what, false),
-                Trouble::Refused(error) => Ended::Stopped(error),
+                Trouble::Refused(error) => HistoryEnd::Stopped(error),
             };
         }
     }
     let step = history.steps.len().saturating_sub(1);
     let end = run.end().and_then(|()| run.contents(true));
     match end {
-        Ok(()) => Ended::Held(run.counts),
+        Ok(()) => HistoryEnd::Held(run.counts),
         Err(trouble) => {
             run.system.give_up();
             match trouble {
-                Trouble::Hang(what) => Ended::Lost(Lost { step, what, hang: true }),
-                Trouble::Wrong(what) => Ended::Lost(Lost { step, what, hang: false }),
-                Trouble::Refused(error) => Ended::Stopped(error),
+                Trouble::Hang(what) => HistoryEnd::Lost(Loss { step, what, hang: true }),
+                Trouble::Wrong(what) => HistoryEnd::Lost(Loss { step, what, hang: false }),
+                Trouble::Refused(error) => HistoryEnd::Stopped(error),
             }
         }
     }
@@ -363,7 +363,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn finish(&mut self, vcpu: usize, stop: bool) -> Result<Done, Trouble> {
+    fn finish(&mut self, vcpu: usize, stop: bool) -> Result<TaskResult, Trouble> {
         loop {
             match self.system.wait(vcpu, stop)? {
                 Some(done) => {

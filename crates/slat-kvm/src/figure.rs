@@ -113,7 +113,7 @@ impl<R> Outcome<R> {
 
 /// The sentence that a scenario's results come to.
 #[derive(Debug, Clone, Copy)]
-pub enum Said {
+pub enum Sentence {
     /// These words, and what a page costs a vCPU in the phase.
     PerPage(Phase, &'static str),
     /// These words, and the figure.
@@ -132,7 +132,7 @@ pub struct Results {
     /// The note below the table.
     pub note: &'static str,
     /// The sentence that comes first.
-    pub said: Said,
+    pub said: Sentence,
 }
 
 /// The note below a table of phases.

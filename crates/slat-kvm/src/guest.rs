@@ -15,7 +15,7 @@ use crate::memory::HostMemory;
 use crate::mode::Mode;
 use crate::private::{self, Private};
 use crate::probe::{self, SLOT_ZAP_QUIRK};
-use crate::probes::{Counted, Probes};
+use crate::probes::{CallCounts, Probes};
 pub use crate::shape::Shape;
 use crate::stall::{Histogram, STALL_FACTOR};
 use crate::stats::Stats;
@@ -167,7 +167,7 @@ impl Guest {
     }
 
     /// Returns how often each counted function of the kernel was called so far.
-    pub(crate) fn calls(&self) -> Counted {
+    pub(crate) fn calls(&self) -> CallCounts {
         self.probes.as_ref().map(Probes::read).unwrap_or_default()
     }
 

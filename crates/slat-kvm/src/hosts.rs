@@ -8,7 +8,7 @@ use std::path::Path;
 const MIB: u64 = 1 << 20;
 
 /// What is to be told of two huge pages, of the nodes 0 and of the tracer, in part.
-struct Told {
+struct HostFacts {
     host: &'static str,
     /// MiB that are available.
     memory: Result<u64, &'static str>,
@@ -18,8 +18,8 @@ struct Told {
     tracer: &'static str,
 }
 
-const HOSTS: [Told; 6] = [
-    Told {
+const HOSTS: [HostFacts; 6] = [
+    HostFacts {
         host: "x86-v2",
         memory: Ok(768),
         huge_page: 2 * MIB,
@@ -27,7 +27,7 @@ const HOSTS: [Told; 6] = [
         node: Ok(()),
         tracer: "not mounted",
     },
-    Told {
+    HostFacts {
         host: "arm-16k-hybrid",
         memory: Ok(256),
         huge_page: 32 * MIB,
@@ -35,7 +35,7 @@ const HOSTS: [Told; 6] = [
         node: Err("has no memory"),
         tracer: "not mounted",
     },
-    Told {
+    HostFacts {
         host: "arm-64k-v1",
         memory: Ok(4096),
         huge_page: 512 * MIB,
@@ -43,7 +43,7 @@ const HOSTS: [Told; 6] = [
         node: Err("node/has_memory does not tell"),
         tracer: "not mounted",
     },
-    Told {
+    HostFacts {
         host: "locked-down",
         memory: Ok(256),
         huge_page: 2 * MIB,
@@ -51,7 +51,7 @@ const HOSTS: [Told; 6] = [
         node: Err("has no memory"),
         tracer: "locked down",
     },
-    Told {
+    HostFacts {
         host: "container",
         memory: Ok(384),
         huge_page: 2 * MIB,
@@ -59,7 +59,7 @@ const HOSTS: [Told; 6] = [
         node: Err("has no memory"),
         tracer: "not mounted",
     },
-    Told {
+    HostFacts {
         host: "odd-bytes",
         memory: Err("/proc/meminfo does not tell"),
         huge_page: 2 * MIB,

@@ -15,11 +15,11 @@ const SCANS: u64 = 3;
 
 /// The kernel at work. Dropping it restores what was set before.
 #[derive(Debug)]
-pub(crate) struct Merging {
+pub(crate) struct PageMerging {
     _knobs: Knobs,
 }
 
-impl Merging {
+impl PageMerging {
     /// Checks that this process may switch the kernel's merging on.
     ///
     /// # Errors

@@ -3,10 +3,10 @@
 use crate::Error;
 use crate::guest::Guest;
 use crate::phase::MappedPages;
-use crate::probes::{self, Counted};
-use crate::stall::{Histogram, Known, Stalls, stolen};
+use crate::probes::{self, CallCounts};
+use crate::stall::{Histogram, PhaseReadings, Stalls, stolen};
 use crate::stats::{Changes, Reading};
-use crate::vcpu_threads::Done;
+use crate::vcpu_threads::VcpuWork;
 
 /// The name of KVM's counter of page faults (x86).
 const FAULTS: &str = "pf_taken";
@@ -28,7 +28,7 @@ pub(crate) struct Meter<'a> {
     vcpus: Vec<[Reading; 2]>,
     clocks: [Vec<Clock>; 2],
     stolen: [f64; 2],
-    calls: [Counted; 2],
+    calls: [CallCounts; 2],
 }
 
 impl<'a> Meter<'a> {
@@ -89,10 +89,10 @@ impl<'a> Meter<'a> {
 
     /// Returns the stalls that a vCPU's clock showed, or `None` before `set_warm`, and where the
     /// kernel does not count waits for a CPU.
-    pub fn stalls(&self, vcpu: usize, done: &Done) -> Option<Stalls> {
+    pub fn stalls(&self, vcpu: usize, done: &VcpuWork) -> Option<Stalls> {
         let warm = *self.warm.get(vcpu)?;
         let [before, after] = [0, 1].map(|when| &self.clocks[when][vcpu]);
-        let known = Known {
+        let known = PhaseReadings {
             warm,
             ticks_per_second: self.guest.ticks_per_second(),
             idle: after.idle - before.idle,

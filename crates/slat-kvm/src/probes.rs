@@ -27,7 +27,7 @@ pub(crate) struct Probes {
 }
 
 /// Number of calls of each function so far.
-pub(crate) type Counted = BTreeMap<String, u64>;
+pub(crate) type CallCounts = BTreeMap<String, u64>;
 
 impl Probes {
     /// Starts to count. Returns `None` if there are no functions.
@@ -91,7 +91,7 @@ impl Probes {
     }
 
     /// Returns the number of calls of each function so far, of those that the kernel tells.
-    pub fn read(&self) -> Counted {
+    pub fn read(&self) -> CallCounts {
         let text = fs::read_to_string(self.root.join("kprobe_profile")).unwrap_or_default();
         self.functions
             .iter()
@@ -133,7 +133,7 @@ pub fn during<T>(
 }
 
 /// Returns the calls between two readings, including functions that were not called.
-pub(crate) fn changes(before: &Counted, after: &Counted) -> Changes {
+pub(crate) fn changes(before: &CallCounts, after: &CallCounts) -> Changes {
     let change = |(name, count): (&String, &u64)| {
         let calls = count.saturating_sub(*before.get(name)?);
         Some((format!("{CALLS}{name}"), calls as i64))
@@ -197,7 +197,7 @@ mod tests {
         let profile = "  stage2_split_walker          16384               3\n  other   1   0\n";
         assert_eq!(hits(profile, "stage2_split_walker"), Some(16387));
         assert_eq!(hits(profile, "stage2"), None);
-        let counted = |a, b| Counted::from([("a".to_owned(), a), ("b".to_owned(), b)]);
+        let counted = |a, b| CallCounts::from([("a".to_owned(), a), ("b".to_owned(), b)]);
         let changes = changes(&counted(3, 4), &counted(10, 4));
         assert_eq!(changes, [("calls_a".to_owned(), 7), ("calls_b".to_owned(), 0)].into());
     }

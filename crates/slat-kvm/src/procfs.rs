@@ -6,7 +6,7 @@
 
 mod cgroup;
 
-pub use cgroup::{Available, Bound, Groups, Told, Version};
+pub use cgroup::{Available, Bound, Groups, KernelValue, Version};
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -117,7 +117,7 @@ impl Files<'_> {
     ///
     /// # Errors
     /// The directory, if it cannot be listed.
-    pub fn told_names(&self, path: impl AsRef<Path>) -> Told<Vec<String>> {
+    pub fn told_names(&self, path: impl AsRef<Path>) -> KernelValue<Vec<String>> {
         let path = path.as_ref();
         let untold = |_| path.to_owned();
         let entries = match fs::read_dir(self.0.join(path)) {

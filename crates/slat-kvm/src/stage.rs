@@ -7,7 +7,7 @@ use crate::Error;
 use crate::guest::{Guest, Shape, Vcpu};
 use crate::meter::Meter;
 use crate::phase::{Phase, PhaseRun, VcpuRun};
-use crate::vcpu_threads::{Board, Done, HostFaults, VcpuThreads};
+use crate::vcpu_threads::{Board, HostFaults, VcpuThreads, VcpuWork};
 use crate::work::{Touch, Work};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -209,7 +209,7 @@ impl<'a> Stage<'a> {
         Ok(result)
     }
 
-    fn vcpu_runs(&self, done: &[Done]) -> (Duration, Vec<VcpuRun>) {
+    fn vcpu_runs(&self, done: &[VcpuWork]) -> (Duration, Vec<VcpuRun>) {
         let start = done.iter().map(|done| done.start).min();
         let end = done.iter().map(|done| done.end).max();
         let total = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);

@@ -142,7 +142,7 @@ fn start(bucket: usize) -> u64 {
 
 /// Measurements of a vCPU's phase that are not in its histogram.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Known {
+pub(crate) struct PhaseReadings {
     /// Usual ticks between two accesses.
     pub warm: u64,
     /// Ticks per second of the guest's clock.
@@ -216,8 +216,8 @@ pub struct Stalls {
 impl Stalls {
     /// Finds the stalls among the times between accesses of a phase. Without the waits for a CPU
     /// they are unknown: a time that the thread was preempted would be one.
-    pub(crate) fn new(times: &Histogram, known: Known) -> Option<Self> {
-        let Known { warm, ticks_per_second, idle, longest, faults, waits, stolen } = known;
+    pub(crate) fn new(times: &Histogram, known: PhaseReadings) -> Option<Self> {
+        let PhaseReadings { warm, ticks_per_second, idle, longest, faults, waits, stolen } = known;
         let waits = waits?;
         let seconds = |ticks: u64| ticks.saturating_sub(warm) as f64 / ticks_per_second;
         let floor = if faults.is_some() { warm * 2 } else { warm * STALL_FACTOR };
@@ -320,24 +320,24 @@ mod tests {
     }
 
     /// A clock of a million ticks per second, on which an access usually takes 100 ticks.
-    fn known(faults: Option<u64>, longest: u64) -> Known {
-        Known {
+    fn known(faults: Option<u64>, longest: u64) -> PhaseReadings {
+        PhaseReadings {
             warm: 100,
             ticks_per_second: 1e6,
             faults,
             longest,
             waits: Some(Waits::default()),
-            ..Known::default()
+            ..PhaseReadings::default()
         }
     }
 
-    fn stalls_of(times: &Histogram, known: Known) -> Stalls {
+    fn stalls_of(times: &Histogram, known: PhaseReadings) -> Stalls {
         Stalls::new(times, known).expect("the waits are known")
     }
 
     #[test]
     fn stalls_are_unknown_where_the_kernel_counts_no_waits() {
-        let known = Known { waits: None, ..known(Some(3), 5000) };
+        let known = PhaseReadings { waits: None, ..known(Some(3), 5000) };
         assert!(Stalls::new(&with_warm(&[5000; 3]), known).is_none());
     }
 
@@ -372,7 +372,10 @@ mod tests {
     fn what_the_scheduler_is_known_to_have_made_is_no_stall() {
         let times = with_warm(&[5000, 5000, 5000, 400_000, 800_000]);
         let with = |waits, stolen| {
-            stalls_of(&times, Known { waits: Some(waits), stolen, ..known(Some(3), 800_000) })
+            stalls_of(
+                &times,
+                PhaseReadings { waits: Some(waits), stolen, ..known(Some(3), 800_000) },
+            )
         };
         let alone = stalls_of(&with_warm(&[5000; 3]), known(Some(3), 5000));
         let preempted = with(Waits { seconds: 1.2, times: 2 }, 0.0);
@@ -390,12 +393,15 @@ mod tests {
         // The kernel did not report how often the thread waited.
         let times = with_warm(&[5000; 3]);
         let waits = Waits { seconds: 0.003, times: 0 };
-        let stalls = stalls_of(&times, Known { waits: Some(waits), ..known(Some(3), 5000) });
+        let stalls =
+            stalls_of(&times, PhaseReadings { waits: Some(waits), ..known(Some(3), 5000) });
         let alone = stalls_of(&times, known(Some(3), 5000));
         assert!((alone.seconds - stalls.seconds - 0.003).abs() < 1e-9, "{stalls:?}");
         // A wait while no step was due is in no stall.
-        let stalls =
-            stalls_of(&times, Known { waits: Some(waits), idle: 3000, ..known(Some(3), 5000) });
+        let stalls = stalls_of(
+            &times,
+            PhaseReadings { waits: Some(waits), idle: 3000, ..known(Some(3), 5000) },
+        );
         assert_eq!(stalls.seconds, alone.seconds);
     }
 

@@ -40,7 +40,7 @@ enum Step {
 
 /// The result of one vCPU's work.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Done {
+pub(crate) struct VcpuWork {
     pub steps: u64,
     pub start: Instant,
     pub end: Instant,
@@ -74,7 +74,7 @@ impl HostFaults {
     }
 }
 
-type Outcome = Result<Option<Done>, Error>;
+type Outcome = Result<Option<VcpuWork>, Error>;
 
 /// Data that the threads shares with its threads. It outlives the threads' scope.
 #[derive(Debug)]
@@ -182,7 +182,7 @@ impl<'env> VcpuThreads<'env> {
     ///
     /// # Errors
     /// The error of any of them; [`Error::Stopped`] if the caller has asked the run to stop.
-    pub fn wait(&self) -> Result<Vec<Done>, Error> {
+    pub fn wait(&self) -> Result<Vec<VcpuWork>, Error> {
         let mut order = lock(&self.board.order);
         while order.finished < self.size {
             let waited = self.board.changed.wait_timeout(order, PATIENCE);
@@ -205,7 +205,7 @@ impl<'env> VcpuThreads<'env> {
         }
     }
 
-    fn step(&self, step: Step) -> Result<Vec<Done>, Error> {
+    fn step(&self, step: Step) -> Result<Vec<VcpuWork>, Error> {
         self.board.issue(step);
         self.wait()
     }
@@ -258,7 +258,7 @@ fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>) {
     }
 }
 
-fn run(vcpu: &mut Vcpu, recorded: bool) -> Result<Done, Error> {
+fn run(vcpu: &mut Vcpu, recorded: bool) -> Result<VcpuWork, Error> {
     let faults = || HostFaults::now().filter(|_| recorded);
     let before = faults();
     let waits = Waits::now();
@@ -270,7 +270,7 @@ fn run(vcpu: &mut Vcpu, recorded: bool) -> Result<Done, Error> {
         minor: after.minor - before.minor,
         major: after.major - before.major,
     });
-    Ok(Done { steps, start, end, waits, host_faults })
+    Ok(VcpuWork { steps, start, end, waits, host_faults })
 }
 
 fn pin(cpu: usize) -> Result<(), Error> {

@@ -24,7 +24,9 @@ mod working_set;
 pub use debugfs::Debugfs;
 pub use events::Events;
 pub use events::times::{Stalls, Times, Why, faults};
-pub use find::{Descriptors, Found, NotFound, Search, descriptors, guest as find_guest, guests};
+pub use find::{
+    Descriptors, GuestProcess, NotFound, Search, descriptors, guest as find_guest, guests,
+};
 pub use guest::{Guest, Knowledge, Reading, State};
 pub use metric::{Metric, Scope, Source, Values, since};
 pub use watcher::{GuestTotal, Sample, Step, ThreadChange, VcpuTotal, Watch, WatchedGuest, Which};

@@ -3,7 +3,7 @@
 mod common;
 
 use common::kvm_or_skip;
-use slat_kvm::bitmap::{DirtyBitmap, Missing};
+use slat_kvm::bitmap::{DirtyBitmap, MissingPages};
 use slat_kvm::guest::{Guest, Shape, Vcpu};
 use slat_kvm::work::{Order, Touch, Work};
 use slat_kvm::{Error, Mode};
@@ -118,7 +118,7 @@ fn pages_missing_from_a_real_log_are_found() {
     let log = get(&guest);
     assert!(log.check(&written(&vcpus[..1], pass, guest.pages())).is_ok());
     let all = written(&vcpus, pass, guest.pages());
-    let lost = Missing { first: vcpus[1].part().first, count: vcpus[1].part().pages };
+    let lost = MissingPages { first: vcpus[1].part().first, count: vcpus[1].part().pages };
     assert_eq!(log.check(&all), Err(lost));
 }
 

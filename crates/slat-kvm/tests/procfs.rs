@@ -10,7 +10,7 @@ const GIB: u64 = 1 << 30;
 
 /// What the readers are to tell.
 #[derive(Debug, Default, PartialEq)]
-struct Told {
+struct ExpectedReadings {
     version: Option<Version>,
     available: Option<u64>,
     limited_by: Option<&'static str>,
@@ -41,11 +41,11 @@ struct Told {
 }
 
 /// The hosts, by the names of their folders.
-fn hosts() -> [(&'static str, Told); 6] {
+fn hosts() -> [(&'static str, ExpectedReadings); 6] {
     [
         (
             "x86-v2",
-            Told {
+            ExpectedReadings {
                 version: Some(Version::Two),
                 // Of 1 GiB, 256 MiB are used that are no page cache.
                 available: Some(768 * MIB),
@@ -59,12 +59,12 @@ fn hosts() -> [(&'static str, Told); 6] {
                 group: Some("/app.slice/job"),
                 swap_areas: Some(MIB),
                 speed: (Some(2100.5), Some(true), Some(0.25)),
-                ..Told::default()
+                ..ExpectedReadings::default()
             },
         ),
         (
             "arm-16k-hybrid",
-            Told {
+            ExpectedReadings {
                 version: Some(Version::One),
                 available: Some(256 * MIB),
                 limited_by: Some("sys/fs/cgroup/memory"),
@@ -75,12 +75,12 @@ fn hosts() -> [(&'static str, Told); 6] {
                 nodes: Some(vec![0]),
                 group: Some("/docker/a1"),
                 swap_areas: Some(0),
-                ..Told::default()
+                ..ExpectedReadings::default()
             },
         ),
         (
             "arm-64k-v1",
-            Told {
+            ExpectedReadings {
                 version: Some(Version::One),
                 available: Some(4 * GIB),
                 huge_page: Some(512 * MIB),
@@ -88,12 +88,12 @@ fn hosts() -> [(&'static str, Told); 6] {
                 placed: Some(3 << 16),
                 group: Some("/"),
                 swap_areas: Some(0),
-                ..Told::default()
+                ..ExpectedReadings::default()
             },
         ),
         (
             "locked-down",
-            Told {
+            ExpectedReadings {
                 version: Some(Version::Two),
                 available: Some(256 * MIB),
                 limited_by: Some("sys/fs/cgroup"),
@@ -102,13 +102,13 @@ fn hosts() -> [(&'static str, Told); 6] {
                 is_root: true,
                 group: Some("/"),
                 swap_areas: Some(0),
-                ..Told::default()
+                ..ExpectedReadings::default()
             },
         ),
         (
             // It has no tracefs.
             "container",
-            Told {
+            ExpectedReadings {
                 version: Some(Version::Two),
                 available: Some(384 * MIB),
                 limited_by: Some("sys/fs/cgroup"),
@@ -119,20 +119,20 @@ fn hosts() -> [(&'static str, Told); 6] {
                 is_contained: true,
                 has_other_debugfs: true,
                 swap_areas: Some(0),
-                ..Told::default()
+                ..ExpectedReadings::default()
             },
         ),
         (
             // Its list of nodes is cut within a number, its pools cannot be listed, and its kernel
             // does not count waits.
             "odd-bytes",
-            Told {
+            ExpectedReadings {
                 placed: Some(3 << 12),
                 is_root: true,
                 has_debugfs: true,
                 huge: Some(4 * MIB),
                 used: Some((764, 36)),
-                ..Told::default()
+                ..ExpectedReadings::default()
             },
         ),
     ]
@@ -154,7 +154,7 @@ fn every_reader_tells_of_every_host_what_its_files_say() {
         let first = |kind| files.in_first_namespace(kind);
         let at_usual = files.is_mounted_at("debugfs", "/sys/kernel/debug");
         let pools = files.huge_pools().ok();
-        let told = Told {
+        let told = ExpectedReadings {
             version: groups.map(|groups| groups.version),
             available: available.map(|it| it.bytes),
             limited_by: wanted.limited_by,

@@ -3,7 +3,7 @@
 use super::{FORMAT, Finding, Report, Tried, Verdict};
 use slat_kvm::Error;
 use slat_kvm::check::{
-    Act, Class, Counts, Ended, History, Host, Lost, minimise, moved, outlast, run,
+    Act, Class, Counts, History, HistoryEnd, Host, Loss, minimise, moved, outlast, run,
 };
 use slat_lab::session::Session;
 use std::collections::BTreeMap;
@@ -65,7 +65,7 @@ impl Now {
         let what = format!("a call does not return for {} s: {what}", since.elapsed().as_secs());
         let steps: Vec<usize> = (0..=index).collect();
         let finding = Finding {
-            lost: Lost { step: index, what, hang: true },
+            lost: Loss { step: index, what, hang: true },
             number: *number,
             seconds: report.seconds,
             history: history.part(&steps),
@@ -113,7 +113,7 @@ impl<'a> Tries<'a> {
     }
 
     /// Runs one history.
-    fn once(&self, history: &History, number: u64, patience: Duration) -> Ended {
+    fn once(&self, history: &History, number: u64, patience: Duration) -> HistoryEnd {
         let stop = self.session.stop_flag();
         self.beat.now().history = Some((history.clone(), number));
         let ended = run(history, self.host, patience, &stop, &mut |index, step| {
@@ -203,12 +203,12 @@ impl<'a> Tries<'a> {
         self.judge(ended, &history, number, tried);
     }
 
-    fn judge(&self, ended: Ended, history: &History, number: u64, tried: &mut Tried) {
+    fn judge(&self, ended: HistoryEnd, history: &History, number: u64, tried: &mut Tried) {
         match ended {
-            Ended::Held(counts) => tried.counts.add(counts),
-            Ended::Stopped(Error::Stopped) => {}
-            Ended::Stopped(error) => tried.verdict = Verdict::Untried(error.to_string()),
-            Ended::Lost(lost) => {
+            HistoryEnd::Held(counts) => tried.counts.add(counts),
+            HistoryEnd::Stopped(Error::Stopped) => {}
+            HistoryEnd::Stopped(error) => tried.verdict = Verdict::Untried(error.to_string()),
+            HistoryEnd::Lost(lost) => {
                 let finding = self.cut(history, number, lost);
                 tried.verdict = Verdict::Lost(Box::new(finding));
             }
@@ -216,14 +216,14 @@ impl<'a> Tries<'a> {
     }
 
     /// Cuts a history that lost something down.
-    fn cut(&self, history: &History, number: u64, first: Lost) -> Finding {
+    fn cut(&self, history: &History, number: u64, first: Loss) -> Finding {
         let seconds = self.begin.elapsed().as_secs_f64();
         self.session.say(&format!("{}: cutting a history down", history.class));
         let begin = Instant::now();
         let patience = if first.hang { LITTLE_PATIENCE } else { PATIENCE };
         let mut last = first.clone();
         let mut once = |part: &History| match self.once(part, number, patience) {
-            Ended::Lost(lost) => {
+            HistoryEnd::Lost(lost) => {
                 last = lost;
                 true
             }
@@ -271,7 +271,7 @@ impl<'a> Tries<'a> {
             && !self.session.interrupted()
         {
             match self.once(history, number, PATIENCE) {
-                Ended::Lost(lost) => {
+                HistoryEnd::Lost(lost) => {
                     let seconds = self.begin.elapsed().as_secs_f64();
                     let (history, steps) = (history.clone(), steps.to_vec());
                     let repeated = (1, tried.counts.histories as u32 + 1);

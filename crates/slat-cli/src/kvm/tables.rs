@@ -1,7 +1,7 @@
 //! Tables of guests under the host's KVM: the times of operations on their memory, and how long
 //! their vCPUs stood still.
 
-use slat_kvm::figure::{Column, Figure, Results, Said, Stall};
+use slat_kvm::figure::{Column, Figure, Results, Sentence, Stall};
 use slat_kvm::phase::Phase;
 use slat_lab::record::{KVM, Measurement};
 use slat_lab::report::tables::{Labels, Row, rows};
@@ -46,8 +46,8 @@ pub fn of(results: &[Measurement], shown: &Results) -> Vec<Table> {
 /// Returns the sentence on a scenario, or nothing if it was not measured.
 pub fn said(results: &[Measurement], shown: &Results) -> Verdict {
     match shown.said {
-        Said::PerPage(phase, said) => cost(results, shown.name, phase, said),
-        Said::Whole(figure, said) => extremes(results, shown.name, said, |row| {
+        Sentence::PerPage(phase, said) => cost(results, shown.name, phase, said),
+        Sentence::Whole(figure, said) => extremes(results, shown.name, said, |row| {
             let m = row.whole(figure)?;
             Some((m.unit.clone(), Summary::of(&m.samples)?))
         }),

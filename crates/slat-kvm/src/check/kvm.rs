@@ -7,7 +7,7 @@ use super::host::{Hands, able};
 use super::model::HOLE;
 use super::pager::{Pager, features};
 use super::patience::outlast;
-use super::{Done, Ended, Stamp, System, Task, Trouble};
+use super::{HistoryEnd, Stamp, System, Task, TaskResult, Trouble};
 use crate::arch::{self, MEMORY_GPA};
 use crate::guest::{Guest, Part, Shape, Vcpu};
 use crate::ioctl::{DirtyPage, VmDirtyLog};
@@ -114,10 +114,10 @@ pub fn run(
     patience: Duration,
     stop: &Arc<AtomicBool>,
     at: &mut dyn FnMut(usize, &str) -> bool,
-) -> Ended {
+) -> HistoryEnd {
     match KvmSystem::new(history, host, patience, stop) {
         Ok(mut system) => super::check(history, gpa, &mut system, at),
-        Err(error) => Ended::Stopped(error),
+        Err(error) => HistoryEnd::Stopped(error),
     }
 }
 
@@ -133,7 +133,7 @@ enum Order {
 
 enum Answer {
     Loaded(Result<(), Error>),
-    Done(Result<Done, Error>),
+    Done(Result<TaskResult, Error>),
 }
 
 struct Thread {
@@ -261,7 +261,7 @@ fn serve(mut vcpu: Vcpu, orders: &Receiver<Order>, answers: &Sender<Answer>) {
             // Only addresses of the window: others are a fault of the guest's.
             at.checked_sub(MEMORY_GPA).map(|at| exits.insert(at / page_size)).is_some()
         });
-        let done = ran.map(|steps| Done { steps, exits, sum: vcpu.take_sum() });
+        let done = ran.map(|steps| TaskResult { steps, exits, sum: vcpu.take_sum() });
         if answers.send(Answer::Done(done)).is_err() {
             return;
         }
@@ -303,7 +303,7 @@ impl System for KvmSystem {
         Ok(())
     }
 
-    fn wait(&mut self, vcpu: usize, stop: bool) -> Result<Option<Done>, Trouble> {
+    fn wait(&mut self, vcpu: usize, stop: bool) -> Result<Option<TaskResult>, Trouble> {
         if stop {
             self.guest.ask_to_stop(vcpu);
         }

@@ -33,7 +33,7 @@ pub struct Task {
 
 /// A vCPU that runs beside the steps.
 #[derive(Debug, Clone)]
-struct Running {
+struct RunningVcpu {
     task: Task,
     steps: Steps,
     done: u64,
@@ -55,7 +55,7 @@ pub struct Model {
     copy: Vec<Option<Stamp>>,
     /// The number of each vCPU's next step.
     position: Vec<u64>,
-    running: Vec<Option<Running>>,
+    running: Vec<Option<RunningVcpu>>,
     /// How many vCPUs run on each host page.
     busy: Vec<u8>,
     /// Which guest pages are private, if memslots have private memory: its pages are numbered
@@ -373,7 +373,7 @@ impl Model {
     /// A vCPU starts.
     pub fn start(&mut self, vcpu: usize, task: Task) {
         let steps = task.work.steps(vcpu, task.guest.pages);
-        self.running[vcpu] = Some(Running { task, steps, done: 0, under_way: None });
+        self.running[vcpu] = Some(RunningVcpu { task, steps, done: 0, under_way: None });
         self.count_busy(task.guest, 1);
     }
 

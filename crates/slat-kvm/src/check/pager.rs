@@ -22,7 +22,7 @@ const WORDS: usize = 3;
 type Late = BTreeMap<u64, [u64; WORDS]>;
 
 #[derive(Debug)]
-struct Shared {
+struct PagerState {
     uffd: Uffd,
     late: Mutex<Late>,
     page_size: u64,
@@ -32,7 +32,7 @@ struct Shared {
 /// The pager of one memory.
 #[derive(Debug)]
 pub(super) struct Pager {
-    shared: Arc<Shared>,
+    shared: Arc<PagerState>,
     thread: Option<JoinHandle<()>>,
     registered: bool,
 }
@@ -61,7 +61,7 @@ impl Pager {
     pub fn new(page_size: u64) -> Result<Self, Error> {
         let uffd = Uffd::open(Uffd::features()? & (feature::WP | feature::MINOR_SHMEM))?;
         let (late, leave) = (Mutex::default(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { uffd, late, page_size, leave });
+        let shared = Arc::new(PagerState { uffd, late, page_size, leave });
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("pager".into()).spawn(move || theirs.serve());
         let thread = thread.map_err(Error::os("start of the pager's thread"))?;
@@ -146,7 +146,7 @@ impl Drop for Pager {
     }
 }
 
-impl Shared {
+impl PagerState {
     fn serve(&self) {
         let wait = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
         while !self.leave.load(Ordering::Relaxed) {

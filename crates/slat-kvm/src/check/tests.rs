@@ -49,11 +49,11 @@ struct Fake {
     /// Pages of those that were split.
     loose: BTreeSet<u64>,
     position: Vec<u64>,
-    running: Vec<Option<Running>>,
+    running: Vec<Option<RunningTask>>,
 }
 
 /// A task, its steps that are left, and what was done.
-type Running = (Task, Vec<(u64, Touch)>, Done);
+type RunningTask = (Task, Vec<(u64, Touch)>, TaskResult);
 
 const EVERY: u64 = 17;
 /// Pages of a huge page.
@@ -97,7 +97,7 @@ impl Fake {
         })
     }
 
-    fn hit(&mut self, vcpu: usize, page: u64, touch: Touch, done: &mut Done) {
+    fn hit(&mut self, vcpu: usize, page: u64, touch: Touch, done: &mut TaskResult) {
         let number = self.position[vcpu];
         self.position[vcpu] += 1;
         let found = self.resolve(page);
@@ -222,11 +222,11 @@ impl System for Fake {
     fn start(&mut self, vcpu: usize, task: &Task) -> Result<(), Trouble> {
         let steps = task.work.steps(vcpu, task.guest.pages);
         let count = if task.work.endless { 1000 } else { task.guest.pages as usize };
-        self.running[vcpu] = Some((*task, steps.take(count).collect(), Done::default()));
+        self.running[vcpu] = Some((*task, steps.take(count).collect(), TaskResult::default()));
         Ok(())
     }
 
-    fn wait(&mut self, vcpu: usize, stop: bool) -> Result<Option<Done>, Trouble> {
+    fn wait(&mut self, vcpu: usize, stop: bool) -> Result<Option<TaskResult>, Trouble> {
         let pages = self.running[vcpu].as_ref().map_or(0, |it| it.0.guest.pages);
         if self.fails(Fault::Hang, pages) {
             return Err(Trouble::Hang("a vCPU".into()));
@@ -349,7 +349,7 @@ fn means() -> Means {
     }
 }
 
-fn run(history: &History, fault: Fault) -> Ended {
+fn run(history: &History, fault: Fault) -> HistoryEnd {
     check(history, |page| page, &mut Fake::new(history, fault), &mut |_, _| true)
 }
 
@@ -365,7 +365,7 @@ fn a_system_that_loses_nothing_holds() {
     let mut all = Counts::default();
     for history in histories(60) {
         match run(&history, Fault::None) {
-            Ended::Held(counts) => all.add(counts),
+            HistoryEnd::Held(counts) => all.add(counts),
             other => panic!("{} {}: {other:?}\n{history:?}", history.class, history.seed),
         }
     }
@@ -376,7 +376,7 @@ fn a_system_that_loses_nothing_holds() {
 fn every_loss_is_noticed() {
     use Fault::*;
     for fault in [Write, Dirty, Protect, Hole, Readonly, Stale, Convert, Split, Counter, Hang] {
-        let caught = |history: &History| matches!(run(history, fault), Ended::Lost(_));
+        let caught = |history: &History| matches!(run(history, fault), HistoryEnd::Lost(_));
         let caught = histories(20).filter(caught).count();
         assert!(caught >= 5, "{fault:?} was noticed in {caught} histories");
     }
@@ -385,7 +385,7 @@ fn every_loss_is_noticed() {
 #[test]
 fn a_history_is_cut_down_to_the_steps_that_it_takes() {
     for fault in [Fault::Hole, Fault::Dirty, Fault::Readonly] {
-        let loses = |history: &History| matches!(run(history, fault), Ended::Lost(_));
+        let loses = |history: &History| matches!(run(history, fault), HistoryEnd::Lost(_));
         let history = histories(20).find(loses).unwrap();
         let steps = history.steps.len();
         let short = minimise(steps, &mut |steps| Some(loses(&history.part(steps))));
@@ -461,6 +461,6 @@ fn steps_out_of_bounds_are_left_out() {
         Step::Fetch { slot: 3, chunk: 7 },
         Step::Stop { vcpu: 0 },
     ];
-    let Ended::Held(counts) = run(&history, Fault::None) else { panic!("a step was done") };
+    let HistoryEnd::Held(counts) = run(&history, Fault::None) else { panic!("a step was done") };
     assert_eq!(counts.steps, 0);
 }

@@ -28,7 +28,7 @@ pub struct Groups {
 
 /// A number that the kernel tells, or nothing if there is none; or the file that is there and does
 /// not tell it. Such a file is not one without a limit.
-pub type Told<T = u64> = Result<Option<T>, PathBuf>;
+pub type KernelValue<T = u64> = Result<Option<T>, PathBuf>;
 
 /// What a control group leaves of memory, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,9 +37,9 @@ pub struct Bound {
     pub group: PathBuf,
     /// What is left below its limit, if it has one. Page cache counts as left, as the kernel
     /// reclaims it before it refuses memory.
-    pub memory: Told,
+    pub memory: KernelValue,
     /// What may be swapped beyond, if that is limited.
-    pub swap: Told,
+    pub swap: KernelValue,
 }
 
 /// Available memory.
@@ -145,7 +145,7 @@ impl Files<'_> {
     ///
     /// # Errors
     /// The file, if it cannot be read.
-    pub fn told(&self, path: impl AsRef<Path>) -> Told<String> {
+    pub fn told(&self, path: impl AsRef<Path>) -> KernelValue<String> {
         let path = path.as_ref();
         match File::open(self.0.join(path)) {
             Ok(file) => whole(&file).map(Some).ok_or_else(|| path.to_owned()),
@@ -158,7 +158,7 @@ impl Files<'_> {
     ///
     /// # Errors
     /// The file, if it cannot be read or has something else.
-    pub fn told_number(&self, path: impl AsRef<Path>) -> Told {
+    pub fn told_number(&self, path: impl AsRef<Path>) -> KernelValue {
         let path = path.as_ref();
         let text = self.told(path)?;
         let number = |text: &str| text.trim().parse().map_err(|_| path.to_owned());
@@ -170,7 +170,7 @@ impl Files<'_> {
         // Without a number of the cache, less counts as left.
         let stat = self.text(group.join("memory.stat")).unwrap_or_default();
         let stat = |name: &str| value_of(&stat, name).unwrap_or(0);
-        let left = |limit: Option<u64>, used: &str, cache: u64| -> Told {
+        let left = |limit: Option<u64>, used: &str, cache: u64| -> KernelValue {
             let Some(limit) = limit else { return Ok(None) };
             // A limit bounds even if there is no file of the use.
             let used = number(used)?.unwrap_or(0).saturating_sub(cache);
@@ -271,11 +271,11 @@ impl Files<'_> {
     ///
     /// # Errors
     /// The file that does not tell: its quota may be less than any other.
-    pub fn cpu_quota(&self) -> Told<f64> {
+    pub fn cpu_quota(&self) -> KernelValue<f64> {
         self.told("proc/self/cgroup")?;
         let groups = self.control_groups("cpu", "cpu.cfs_quota_us");
         let Some(Groups { version, folders }) = groups else { return Ok(None) };
-        let quota = |group: &PathBuf| -> Told<f64> {
+        let quota = |group: &PathBuf| -> KernelValue<f64> {
             let read = |name: &str| {
                 let path = group.join(name);
                 Ok::<_, PathBuf>(self.told(&path)?.map(|text| (text, path)))

@@ -6,7 +6,7 @@
 
 use super::live::check_reads;
 use crate::Error;
-use crate::figure::{Figure::Time, Outcome, Results, Said, WHOLE_PHASES};
+use crate::figure::{Figure::Time, Outcome, Results, Sentence, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::idle::{Marker, Tracking};
 use crate::phase::{Phase, PhaseRun};
@@ -26,7 +26,7 @@ pub const RESULTS: Results = Results {
         (Time(Phase::ReadIdle), "read idle"),
     ],
     note: WHOLE_PHASES,
-    said: Said::PerPage(Phase::WriteIdle, "A write to memory that was marked idle"),
+    said: Sentence::PerPage(Phase::WriteIdle, "A write to memory that was marked idle"),
 };
 
 /// What its runs give.

@@ -8,7 +8,7 @@
 
 use super::live::check_reads;
 use crate::Error;
-use crate::figure::{Figure::Time, Outcome, Results, Said, WHOLE_PHASES};
+use crate::figure::{Figure::Time, Outcome, Results, Sentence, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
@@ -21,7 +21,10 @@ pub const RESULTS: Results = Results {
     title: "Caches switched off and on (KVM)",
     columns: &[(Time(Phase::Populate), "populate"), (Time(Phase::Toggle), "switch")],
     note: WHOLE_PHASES,
-    said: Said::Whole(Time(Phase::Toggle), "Switching the caches of all vCPUs off and on takes"),
+    said: Sentence::Whole(
+        Time(Phase::Toggle),
+        "Switching the caches of all vCPUs off and on takes",
+    ),
 };
 
 /// What its runs give.

@@ -25,7 +25,7 @@
 //! compared with the stamp that it must hold. A log that lacks a written page is an error.
 
 use super::harvest::{check_chunk, clear};
-use crate::bitmap::{DirtyBitmap, Missing, Tally};
+use crate::bitmap::{DirtyBitmap, MissingPages, Tally};
 use crate::figure::{Figure, Outcome};
 use crate::guest::{Guest, Shape};
 use crate::phase::{Phase, PhaseRun};
@@ -246,7 +246,7 @@ impl Run<'_> {
 
     /// Compares the log with the pages that the round wrote.
     fn check_log(&mut self, iteration: u32) -> Result<Tally, Error> {
-        let tally = self.log.check(&self.written).map_err(|Missing { first, count }| {
+        let tally = self.log.check(&self.written).map_err(|MissingPages { first, count }| {
             Error::PagesMissing { iteration, first, missing: count }
         })?;
         let starts_full = self.config.shape.mode == Mode::ManualInitiallySet && iteration == 1;

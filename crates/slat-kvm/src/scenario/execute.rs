@@ -5,7 +5,7 @@
 //! host that maps huge pages no-execute, the first call in a huge page splits it.
 
 use crate::Error;
-use crate::figure::{Figure::Time, Outcome, Results, Said, WHOLE_PHASES};
+use crate::figure::{Figure::Time, Outcome, Results, Sentence, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
@@ -22,7 +22,7 @@ pub const RESULTS: Results = Results {
         (Time(Phase::Write), "write"),
     ],
     note: WHOLE_PHASES,
-    said: Said::PerPage(Phase::Execute, "Executing from memory for the first time"),
+    said: Sentence::PerPage(Phase::Execute, "Executing from memory for the first time"),
 };
 
 /// What its runs give.

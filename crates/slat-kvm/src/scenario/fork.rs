@@ -8,10 +8,10 @@
 
 use super::times::Times;
 use super::visits::{Visit, Visits, recorded};
-use crate::figure::{Figure, Outcome, Results, Said};
+use crate::figure::{Figure, Outcome, Results, Sentence};
 use crate::guest::{Guest, Shape};
 use crate::image::Image;
-use crate::ksm::Merging;
+use crate::ksm::PageMerging;
 use crate::memory::HostMemory;
 use crate::phase::{Phase, PhaseRun};
 use crate::procfs::Files;
@@ -52,7 +52,7 @@ pub const RESULTS: Results = Results {
            KVM's tables. Times: from the start of each guest, with the making of its VM, medians. \
            “slowdown”: a visit when all guests are there, against the same visit at once again. \
            Each word of each guest was compared at the end.",
-    said: Said::Whole(EACH, "A guest of an image that others run, too, takes"),
+    said: Sentence::Whole(EACH, "A guest of an image that others run, too, takes"),
 };
 
 /// Ways to give guests the contents of one image.
@@ -96,7 +96,7 @@ impl Config {
         self.visits.work(&self.shape, 1).check()?;
         self.shape.check(host)?;
         if self.way == Way::Ksm {
-            Merging::check()?;
+            PageMerging::check()?;
         }
         // Until pages are merged, each guest has its own. A little for each guest's tables.
         let each = self.shape.memory + self.shape.memory / 64 + (2 << 20);
@@ -167,7 +167,7 @@ fn median(report: &Report, of: impl Fn(&One) -> Option<f64>) -> Option<f64> {
 /// [`Error::Misread`] if a page is wrong; any other [`Error`] of a guest or the kernel.
 pub fn run(config: &Config, image: &Image, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
-    let merging = (config.way == Way::Ksm).then(Merging::start).transpose()?;
+    let merging = (config.way == Way::Ksm).then(PageMerging::start).transpose()?;
     let fleet = Fleet { config, image, merging, pin: setting.pin.to_vec() };
     fleet.guest(1, &mut Vec::new(), setting)
 }
@@ -176,7 +176,7 @@ pub fn run(config: &Config, image: &Image, setting: Setting<'_>) -> Result<Repor
 struct Fleet<'a> {
     config: &'a Config,
     image: &'a Image,
-    merging: Option<Merging>,
+    merging: Option<PageMerging>,
     pin: Vec<usize>,
 }
 

@@ -49,7 +49,7 @@ pub(super) struct Handler<'a> {
     slow: Option<Slow>,
     /// A bit for each chunk that is filled, or is being filled.
     claimed: Vec<AtomicU64>,
-    found: Mutex<Served>,
+    found: Mutex<ServedFaults>,
     error: Mutex<Option<Error>>,
     over: AtomicBool,
     wake: OwnedFd,
@@ -57,7 +57,7 @@ pub(super) struct Handler<'a> {
 
 /// What the threads did.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Served {
+pub(super) struct ServedFaults {
     /// The pages whose faults were resolved, in their order.
     pub order: Vec<u64>,
     /// CPU time of the threads.
@@ -209,7 +209,7 @@ impl<'a> Handler<'a> {
     }
 
     /// Returns what the threads have done so far.
-    pub fn so_far(&self) -> Served {
+    pub fn so_far(&self) -> ServedFaults {
         lock(&self.found).clone()
     }
 

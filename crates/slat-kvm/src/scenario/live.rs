@@ -12,7 +12,7 @@
 use super::harvest::{Harvester, LOGS, check_chunk};
 use super::pace::{Sample, course, loss, worst, written};
 use crate::figure::Figure::{self, LongestCall, Time};
-use crate::figure::{Outcome, Results, Said, Stall};
+use crate::figure::{Outcome, Results, Sentence, Stall};
 use crate::guest::{Guest, Shape};
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Calls, Setting, Stage, perform};
@@ -38,7 +38,7 @@ pub const RESULTS: Results = Results {
     ],
     note: "Every log was held against what the vCPUs wrote; “guest lost” is what is missing of the \
            pace that the vCPUs kept with logging off.",
-    said: Said::Whole(
+    said: Sentence::Whole(
         Figure::LOSS,
         "A log that is fetched beside running vCPUs takes from their pace",
     ),

@@ -6,7 +6,7 @@
 //! faults, which exposes errors in the order of locks.
 
 use crate::Error;
-use crate::figure::{Figure::Time, Outcome, Results, Said, WHOLE_PHASES};
+use crate::figure::{Figure::Time, Outcome, Results, Sentence, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
@@ -24,7 +24,7 @@ pub const RESULTS: Results = Results {
         (Time(Phase::Read), "read"),
     ],
     note: WHOLE_PHASES,
-    said: Said::PerPage(Phase::Refill, "Filling memory again that was taken away"),
+    said: Sentence::PerPage(Phase::Refill, "Filling memory again that was taken away"),
 };
 
 /// What its runs give.

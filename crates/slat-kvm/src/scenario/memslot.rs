@@ -20,7 +20,7 @@ use super::pace::{Sample, course, loss, worst};
 use super::writes::{check_last, positions};
 use crate::error::size_name;
 use crate::figure::Figure::{self, LongestCall, Time};
-use crate::figure::{Outcome, Results, Said, Stall};
+use crate::figure::{Outcome, Results, Sentence, Stall};
 use crate::guest::{Guest, Shape};
 use crate::phase::{Phase, PhaseRun, VcpuRun};
 use crate::stage::{Calls, Setting, perform};
@@ -46,7 +46,10 @@ pub const RESULTS: Results = Results {
     ],
     note: "No vCPU touches the slot. “guest lost” is what is missing of the pace that the vCPUs \
            kept before; “faults” are theirs for each move and deletion.",
-    said: Said::Whole(Figure::LOSS, "Memslots that come, move and go take from the guest's pace"),
+    said: Sentence::Whole(
+        Figure::LOSS,
+        "Memslots that come, move and go take from the guest's pace",
+    ),
 };
 
 /// The faults of all vCPUs for each move and deletion.

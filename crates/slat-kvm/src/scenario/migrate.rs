@@ -10,7 +10,7 @@ use super::live::{CallTimes, Verification, baseline, check_reads, keep_emptying,
 use super::pace::{self, Sample, loss, worst, written};
 use crate::bitmap::DirtyBitmap;
 use crate::figure::Figure::{self, LongestCall, Time};
-use crate::figure::{Column, Outcome, Results, Said};
+use crate::figure::{Column, Outcome, Results, Sentence};
 use crate::guest::{Guest, Shape};
 use crate::memory::HostMemory;
 use crate::phase::{Phase, PhaseRun};
@@ -54,7 +54,7 @@ pub const RESULTS: Results = Results {
            were asked for. Rounds with * did not come to fit into the downtime allowed: the guest \
            was stopped all the same. “guest lost” is what is missing of the pace that the vCPUs \
            kept with logging off.",
-    said: Said::Whole(TOTAL, "A migration takes"),
+    said: Sentence::Whole(TOTAL, "A migration takes"),
 };
 
 /// The columns of its calls, which have a table of their own.

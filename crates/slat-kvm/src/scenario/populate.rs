@@ -1,7 +1,7 @@
 //! First touches of a guest's memory: the cost of allocating and mapping it.
 
 use crate::Error;
-use crate::figure::{Figure::Time, Outcome, Results, Said, WHOLE_PHASES};
+use crate::figure::{Figure::Time, Outcome, Results, Sentence, WHOLE_PHASES};
 use crate::guest::Shape;
 use crate::phase::{Phase, PhaseRun};
 use crate::scenario::live::check_reads;
@@ -14,7 +14,7 @@ pub const RESULTS: Results = Results {
     title: "First touches (KVM)",
     columns: &[(Time(Phase::Populate), "populate"), (Time(Phase::Warm), "again")],
     note: WHOLE_PHASES,
-    said: Said::PerPage(Phase::Populate, "The first touch of memory"),
+    said: Sentence::PerPage(Phase::Populate, "The first touch of memory"),
 };
 
 /// What its runs give.

@@ -14,7 +14,7 @@ use super::migrate;
 use super::times::Times;
 use super::visits::{Visit, Visits, listed, recorded};
 use crate::error::size_name;
-use crate::figure::{Figure, Outcome, Results, Said};
+use crate::figure::{Figure, Outcome, Results, Sentence};
 use crate::guest::{Guest, Shape};
 use crate::image::Image;
 use crate::memory::HostMemory;
@@ -65,7 +65,7 @@ pub const RESULTS: Results = Results {
            the end. “guest stopped”: post-copy moves no state of devices here, so only one delay \
            of the link counts. “guest lost”: of its pace, until its accesses were done (post-copy) \
            or it was stopped (pre-copy).",
-    said: Said::Whole(ALL_THERE, "A guest's memory has moved after"),
+    said: Sentence::Whole(ALL_THERE, "A guest's memory has moved after"),
 };
 
 /// Ways to move a guest.

@@ -12,7 +12,7 @@ pub use keeper::Way;
 
 use super::times::Times;
 use super::visits::{Visit, recorded};
-use crate::figure::{Figure, Outcome, Results, Said};
+use crate::figure::{Figure, Outcome, Results, Sentence};
 use crate::guest::{Guest, Shape};
 use crate::image::{Cache, Image};
 use crate::memory::HostMemory;
@@ -56,7 +56,7 @@ pub const RESULTS: Results = Results {
            from swap or the file; “other faults”: those that found the page in memory, or an empty \
            one. Stalls by the guest's own clock. “resident”: on average. Each word of the memory \
            was compared at the end.",
-    said: Said::Whole(SPEED, "With the memory that it may have, a guest keeps"),
+    said: Sentence::Whole(SPEED, "With the memory that it may have, a guest keeps"),
 };
 
 /// Where the contents of pages go that are taken away.

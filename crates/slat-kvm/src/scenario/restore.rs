@@ -11,11 +11,11 @@ pub use super::handler::Slow;
 pub use super::times::Times;
 use super::visits::Visits;
 
-use super::handler::{Handler, Served};
+use super::handler::{Handler, ServedFaults};
 use super::visits::{Visit, recorded};
 use crate::error::size_name;
 use crate::figure::Figure::{self, Time};
-use crate::figure::{Outcome, Results, Said};
+use crate::figure::{Outcome, Results, Sentence};
 use crate::guest::{Guest, Shape};
 use crate::image::{Cache, Image};
 use crate::memory::HostMemory;
@@ -73,7 +73,7 @@ pub const RESULTS: Results = Results {
            accesses and stalls by the guest's own clock. “host faults”: those of the host's memory \
            that vCPUs took or a handler resolved; KVM's own come on top. “slow pages” came five \
            times slower than the median. Each word of the memory was compared at the end.",
-    said: Said::Whole(WORKING_SET, "The working set of a restored guest is there after"),
+    said: Sentence::Whole(WORKING_SET, "The working set of a restored guest is there after"),
 };
 
 /// Ways to bring a guest's memory back.
@@ -284,7 +284,7 @@ fn touch(
     image: &Image,
     stage: &mut Stage<'_>,
     work: Work,
-    told: impl FnOnce() -> (Option<Served>, Option<u64>),
+    told: impl FnOnce() -> (Option<ServedFaults>, Option<u64>),
 ) -> Result<Report, Error> {
     let between = |stage: &mut Stage<'_>| Ok((told(), pagemap::present(stage.guest.memory())));
     let visit = Visit { work, image, may_be_empty: false };

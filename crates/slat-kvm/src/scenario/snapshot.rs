@@ -13,7 +13,7 @@ use super::migrate::{compare, copy_page};
 use super::writes::{Writes, positions};
 use crate::bitmap::DirtyBitmap;
 use crate::figure::Figure::{self, Time};
-use crate::figure::{Outcome, Results, Said};
+use crate::figure::{Outcome, Results, Sentence};
 use crate::guest::{Guest, Shape};
 use crate::memory::HostMemory;
 use crate::phase::{Phase, PhaseRun};
@@ -52,7 +52,7 @@ pub const RESULTS: Results = Results {
     note: "The guest stands still while its written pages are found, protected again and copied \
            (“guest stopped”: all three, for each epoch). Pages are summed over the epochs; the \
            guest knows which it wrote. What was missed is not in the snapshot.",
-    said: Said::Whole(ROUND, "An incremental snapshot stops the guest for"),
+    said: Sentence::Whole(ROUND, "An incremental snapshot stops the guest for"),
 };
 
 /// Ways to find the pages that a guest wrote.

@@ -61,7 +61,7 @@ pub(super) fn listed(work: &Work) -> u64 {
 }
 
 /// What a guest's visits showed.
-pub(super) struct Visited<T> {
+pub(super) struct VisitResults<T> {
     pub times: Times,
     /// Faults of the host's memory that vCPUs took in the first visit, where procfs tells: those
     /// that read from a disk or swap, and the others.
@@ -88,7 +88,7 @@ impl Visit<'_> {
         beside: impl FnMut(&Guest, &mut Calls) -> Result<bool, Error>,
         between: impl FnOnce(&mut Stage<'a>) -> Result<T, Error>,
         waited: impl FnOnce(&T) -> Option<u64>,
-    ) -> Result<Visited<T>, Error> {
+    ) -> Result<VisitResults<T>, Error> {
         let (guest, work) = (stage.guest, self.work);
         let records = || (0..guest.parts().len()).map(|vcpu| guest.record(vcpu)).collect();
         stage.vcpus_beside(Phase::Restore, None, work, beside)?;
@@ -109,6 +109,6 @@ impl Visit<'_> {
         let last = last_writes(guest, &work, &given, stage.stop())?;
         self.image.compare(guest, &last, self.may_be_empty, stage.stop())?;
         check_reads(guest)?;
-        Ok(Visited { times, faults, between })
+        Ok(VisitResults { times, faults, between })
     }
 }

@@ -11,7 +11,7 @@ pub(crate) mod tracepoint;
 mod transition;
 
 use crate::procfs::Files;
-use crate::watch::bpf::sys::{Called, Event, Kind, Map, Program};
+use crate::watch::bpf::sys::{Event, Kind, Map, Program, ProgramInput};
 use crate::watch::metric::Source;
 pub(crate) use crate::watch::tracepoints::*;
 use programs::{ANYWHERE, Maps, Notice, RANGE_SHIFT, THREAD_WORDS};
@@ -49,7 +49,7 @@ enum How {
     Nothing,
     /// What is heard, one after the other; the last of them again and again.
     #[cfg(test)]
-    Made(std::collections::VecDeque<Heard>),
+    Made(std::collections::VecDeque<Accounts>),
 }
 
 #[derive(Debug)]
@@ -141,7 +141,7 @@ impl Place {
 
 /// The accounts of the guests that are watched, and of places.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Heard {
+pub(crate) struct Accounts {
     pub threads: BTreeMap<(i32, i32), Thread>,
     /// The guests' own accounts.
     pub guests: BTreeMap<i32, Own>,
@@ -219,7 +219,7 @@ impl Events {
 
     /// Events that hear each of `all` in turn, and the last one from then on.
     #[cfg(test)]
-    pub(crate) fn made(all: impl IntoIterator<Item = Heard>) -> Self {
+    pub(crate) fn made(all: impl IntoIterator<Item = Accounts>) -> Self {
         Self::of(How::Made(all.into_iter().collect()), BTreeMap::new())
     }
 
@@ -328,7 +328,7 @@ impl Events {
     }
 
     /// Brings the accounts up to now. What cannot be read stays as it was.
-    pub(crate) fn hear(&mut self, heard: &mut Heard) {
+    pub(crate) fn hear(&mut self, heard: &mut Accounts) {
         match &mut self.how {
             How::Programs(programs) => programs.hear(heard),
             How::Counts { numbers, threads } => {
@@ -381,7 +381,7 @@ impl Programs {
         for name in order.into_iter().chain([UNMAP, AGE, TEST_AGE]) {
             let run = || -> Result<_, String> {
                 let listen = |text: &[u64]| {
-                    let program = Program::load(Called::Raw, text).ok()?;
+                    let program = Program::load(ProgramInput::Raw, text).ok()?;
                     Event::run_raw(name, &program).ok().map(|event| (program, event))
                 };
                 let plain = match name {
@@ -412,12 +412,12 @@ impl Programs {
                     return Ok(listens);
                 }
                 let program =
-                    Program::load(Called::ByPerf, &text(&event)?).map_err(
-                        |refused| match refused.error {
+                    Program::load(ProgramInput::ByPerf, &text(&event)?).map_err(|refused| {
+                        match refused.error {
                             Errno::PERM => refusal(Errno::PERM),
                             _ => format!("the kernel refuses the program of {name}: {refused}"),
-                        },
-                    )?;
+                        }
+                    })?;
                 let event = Event::run(event.number, &program).map_err(perf)?;
                 Ok((program, event))
             };
@@ -450,7 +450,7 @@ impl Programs {
         Some(Outside { exits: sum(|times| times.count), ns: sum(|times| times.total_ns) })
     }
 
-    fn hear(&mut self, heard: &mut Heard) {
+    fn hear(&mut self, heard: &mut Accounts) {
         self.rooms.hear(heard);
         self.places.hear(heard);
         // Both only grow. One that cannot be read now may be readable the next time.

@@ -73,7 +73,7 @@ fn distinct<T: Copy>(all: &mut Vec<T>, same: impl Fn(&T, &T) -> Option<bool>) {
 
 /// A process that has guests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct GuestProcess {
     /// The process's PID.
     pub pid: i32,
     /// The process's name.
@@ -86,7 +86,7 @@ pub struct Found {
     pub has: Descriptors,
 }
 
-impl Found {
+impl GuestProcess {
     /// Returns whether both processes have the same VM open.
     fn shares(&self, other: &Self) -> bool {
         let same = |one: &i32, two: &i32| is_same_file((self.pid, *one), (other.pid, *two));
@@ -100,7 +100,7 @@ impl Found {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Search {
     /// Processes with guests, ordered by PID.
-    pub found: Vec<Found>,
+    pub found: Vec<GuestProcess>,
     /// Number of processes whose descriptors could not be read.
     pub hidden: usize,
 }
@@ -172,7 +172,7 @@ pub fn descriptors(files: &Files<'_>, pid: i32) -> Result<Descriptors, NotFound>
 ///
 /// # Errors
 /// [`NotFound`].
-pub fn guest(files: &Files<'_>, pid: i32) -> Result<Found, NotFound> {
+pub fn guest(files: &Files<'_>, pid: i32) -> Result<GuestProcess, NotFound> {
     let status = files.text(format!("proc/{pid}/status")).unwrap_or_default();
     let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
     match process.and_then(|process| process.trim().parse().ok()) {
@@ -182,12 +182,12 @@ pub fn guest(files: &Files<'_>, pid: i32) -> Result<Found, NotFound> {
 }
 
 /// Returns the guests of a process, by a number that is no thread's.
-fn of_process(files: &Files<'_>, pid: i32) -> Result<Found, NotFound> {
+fn of_process(files: &Files<'_>, pid: i32) -> Result<GuestProcess, NotFound> {
     let has = descriptors(files, pid)?;
     let name = files.text(format!("proc/{pid}/comm")).unwrap_or_default();
     let domain = files.text(format!("proc/{pid}/cmdline")).and_then(|line| domain(&line));
     let cgroup = files.text(format!("proc/{pid}/cgroup")).and_then(|groups| cgroup(&groups));
-    Ok(Found { pid, name, domain, cgroup, has })
+    Ok(GuestProcess { pid, name, domain, cgroup, has })
 }
 
 /// Returns the name in `-name NAME,debug-threads=on` or `-name guest=NAME`, in which QEMU doubles
@@ -261,7 +261,7 @@ fn started(files: &Files<'_>, pid: i32) -> Option<u64> {
 
 /// How a vCPU's thread was identified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Told {
+enum VcpuEvidence {
     /// By its name. A VMM may give any name to any thread.
     Name,
     /// By its system call: it sleeps in `KVM_RUN` on the vCPU's descriptor.
@@ -272,8 +272,8 @@ enum Told {
 ///
 /// A thread is identified by the system call that it sleeps in, or by its name. The names are those
 /// that QEMU, Firecracker, cloud-hypervisor, crosvm, kvmtool and the laboratory give.
-pub fn threads(files: &Files<'_>, found: &Found) -> BTreeMap<u32, i32> {
-    let mut told: BTreeMap<u32, (Told, i32)> = BTreeMap::new();
+pub fn threads(files: &Files<'_>, found: &GuestProcess) -> BTreeMap<u32, i32> {
+    let mut told: BTreeMap<u32, (VcpuEvidence, i32)> = BTreeMap::new();
     let tasks = format!("proc/{}/task", found.pid);
     for tid in files.names(&tasks).iter().filter_map(|name| name.parse::<i32>().ok()) {
         let at = |file: &str| files.text(format!("{tasks}/{tid}/{file}"));
@@ -285,8 +285,8 @@ pub fn threads(files: &Files<'_>, found: &Found) -> BTreeMap<u32, i32> {
         let run = run.and_then(|fd| found.has.vcpus.iter().find(|(_, vcpu)| *vcpu == fd));
         let name = || at("comm").and_then(|name| numbered(&name));
         let this = match run {
-            Some((vcpu, _)) => Some((*vcpu, (Told::Runs, tid))),
-            None => name().map(|vcpu| (vcpu, (Told::Name, tid))),
+            Some((vcpu, _)) => Some((*vcpu, (VcpuEvidence::Runs, tid))),
+            None => name().map(|vcpu| (vcpu, (VcpuEvidence::Name, tid))),
         };
         let has = |vcpu: u32| found.has.vcpus.iter().any(|(other, _)| *other == vcpu);
         if let Some((vcpu, this)) = this.filter(|(vcpu, _)| has(*vcpu)) {
@@ -300,7 +300,7 @@ pub fn threads(files: &Files<'_>, found: &Found) -> BTreeMap<u32, i32> {
 }
 
 /// Returns the threads that sleep in `KVM_RUN` now, by the number of their vCPU.
-pub(crate) fn running(files: &Files<'_>, found: &Found) -> BTreeMap<u32, i32> {
+pub(crate) fn running(files: &Files<'_>, found: &GuestProcess) -> BTreeMap<u32, i32> {
     let tasks = format!("proc/{}/task", found.pid);
     let tids = files.names(&tasks);
     let running = tids.iter().filter_map(|name| {
@@ -342,9 +342,9 @@ pub(crate) mod tests {
     use std::path::Path;
 
     /// A made-up `/proc` of a host's processes.
-    pub(crate) struct Made(tempfile::TempDir);
+    pub(crate) struct FakeProc(tempfile::TempDir);
 
-    impl Made {
+    impl FakeProc {
         pub(crate) fn new() -> Self {
             Self(tempfile::tempdir().unwrap())
         }
@@ -389,7 +389,7 @@ pub(crate) mod tests {
 
     #[test]
     fn only_processes_with_vm_descriptors_are_found_as_guests() {
-        let host = Made::new();
+        let host = FakeProc::new();
         host.process(10, "qemu", &QEMU).process(9, "sh", &["/dev/null", "anon_inode:[eventfd]"]);
         // An ordinary file of that name is no VM.
         host.process(11, "liar", &["/tmp/anon_inode:kvm-vm"]);
@@ -406,7 +406,7 @@ pub(crate) mod tests {
 
     #[test]
     fn descriptors_that_are_listed_and_not_shown_are_hidden() {
-        let host = Made::new();
+        let host = FakeProc::new();
         // No link, as root may read any.
         host.process(10, "qemu", &QEMU).process(11, "hidden", &[]).write("proc/11/fd/3", "");
         let search = guests(&host.files());
@@ -435,7 +435,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_threads_number_is_refused_with_its_process() {
-        let host = Made::new();
+        let host = FakeProc::new();
         for pid in [10, 20] {
             host.process(pid, "qemu", &QEMU).write(format!("proc/{pid}/status"), "Tgid:\t10\n");
         }
@@ -445,7 +445,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_vcpu_is_identified_by_its_sleeping_call_then_by_name() {
-        let host = Made::new();
+        let host = FakeProc::new();
         host.process(10, "vmm", &QEMU);
         host.thread(10, 10, "vmm", 0, "running");
         host.thread(10, 20, "CPU 0/KVM", 0, "running");

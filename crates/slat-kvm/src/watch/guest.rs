@@ -11,11 +11,11 @@ use crate::procfs::Files;
 use crate::stats::Changes;
 use crate::watch::debugfs::{self, Debugfs, VmFolder};
 use crate::watch::events::times::Stalls;
-use crate::watch::find::{self, Descriptors, Found, NotFound};
-use crate::watch::held::{Held, Process};
+use crate::watch::find::{self, Descriptors, GuestProcess, NotFound};
+use crate::watch::held::{Process, StatsReadings};
 use crate::watch::metric::{Metric, Scope, Sink, Source, Values};
-use crate::watch::task::{self, Kept};
-use crate::watch::traced::{SPARE, Traced};
+use crate::watch::task::{self, OpenFiles};
+use crate::watch::traced::{SPARE, TraceCounts};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -77,10 +77,10 @@ pub struct Knowledge {
 /// A guest that is watched. Dropping it closes all of its descriptors.
 #[derive(Debug)]
 pub struct Guest {
-    found: Found,
+    found: GuestProcess,
     process: Result<Process, String>,
     vms: usize,
-    vm: Vec<Held>,
+    vm: Vec<StatsReadings>,
     why_no_vm: String,
     folders: Result<Vec<VmFolder>, String>,
     vcpus: Vec<Vcpu>,
@@ -89,7 +89,7 @@ pub struct Guest {
     /// The process has pages of hugetlbfs.
     hugetlb: bool,
     working_set: Result<(u64, Source), String>,
-    kept: Kept,
+    kept: OpenFiles,
     readings: u64,
     /// KVM's counters as the VMM tells them, or why it does not, if it was asked.
     told: Option<Result<BTreeMap<String, u64>, String>>,
@@ -100,7 +100,11 @@ const REASONS: u64 = 16;
 
 impl Guest {
     /// Attaches to a guest: takes the statistics that it may take, and finds the vCPUs' threads.
-    pub fn attach(files: &Files<'_>, debugfs: &Result<Debugfs, String>, found: Found) -> Self {
+    pub fn attach(
+        files: &Files<'_>,
+        debugfs: &Result<Debugfs, String>,
+        found: GuestProcess,
+    ) -> Self {
         let process = Process::open(found.pid).map_err(|error| format!("pidfd_open: {error}"));
         let folders = debugfs.as_ref().map_err(Clone::clone).and_then(|it| it.of(files, found.pid));
         let has = &found.has;
@@ -115,7 +119,7 @@ impl Guest {
             Ok(process) => {
                 let taken = theirs.iter().map(|fd| process.statistics(*fd));
                 let asked = has.vms.iter().map(|fd| process.ask(*fd));
-                let all: Result<Vec<Held>, String> = match theirs.is_empty() {
+                let all: Result<Vec<StatsReadings>, String> = match theirs.is_empty() {
                     false => taken.collect(),
                     true => asked.collect(),
                 };
@@ -173,7 +177,7 @@ impl Guest {
     }
 
     /// Returns the guest's process, as it was found last.
-    pub fn found(&self) -> &Found {
+    pub fn found(&self) -> &GuestProcess {
         &self.found
     }
 
@@ -266,7 +270,7 @@ impl Guest {
                 continue;
             }
             let mut vcpu = Vcpu::new(&self.process, row, None);
-            vcpu.held = vcpu.held.map(Held::since_its_beginning);
+            vcpu.held = vcpu.held.map(StatsReadings::since_its_beginning);
             self.vcpus.push(vcpu);
         }
         if self.vms == 1 {
@@ -310,7 +314,7 @@ impl Guest {
     pub(crate) fn read(
         &mut self,
         files: &Files<'_>,
-        traced: &Traced,
+        traced: &TraceCounts,
         share: u32,
     ) -> (Reading, Knowledge) {
         let pid = self.found.pid;
@@ -407,7 +411,7 @@ impl Guest {
     }
 
     /// Returns how long the guest and each vCPU were out of the guest, by reason.
-    pub(crate) fn stalls(&self, traced: &Traced) -> (Stalls, Vec<Stalls>) {
+    pub(crate) fn stalls(&self, traced: &TraceCounts) -> (Stalls, Vec<Stalls>) {
         let pid = self.found.pid;
         let each = self.vcpus.iter().map(|vcpu| traced.stalls(pid, Some(&vcpu.tids)));
         (traced.stalls(pid, None), each.collect())
@@ -417,10 +421,11 @@ impl Guest {
     /// kernel's names.
     pub fn changes(&self) -> (Changes, Vec<Changes>) {
         let mut vm = Changes::new();
-        for (name, change) in self.vm.iter().flat_map(Held::changes) {
+        for (name, change) in self.vm.iter().flat_map(StatsReadings::changes) {
             *vm.entry(name).or_default() += change;
         }
-        let changes = |vcpu: &Vcpu| vcpu.held.as_ref().map(Held::changes).unwrap_or_default();
+        let changes =
+            |vcpu: &Vcpu| vcpu.held.as_ref().map(StatsReadings::changes).unwrap_or_default();
         (vm, self.vcpus.iter().map(changes).collect())
     }
 }
@@ -440,8 +445,8 @@ fn is_thread(files: &Files<'_>, pid: i32, tid: i32) -> bool {
 }
 
 /// Reads KVM's statistics, summed over files.
-fn statistics(held: &mut [Held], scope: Scope, sink: &mut Sink) {
-    let read = held.iter_mut().try_for_each(Held::read);
+fn statistics(held: &mut [StatsReadings], scope: Scope, sink: &mut Sink) {
+    let read = held.iter_mut().try_for_each(StatsReadings::read);
     for metric in Metric::of(scope) {
         let sum: Option<u64> = held.iter().map(|held| held.sum(metric.counters())).sum();
         let lacks = || format!("this kernel's KVM has no {}", metric.counters().join(" or "));

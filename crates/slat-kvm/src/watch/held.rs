@@ -53,14 +53,14 @@ impl Process {
     }
 
     /// Takes a statistics file that the process has open.
-    pub fn statistics(&self, fd: RawFd) -> Result<Held, String> {
+    pub fn statistics(&self, fd: RawFd) -> Result<StatsReadings, String> {
         let file = self.take(fd, "v").map_err(refusal)?;
-        Held::new(Stats::from_file(file).map_err(|error| error.to_string())?, Some(fd))
+        StatsReadings::new(Stats::from_file(file).map_err(|error| error.to_string())?, Some(fd))
     }
 
     /// Asks KVM for the statistics of a VM or vCPU of the process. KVM so far grants this only to
     /// the process whose memory the VM has.
-    pub fn ask(&self, fd: RawFd) -> Result<Held, String> {
+    pub fn ask(&self, fd: RawFd) -> Result<StatsReadings, String> {
         let file = self.take(fd, "v").map_err(refusal)?;
         // SAFETY:
         // - the descriptor is open, and is a VM's or a vCPU's of KVM by the name that the kernel
@@ -77,12 +77,12 @@ impl Process {
         // SAFETY: the call succeeded, so its result is an open descriptor. The kernel made it for
         // this call, so nothing else owns it.
         let stats = unsafe { File::from_raw_fd(made) };
-        Held::new(Stats::from_file(stats).map_err(|error| error.to_string())?, None)
+        StatsReadings::new(Stats::from_file(stats).map_err(|error| error.to_string())?, None)
     }
 
     /// Returns whether the process still has the same file open that `held` holds; `None` if the
     /// kernel does not answer (it was built without kcmp, or a sandbox forbids the call).
-    pub fn still_has(&self, held: &Held) -> Option<bool> {
+    pub fn still_has(&self, held: &StatsReadings) -> Option<bool> {
         let theirs = held.theirs?;
         is_same_file((self.own, held.stats.as_fd().as_raw_fd()), (self.pid, theirs))
     }
@@ -138,14 +138,14 @@ fn refusal(error: Errno) -> String {
 
 /// A statistics file, with its first and its last reading.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct StatsReadings {
     stats: Stats,
     theirs: Option<RawFd>,
     first: Reading,
     last: Reading,
 }
 
-impl Held {
+impl StatsReadings {
     fn new(stats: Stats, theirs: Option<RawFd>) -> Result<Self, String> {
         let mut first = Reading::default();
         stats.read(&mut first).map_err(|error| error.to_string())?;

@@ -370,7 +370,10 @@ mod tests {
 
     /// Starts a monitor that gives these answers in order. Returns its folder and the commands that
     /// it got.
-    fn monitor(greeting: &'static str, answers: Vec<&'static str>) -> (tempfile::TempDir, Asked) {
+    fn monitor(
+        greeting: &'static str,
+        answers: Vec<&'static str>,
+    ) -> (tempfile::TempDir, RequestThread) {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
         let thread = std::thread::spawn(move || {
@@ -391,7 +394,7 @@ mod tests {
         (folder, thread)
     }
 
-    type Asked = std::thread::JoinHandle<Vec<Value>>;
+    type RequestThread = std::thread::JoinHandle<Vec<Value>>;
 
     const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
     const AGREED: &str = "{\"return\": {}}\r\n";

@@ -1,6 +1,6 @@
 //! Reads a VMM's process and its vCPUs' threads from procfs.
 
-use crate::procfs::{Files, Told, bytes};
+use crate::procfs::{Files, KernelValue, bytes};
 use crate::watch::metric::{Metric, Sink, Source};
 use rustix::process::{Resource, getrlimit};
 use std::fs::File;
@@ -15,12 +15,12 @@ const TICK: u64 = 10_000_000;
 /// Files of a process or thread that are read repeatedly, and so are held open: to look up their
 /// names costs as much as to read them.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct OpenFiles {
     folder: String,
     files: Vec<(&'static str, File)>,
 }
 
-impl Kept {
+impl OpenFiles {
     /// Drops the files if `folder` is another one than before.
     fn of(&mut self, folder: String) -> &mut Self {
         if self.folder != folder {
@@ -52,7 +52,7 @@ impl Kept {
 }
 
 /// Reads the thread of a vCPU.
-pub(crate) fn thread(files: &Files<'_>, kept: &mut Kept, pid: i32, tid: i32, sink: &mut Sink) {
+pub(crate) fn thread(files: &Files<'_>, kept: &mut OpenFiles, pid: i32, tid: i32, sink: &mut Sink) {
     let kept = kept.of(format!("proc/{pid}/task/{tid}"));
     let mut at = |file| kept.text(files, file);
     match at("schedstat").as_deref().map(schedstat) {
@@ -84,7 +84,7 @@ pub(crate) fn thread(files: &Files<'_>, kept: &mut Kept, pid: i32, tid: i32, sin
 /// hugetlbfs.
 pub(crate) fn process(
     files: &Files<'_>,
-    kept: &mut Kept,
+    kept: &mut OpenFiles,
     pid: i32,
     huge: Option<u64>,
     private: Option<&str>,
@@ -161,7 +161,7 @@ pub(crate) fn mappings(
     files: &Files<'_>,
     pid: i32,
     wanted: fn(&str) -> bool,
-) -> Told<Vec<Range<u64>>> {
+) -> KernelValue<Vec<Range<u64>>> {
     let Some(text) = files.told(format!("proc/{pid}/maps"))? else { return Ok(None) };
     let range = |line: &str| {
         let (begin, rest) = line.split_once('-')?;
@@ -246,24 +246,24 @@ fn total_of(text: &str, line: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::find::tests::Made;
+    use crate::watch::find::tests::FakeProc;
     use crate::watch::metric::Metric as M;
 
     #[test]
     fn a_vcpus_thread_reports_its_run_wait_and_guest_times() {
-        let host = Made::new();
+        let host = FakeProc::new();
         let fields = "S 1 1 1 0 -1 0 0 0 0 0 5 6 0 0 20 0 1 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 \
                       17 0 0 0 0 59 0";
         host.write("proc/7/task/8/schedstat", "70 2210450 3\n");
         host.write("proc/7/task/8/stat", &format!("8 (a) b) {fields}"));
         host.write("proc/7/task/9/schedstat", "0 0 0\n");
         let mut sink = Sink::default();
-        thread(&host.files(), &mut Kept::default(), 7, 8, &mut sink);
+        thread(&host.files(), &mut OpenFiles::default(), 7, 8, &mut sink);
         let values = [(M::RunningNs, 70), (M::WaitingNs, 2_210_450), (M::Slices, 3)];
         let values = values.into_iter().chain([(M::GuestNs, 590_000_000)]).collect();
         assert_eq!((sink.values, sink.unknown.len()), (values, 0));
         let mut sink = Sink::default();
-        thread(&host.files(), &mut Kept::default(), 7, 9, &mut sink);
+        thread(&host.files(), &mut OpenFiles::default(), 7, 9, &mut sink);
         assert!(sink.values.is_empty());
         assert!(sink.unknown[&M::WaitingNs].contains("task_delayacct"));
         assert!(sink.unknown[&M::GuestNs].contains("ended"));
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_process_reports_its_memory_faults_and_group_pressure() {
-        let host = Made::new();
+        let host = FakeProc::new();
         host.write("proc/7/status", "VmRSS:\t  4100 kB\nVmSwap:\t  8 kB\n");
         host.write("proc/7/stat", "7 (x) S 1 1 1 0 -1 0 11 0 13 0 5 6 0 0 20 0");
         host.write("proc/7/cgroup", "4:memory:/old\n0::/vms/a\n");
@@ -280,7 +280,14 @@ mod tests {
         host.write("sys/fs/cgroup/unified/vms/a/memory.pressure", some);
         host.write("sys/fs/cgroup/unified/vms/a/memory.events", "low 0\nhigh 17\nmax 2\n");
         let mut sink = Sink::default();
-        process(&host.files(), &mut Kept::default(), 7, huge(&host.files(), 7), None, &mut sink);
+        process(
+            &host.files(),
+            &mut OpenFiles::default(),
+            7,
+            huge(&host.files(), 7),
+            None,
+            &mut sink,
+        );
         for (metric, value) in [
             (M::RssBytes, 4100 << 10),
             (M::SwapBytes, 8192),
@@ -295,23 +302,23 @@ mod tests {
         }
         // Huge pages are a part of what is resident.
         let mut sink = Sink::default();
-        process(&host.files(), &mut Kept::default(), 7, Some(4101 << 10), None, &mut sink);
+        process(&host.files(), &mut OpenFiles::default(), 7, Some(4101 << 10), None, &mut sink);
         assert!(sink.unknown[&M::HugeBytes].contains("taken away"), "{sink:?}");
         // The file of the root covers the host, and no single group.
         host.write("sys/fs/cgroup/memory.pressure", some).write("proc/8/cgroup", "0::/\n");
         let mut sink = Sink::default();
-        process(&host.files(), &mut Kept::default(), 8, None, None, &mut sink);
+        process(&host.files(), &mut OpenFiles::default(), 8, None, None, &mut sink);
         assert!(sink.values.is_empty(), "{sink:?}");
         assert!(sink.unknown[&M::PressureSomeNs].contains("root control group"), "{sink:?}");
     }
 
     #[test]
     fn a_missing_control_group_figure_has_its_true_reason() {
-        let host = Made::new();
+        let host = FakeProc::new();
         let why = |groups: &str| {
             host.write("proc/7/cgroup", groups);
             let mut sink = Sink::default();
-            process(&host.files(), &mut Kept::default(), 7, None, None, &mut sink);
+            process(&host.files(), &mut OpenFiles::default(), 7, None, None, &mut sink);
             sink.unknown.get(&M::PressureSomeNs).cloned().unwrap_or_default()
         };
         assert!(why("4:memory:/a\n").contains("version 1"));

@@ -7,7 +7,7 @@
 use crate::procfs::Files;
 use crate::watch::events::times::{Stalls, Why, faults};
 use crate::watch::events::{
-    EXIT, Events, Heard, Notices, PROTECTED, PUSH, Place, Thread, USER_EXIT,
+    Accounts, EXIT, Events, Notices, PROTECTED, PUSH, Place, Thread, USER_EXIT,
 };
 use crate::watch::find;
 use crate::watch::metric::{Metric, Scope, Sink, Source};
@@ -39,9 +39,9 @@ const OTHERS: &str = "other processes";
 
 /// Everything that tracepoints counted up to now.
 #[derive(Debug)]
-pub(crate) struct Traced {
+pub(crate) struct TraceCounts {
     events: Events,
-    heard: Heard,
+    heard: Accounts,
     /// The process whose memory lies at a place; `None` if several guests have memory there.
     owners: BTreeMap<Place, Option<i32>>,
     /// What was counted at places whose owner is not known yet.
@@ -51,7 +51,7 @@ pub(crate) struct Traced {
     /// The guests that are watched, with their processes' names.
     watched: BTreeMap<i32, String>,
     /// Notifications of each watched guest that are not in its own account.
-    noticed: BTreeMap<i32, Noticed>,
+    noticed: BTreeMap<i32, GuestNotices>,
     /// Guests for which notifications of unmaps, and of ageing, may be missing, and why.
     unplaced: [BTreeMap<i32, String>; 2],
     /// Ranges that were lost when somebody last looked.
@@ -65,7 +65,7 @@ pub(crate) struct Traced {
 
 /// Notifications about a guest's memory.
 #[derive(Clone, Debug, Default)]
-struct Noticed {
+struct GuestNotices {
     all: Notices,
     /// Unmaps by the guest's own process.
     own: u64,
@@ -73,7 +73,7 @@ struct Noticed {
     by: BTreeMap<String, u64>,
 }
 
-impl Noticed {
+impl GuestNotices {
     fn add(&mut self, notices: Notices, name: &str) {
         self.all.add(notices);
         if notices.unmaps > 0 {
@@ -84,11 +84,11 @@ impl Noticed {
     }
 }
 
-impl Traced {
+impl TraceCounts {
     pub fn new(events: Events) -> Self {
         Self {
             events,
-            heard: Heard::default(),
+            heard: Accounts::default(),
             owners: BTreeMap::new(),
             open: BTreeMap::new(),
             ambiguous: 0,

@@ -13,7 +13,7 @@ use crate::watch::find::{self, NotFound};
 use crate::watch::guest::{Guest, Knowledge, Reading, State};
 use crate::watch::held::Process;
 use crate::watch::metric::{Metric, Scope, Values, since};
-use crate::watch::traced::{SPARE, Traced};
+use crate::watch::traced::{SPARE, TraceCounts};
 use crate::watch::working_set::WorkingSets;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Timespec;
@@ -69,7 +69,7 @@ impl WatchedGuest {
 pub struct Watch<'f> {
     files: Files<'f>,
     debugfs: Result<Debugfs, String>,
-    traced: Traced,
+    traced: TraceCounts,
     which: Which,
     /// The process to watch; `None` if the kernel gives no descriptor of it.
     process: Option<Process>,
@@ -106,7 +106,7 @@ impl<'f> Watch<'f> {
         let mut watch = Self {
             files,
             debugfs,
-            traced: Traced::new(events(vcpus)),
+            traced: TraceCounts::new(events(vcpus)),
             which,
             process: None,
             began: now,

@@ -12,7 +12,7 @@ use crate::procfs::Files;
 use crate::watch::metric::Source;
 use generations::Generations;
 use idle::Idle;
-use referenced::Referenced;
+use referenced::ReferencedPages;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// The result of reading a mark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct UsedBytes {
     /// Bytes that were used since the mark was made.
     used: u64,
     /// Bytes that were examined.
@@ -32,7 +32,7 @@ struct Seen {
 enum Mark {
     Idle(Idle),
     Generations(Generations),
-    Referenced(Referenced),
+    Referenced(ReferencedPages),
 }
 
 /// All means, the best first.
@@ -44,7 +44,7 @@ impl Mark {
         match source {
             Source::IdlePages => Idle::open(files, pid).map(Self::Idle),
             Source::Generations => Generations::open(files, pid).map(Self::Generations),
-            _ => Referenced::open(files, pid).map(Self::Referenced),
+            _ => ReferencedPages::open(files, pid).map(Self::Referenced),
         }
     }
 
@@ -82,7 +82,7 @@ impl Mark {
         }
     }
 
-    fn look(&mut self, files: &Files<'_>) -> Result<Seen, String> {
+    fn look(&mut self, files: &Files<'_>) -> Result<UsedBytes, String> {
         match self {
             Self::Idle(it) => it.look(files),
             Self::Generations(it) => it.look(files),
@@ -136,7 +136,7 @@ pub struct WorkingSet {
 }
 
 impl WorkingSet {
-    fn take(&mut self, seen: Seen, seconds: f64) {
+    fn take(&mut self, seen: UsedBytes, seconds: f64) {
         let before = f64::from(self.times);
         let mean = |mean: f64, now: f64| (mean * before + now) / (before + 1.0);
         self.mean_bytes = mean(self.mean_bytes as f64, seen.used as f64) as u64;
@@ -258,11 +258,11 @@ fn page() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::find::tests::Made;
+    use crate::watch::find::tests::FakeProc;
 
     #[test]
     fn estimates_are_summed_up_by_their_last_mean_and_largest() {
-        let host = Made::new();
+        let host = FakeProc::new();
         let file = "proc/7/smaps_rollup";
         host.write("proc/7/clear_refs", "").write(file, "Rss: 400 kB\nReferenced: 300 kB\n");
         let mut sets = WorkingSets::new(Duration::ZERO, None);
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_host_without_any_means_says_why_of_each() {
-        let host = Made::new();
+        let host = FakeProc::new();
         let mut sets = WorkingSets::new(Duration::ZERO, None);
         sets.step(&host.files(), &BTreeSet::from([7]));
         let why = sets.of(7).unwrap_err();

@@ -21,7 +21,7 @@ const MAP_LOOKUP_BATCH: i32 = 24;
 
 /// What a program of a tracepoint is called with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Called {
+pub(crate) enum ProgramInput {
     /// The record that perf makes of the event's fields (`BPF_PROG_TYPE_TRACEPOINT`).
     ByPerf = 5,
     /// The arguments of the event, as words, and no record is made: this takes less of the thread's
@@ -312,13 +312,13 @@ pub(crate) struct Program(OwnedFd);
 
 /// Why a program was not loaded.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct LoadError {
     pub error: Errno,
     /// The last line of the verifier's log, if it has any.
     said: String,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.error)?;
         if !self.said.is_empty() {
@@ -330,7 +330,7 @@ impl fmt::Display for Refused {
 
 impl Program {
     /// Loads a program for tracepoints.
-    pub fn load(called: Called, instructions: &[u64]) -> Result<Self, Refused> {
+    pub fn load(called: ProgramInput, instructions: &[u64]) -> Result<Self, LoadError> {
         let mut load = Load {
             kind: called as u32,
             count: instructions.len() as u32,
@@ -356,7 +356,7 @@ impl Program {
                 let mut lines = text.trim_end_matches('\0').lines();
                 // The last line counts the verifier's work.
                 let said = lines.rfind(|line| !line.starts_with("processed "));
-                Err(Refused { error, said: said.unwrap_or_default().trim().to_owned() })
+                Err(LoadError { error, said: said.unwrap_or_default().trim().to_owned() })
             }
         }
     }
@@ -371,9 +371,11 @@ impl Program {
 
     /// Returns how the program is called.
     #[cfg(test)]
-    pub fn called(&self) -> Result<Option<Called>, Errno> {
+    pub fn called(&self) -> Result<Option<ProgramInput>, Errno> {
         let kind = self.info()?[0] as u32;
-        Ok([Called::ByPerf, Called::Raw].into_iter().find(|called| *called as u32 == kind))
+        Ok([ProgramInput::ByPerf, ProgramInput::Raw]
+            .into_iter()
+            .find(|called| *called as u32 == kind))
     }
 
     /// Returns the program's ID, which the kernel keeps as long as the program exists.

@@ -8,7 +8,7 @@
 //! writes to it.
 
 use super::programs::{self, RANGE_WORDS, THREAD_WORDS};
-use super::{Heard, Notices, Place, Thread, ids, notices, place, thread};
+use super::{Accounts, Notices, Place, Thread, ids, notices, place, thread};
 use crate::watch::bpf::sys::{Kind, Map};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -112,7 +112,7 @@ impl Rooms {
 
     /// Brings the accounts of all guests up to now. Those of a guest whose room cannot be read stay
     /// as they were; without any, there is a reason.
-    pub fn hear(&mut self, heard: &mut Heard) {
+    pub fn hear(&mut self, heard: &mut Accounts) {
         heard.threads.retain(|(pid, _), _| self.each.contains_key(pid));
         heard.guests.retain(|pid, _| self.each.contains_key(pid));
         heard.no_threads = None;
@@ -127,7 +127,7 @@ impl Rooms {
 }
 
 impl Room {
-    fn hear(&mut self, pid: i32, heard: &mut Heard) -> Result<(), Errno> {
+    fn hear(&mut self, pid: i32, heard: &mut Accounts) -> Result<(), Errno> {
         let entries = self.map.entries()?;
         let is_half_full = 2 * entries.len() > self.map.most();
         let mut threads: BTreeMap<i32, Thread> = BTreeMap::new();
@@ -223,7 +223,7 @@ impl Places {
 
     /// Adds what was counted since the last time. What cannot be read now is read the next time; if
     /// nothing ever was, there is a reason.
-    pub fn hear(&mut self, heard: &mut Heard) {
+    pub fn hear(&mut self, heard: &mut Accounts) {
         let read = (0..2).try_for_each(|index| self.take(index, &mut heard.places));
         self.heard |= read.is_ok();
         heard.no_places = read.err().filter(|_| !self.heard).map(unread);

@@ -31,7 +31,7 @@ fn events_without_fields_are_received_without_tracefs() {
         return;
     }
     let (programs, why) = Programs::load(Err("no tracefs".to_owned())).unwrap();
-    let raw = |it: &Program| it.called().unwrap() == Some(Called::Raw);
+    let raw = |it: &Program| it.called().unwrap() == Some(ProgramInput::Raw);
     assert!(!programs.programs.is_empty() && programs.programs.iter().all(raw));
     assert!(!why.contains_key(USER_EXIT), "{why:?}");
     assert_eq!(why[UNMAP], "no tracefs");
@@ -42,7 +42,7 @@ fn only_events_with_arguments_that_hide_fields_cost_a_record() {
     let Some(events) = events() else { return };
     let How::Programs(programs) = &events.how else { return };
     let called = programs.programs.iter().map(|program| program.called().unwrap().unwrap());
-    let by_perf = called.filter(|called| *called == Called::ByPerf).count();
+    let by_perf = called.filter(|called| *called == ProgramInput::ByPerf).count();
     // KVM on x86 gathers why it left the guest for the record.
     let exit = cfg!(target_arch = "x86_64") && !events.why.contains_key(EXIT);
     assert_eq!(by_perf, usize::from(exit), "{:?}", events.why);
@@ -65,7 +65,7 @@ fn key(pid: i32, tid: i32) -> u64 {
 #[test]
 fn a_forgotten_guest_yields_no_events_and_restarts_at_zero() {
     let Some(mut events) = events() else { return };
-    let mut heard = Heard::default();
+    let mut heard = Accounts::default();
     for pid in [NOBODY, NOBODY - 1] {
         events.begin(pid, 1);
         let How::Programs(programs) = &events.how else { return };
@@ -87,7 +87,7 @@ fn accounts_of_ended_threads_are_freed_and_still_count() {
     // A process that lives and runs no guest; other tests run some in this one.
     let first = 1;
     events.begin(first, 1);
-    let mut heard = Heard::default();
+    let mut heard = Accounts::default();
     let mut most = 0;
     // A thread's numbers are below 2^22.
     for round in 0..100 {
@@ -108,7 +108,7 @@ fn accounts_of_ended_threads_are_freed_and_still_count() {
 #[test]
 fn places_are_heard_once_and_their_room_is_given_back() {
     let Ok(mut places) = Places::with_room([2, 1]) else { return eprintln!("skipped: no eBPF") };
-    let mut heard = Heard::default();
+    let mut heard = Accounts::default();
     for round in 0..5 {
         for place in 0..2 {
             places.used(0).set(key(2, 10 * round + place), &[1, 4096, 0, 0, 0, 0]).unwrap();
@@ -121,7 +121,7 @@ fn places_are_heard_once_and_their_room_is_given_back() {
     }
     heard.places.clear();
     places.hear(&mut heard);
-    assert_eq!(heard, Heard::default());
+    assert_eq!(heard, Accounts::default());
 }
 
 #[test]
@@ -134,12 +134,12 @@ fn unreadable_accounts_stay_and_missing_ones_have_a_reason() {
         programs: Vec::new(),
         _events: Vec::new(),
     };
-    let mut heard = Heard::default();
+    let mut heard = Accounts::default();
     programs.hear(&mut heard);
     for why in [&heard.no_threads, &heard.no_places] {
         assert!(why.as_ref().unwrap().contains("cannot be read"), "{heard:?}");
     }
-    let mut heard = Heard { lost: 3, no_places: heard.no_places, ..Heard::default() };
+    let mut heard = Accounts { lost: 3, no_places: heard.no_places, ..Accounts::default() };
     heard.threads.insert((10, 20), Thread::default());
     heard.guests.insert(10, Own::default());
     heard.places.insert(Place::new(2, 0), Notices { unmaps: 5, ..Notices::default() });
@@ -192,7 +192,7 @@ fn times_in_the_kernel_are_those_that_the_thread_stood_still() {
     ));
     let exits = programs::exit(&stand_in.unwrap(), maps).unwrap();
     let load = |text: &[u64]| {
-        Program::load(Called::ByPerf, text).unwrap_or_else(|error| panic!("{error}"))
+        Program::load(ProgramInput::ByPerf, text).unwrap_or_else(|error| panic!("{error}"))
     };
     let [exits, entries] = [load(&exits), load(&programs::entry(maps))];
     let Ok(_begin) = Event::run(enter.number, &exits) else { return eprintln!("skipped: no perf") };
@@ -235,7 +235,8 @@ fn events_that_find_no_room_are_in_the_guests_own_account() {
     };
     let Some(alone) = Alone::new(1) else { return eprintln!("skipped: no eBPF") };
     let maps = alone.maps();
-    let program = Program::load(Called::ByPerf, &programs::counted(programs::USER_EXITS, maps));
+    let program =
+        Program::load(ProgramInput::ByPerf, &programs::counted(programs::USER_EXITS, maps));
     let program = program.unwrap_or_else(|error| panic!("{error}"));
     let Ok(_event) = Event::run(call.number, &program) else {
         return eprintln!("skipped: no perf");
@@ -257,7 +258,8 @@ fn a_perf_counter_counts_every_event_beside_a_program() {
     let Some(alone) = Alone::new(64) else { return eprintln!("skipped: no eBPF") };
     let maps = alone.maps();
     let program =
-        Program::load(Called::ByPerf, &programs::counted(programs::USER_EXITS, maps)).unwrap();
+        Program::load(ProgramInput::ByPerf, &programs::counted(programs::USER_EXITS, maps))
+            .unwrap();
     let Ok(_event) = Event::run(call.number, &program) else {
         return eprintln!("skipped: no perf");
     };
@@ -276,7 +278,7 @@ fn a_refused_program_is_reported_with_the_verifiers_message() {
     }
     // The program reads a register that was never set.
     let text = [0x0000_0000_0000_60bf, 0x0000_0000_0000_0095];
-    let refused = Program::load(Called::ByPerf, &text).unwrap_err();
+    let refused = Program::load(ProgramInput::ByPerf, &text).unwrap_err();
     assert!(refused.to_string().contains("!read_ok"), "{refused}");
 }
 
@@ -285,7 +287,7 @@ fn threads_are_counted_by_perf_without_programs() {
     let mut events = Events::counting("refused for the test");
     let own = std::process::id().cast_signed();
     events.follow(own, [own, i32::MAX].into_iter());
-    let mut heard = Heard::default();
+    let mut heard = Accounts::default();
     events.hear(&mut heard);
     if matches!(events.how, How::Counts { .. }) {
         assert_eq!(events.source(), Source::PerfCounts);

@@ -143,7 +143,7 @@ pub fn faults(stalls: &Stalls) -> Times {
 /// Times as they are shown: their histogram has the upper bound of each class, and its count.
 #[derive(Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-struct Shown {
+struct TimesSummary {
     count: u64,
     total_ns: u64,
     p50_ns: u64,
@@ -159,14 +159,14 @@ impl schemars::JsonSchema for Times {
     }
 
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        Shown::json_schema(generator)
+        TimesSummary::json_schema(generator)
     }
 }
 
 impl Serialize for Times {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let quantile = |share| self.quantile(share).map_or(0, |time| time.as_nanos() as u64);
-        Shown {
+        TimesSummary {
             count: self.count,
             total_ns: self.total_ns,
             p50_ns: quantile(0.5),

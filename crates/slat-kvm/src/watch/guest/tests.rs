@@ -1,6 +1,6 @@
 use super::*;
 use crate::watch::events::Events;
-use crate::watch::find::tests::Made;
+use crate::watch::find::tests::FakeProc;
 
 fn has(vms: usize, vcpus: &[(u32, i32)], vcpu_stats: &[(u32, i32)]) -> Descriptors {
     let (vcpus, vcpu_stats) = (vcpus.to_vec(), vcpu_stats.to_vec());
@@ -21,7 +21,7 @@ fn vcpus_are_matched_to_statistics_only_if_unambiguous() {
 
 #[test]
 fn a_guest_without_readable_statistics_reports_procfs_and_why() {
-    let host = Made::new();
+    let host = FakeProc::new();
     let pid = i32::MAX - 1;
     host.process(pid, "vmm", &["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"]);
     host.thread(pid, 20, "vcpu0", 0, "running");
@@ -30,7 +30,8 @@ fn a_guest_without_readable_statistics_reports_procfs_and_why() {
     let found = find::guest(&files, pid).unwrap();
     let debugfs = Err("debugfs is root's: run as root".to_owned());
     let mut guest = Guest::attach(&files, &debugfs, found);
-    let (reading, knowledge) = guest.read(&files, &Traced::new(Events::nothing("no events")), 1);
+    let (reading, knowledge) =
+        guest.read(&files, &TraceCounts::new(Events::nothing("no events")), 1);
     assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(20))]);
     assert_eq!(reading.guest.get(&Metric::WaitingNs), Some(&6));
     assert_eq!(reading.vcpus[0].get(&Metric::RunningNs), Some(&5));
@@ -47,7 +48,7 @@ fn a_guest_without_readable_statistics_reports_procfs_and_why() {
 
 #[test]
 fn debugfs_is_the_source_where_there_is_no_descriptor() {
-    let host = Made::new();
+    let host = FakeProc::new();
     let pid = i32::MAX - 1;
     host.process(pid, "vmm", &["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"]);
     host.write(format!("kvm/{pid}-0/pf_taken"), "12\n");
@@ -59,7 +60,8 @@ fn debugfs_is_the_source_where_there_is_no_descriptor() {
     let debugfs = Ok(Debugfs::made(&files.0.join("kvm")));
     let mut guest = Guest::attach(&files, &debugfs, found);
     assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(77))]);
-    let (reading, knowledge) = guest.read(&files, &Traced::new(Events::nothing("no events")), 1);
+    let (reading, knowledge) =
+        guest.read(&files, &TraceCounts::new(Events::nothing("no events")), 1);
     for (metric, value) in [(Metric::Faults, 12), (Metric::Pages4k, 34)] {
         assert_eq!(reading.guest.get(&metric), Some(&value));
         assert_eq!(knowledge.sources.get(&metric), Some(&Source::Debugfs));
@@ -69,8 +71,8 @@ fn debugfs_is_the_source_where_there_is_no_descriptor() {
 }
 
 /// A process with a VM of descriptor 0, which has a folder in debugfs.
-fn in_debugfs(descriptors: &[&str]) -> (Made, i32, Result<Debugfs, String>) {
-    let (host, pid) = (Made::new(), i32::MAX - 1);
+fn in_debugfs(descriptors: &[&str]) -> (FakeProc, i32, Result<Debugfs, String>) {
+    let (host, pid) = (FakeProc::new(), i32::MAX - 1);
     host.process(pid, "vmm", descriptors);
     host.write(format!("kvm/{pid}-0/pf_taken"), "12\n");
     let debugfs = Ok(Debugfs::made(&host.files().0.join("kvm")));
@@ -91,7 +93,7 @@ fn a_vcpu_that_never_sleeps_is_followed_to_another_thread() {
     }
     run(0);
     let mut guest = Guest::attach(&files, &debugfs, find::guest(&files, pid).unwrap());
-    let traced = Traced::new(Events::nothing("no events"));
+    let traced = TraceCounts::new(Events::nothing("no events"));
     let ran = |guest: &mut Guest| {
         guest.read(&files, &traced, 1).0.vcpus[0].get(&Metric::RunningNs).copied()
     };
@@ -131,7 +133,7 @@ fn a_vm_that_replaces_another_is_another_guest() {
 
 #[test]
 fn descriptors_that_are_hidden_from_now_on_close_no_vm() {
-    let host = Made::new();
+    let host = FakeProc::new();
     let pid = i32::MAX - 1;
     host.process(pid, "vmm", &["anon_inode:kvm-vm"]);
     let files = host.files();
@@ -154,7 +156,7 @@ fn the_counts_of_one_of_two_vms_are_not_those_of_the_guest() {
     let (host, pid, debugfs) = in_debugfs(&[two, vcpus].concat());
     let files = host.files();
     let mut guest = Guest::attach(&files, &debugfs, find::guest(&files, pid).unwrap());
-    let traced = Traced::new(Events::nothing("no events"));
+    let traced = TraceCounts::new(Events::nothing("no events"));
     let (reading, knowledge) = guest.read(&files, &traced, 1);
     assert_eq!((guest.vms(), reading.guest.get(&Metric::Faults)), (2, None));
     assert!(knowledge.unknown[&Metric::Faults].contains("which of its VMs"));

@@ -2,14 +2,14 @@
 
 use crate::procfs::Files;
 use crate::watch::find::Descriptors;
-use crate::watch::held::{Held, Process};
+use crate::watch::held::{Process, StatsReadings};
 use crate::watch::metric::{Metric, Scope, Sink, Source, Values};
-use crate::watch::task::{self, Kept};
+use crate::watch::task::{self, OpenFiles};
 
 #[derive(Debug)]
 pub(super) struct Vcpu {
     pub index: u32,
-    pub held: Result<Held, String>,
+    pub held: Result<StatsReadings, String>,
     pub thread: Option<i32>,
     /// Threads that run the vCPU, or ran it earlier.
     pub tids: Vec<i32>,
@@ -18,7 +18,7 @@ pub(super) struct Vcpu {
     told: [Values; 2],
     /// What the current thread had done when it was found to run the vCPU in another's place.
     base: Values,
-    kept: Kept,
+    kept: OpenFiles,
 }
 
 impl Vcpu {
@@ -35,7 +35,7 @@ impl Vcpu {
             tids,
             told: Default::default(),
             base: Values::new(),
-            kept: Kept::default(),
+            kept: OpenFiles::default(),
         }
     }
 

@@ -1,23 +1,23 @@
 use super::*;
 use crate::watch::events::times::Times;
-use crate::watch::find::tests::Made;
+use crate::watch::find::tests::FakeProc;
 
 const HERE: u64 = 0x7f00_0000_0000;
 
-fn heard(places: &[(i32, u64, u64)]) -> Heard {
+fn heard(places: &[(i32, u64, u64)]) -> Accounts {
     let notices = |unmaps| Notices { unmaps, unmapped_bytes: unmaps << 12, ages: 3 * unmaps };
     let place = |&(by, at, unmaps): &(i32, u64, u64)| (Place::new(by, at), notices(unmaps));
-    Heard { places: places.iter().map(place).collect(), ..Heard::default() }
+    Accounts { places: places.iter().map(place).collect(), ..Accounts::default() }
 }
 
 /// Watches guests of these processes, from nothing on.
-fn watching(pids: &[i32]) -> Traced {
-    let mut traced = Traced::new(Events::heard_in_a_test());
+fn watching(pids: &[i32]) -> TraceCounts {
+    let mut traced = TraceCounts::new(Events::heard_in_a_test());
     traced.watched = pids.iter().map(|pid| (*pid, "vmm".to_owned())).collect();
     traced
 }
 
-fn of(traced: &Traced, pid: i32) -> [u64; 4] {
+fn of(traced: &TraceCounts, pid: i32) -> [u64; 4] {
     let mut sink = Sink::default();
     traced.guest(pid, &mut sink);
     let all = Metric::of(Scope::Noticed);
@@ -27,7 +27,7 @@ fn of(traced: &Traced, pid: i32) -> [u64; 4] {
 
 #[test]
 fn a_notice_belongs_to_its_process_or_the_only_guest_in_range() {
-    let host = Made::new();
+    let host = FakeProc::new();
     for pid in [10, 11] {
         host.process(pid, "vmm", &["anon_inode:kvm-vm"]);
     }
@@ -53,7 +53,7 @@ fn a_notice_belongs_to_its_process_or_the_only_guest_in_range() {
 
 #[test]
 fn a_guest_whose_maps_cannot_be_read_gives_no_place_to_another() {
-    let host = Made::new();
+    let host = FakeProc::new();
     for pid in [10, 11] {
         host.process(pid, "vmm", &["anon_inode:kvm-vm"]);
     }
@@ -80,7 +80,7 @@ fn a_guest_whose_maps_cannot_be_read_gives_no_place_to_another() {
 
 #[test]
 fn an_ended_guests_place_passes_to_the_next_guest_in_its_range() {
-    let host = Made::new();
+    let host = FakeProc::new();
     let maps = |pid: i32| {
         let range = format!("{HERE:x}-{:x} rw-p 0 00:00 0\n", HERE + (1 << 30));
         host.write(format!("proc/{pid}/maps"), &range);
@@ -89,7 +89,7 @@ fn an_ended_guests_place_passes_to_the_next_guest_in_its_range() {
     host.process(2, "ksmd", &[]);
     maps(10);
     let mut traced = watching(&[10, 11]);
-    let hear = |traced: &mut Traced, pids: &[i32], unmaps| {
+    let hear = |traced: &mut TraceCounts, pids: &[i32], unmaps| {
         traced.heard = heard(&[(2, HERE, unmaps)]);
         traced.look_again = Instant::now();
         traced.place(&host.files(), Some(pids.to_vec()));
@@ -125,7 +125,7 @@ fn time_in_faults_needs_a_transition_per_fault_or_has_a_reason() {
     ];
     let thread = Thread { stalls: Some(stalls.into()), ..Thread::default() };
     let told = |events| {
-        let mut traced = Traced::new(events);
+        let mut traced = TraceCounts::new(events);
         traced.heard.threads = [((10, 20), thread.clone())].into();
         traced.note_fires();
         let mut sink = Sink::default();
@@ -143,20 +143,20 @@ fn time_in_faults_needs_a_transition_per_fault_or_has_a_reason() {
 
 #[test]
 fn unread_accounts_and_unfollowed_threads_are_not_zero() {
-    let told = |traced: &Traced, tids| {
+    let told = |traced: &TraceCounts, tids| {
         let mut sink = Sink::default();
         traced.vcpu(10, tids, &mut sink);
         traced.guest(10, &mut sink);
         sink
     };
-    let mut traced = Traced::new(Events::heard_in_a_test());
+    let mut traced = TraceCounts::new(Events::heard_in_a_test());
     traced.heard.no_threads = Some("not readable".to_owned());
     traced.heard.no_places = Some("neither".to_owned());
     let unread = told(&traced, None);
     assert!(unread.values.is_empty(), "{unread:?}");
     assert_eq!(unread.unknown[&Metric::UserExits], "not readable");
     assert_eq!(unread.unknown[&Metric::Invalidations], "neither");
-    let mut traced = Traced::new(Events::counted_in_a_test());
+    let mut traced = TraceCounts::new(Events::counted_in_a_test());
     let counts = [("kvm_userspace_exit", 3)].into();
     let thread = Thread { counts, ..Thread::default() };
     // Of the thread 21, perf refused the events.
@@ -169,7 +169,7 @@ fn unread_accounts_and_unfollowed_threads_are_not_zero() {
 
 #[test]
 fn threads_are_summed_and_exits_that_never_come_are_no_zero() {
-    let mut traced = Traced::new(Events::heard_in_a_test());
+    let mut traced = TraceCounts::new(Events::heard_in_a_test());
     let thread = |exits: u64, vcpu| Thread {
         vcpu,
         counts: [("kvm_userspace_exit", exits)].into(),
@@ -178,7 +178,7 @@ fn threads_are_summed_and_exits_that_never_come_are_no_zero() {
     traced.heard.threads = [((10, 20), thread(3, None)), ((10, 21), thread(4, Some(1)))].into();
     traced.heard.threads.insert((11, 22), thread(100, Some(1)));
     traced.note_fires();
-    let told = |traced: &Traced, tids| {
+    let told = |traced: &TraceCounts, tids| {
         let mut sink = Sink::default();
         traced.vcpu(10, tids, &mut sink);
         sink
@@ -207,7 +207,7 @@ fn a_vcpu_that_moved_is_on_the_thread_that_had_its_last_exit() {
 
 #[test]
 fn a_process_that_has_anothers_number_has_its_own_name() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(10, "vmm", &["anon_inode:kvm-vm"]).process(2, "first", &[]);
     host.write("proc/10/maps", &format!("{HERE:x}-{:x} rw-p 0 00:00 0\n", HERE + (1 << 30)));
     let mut traced = watching(&[10]);
@@ -223,14 +223,14 @@ fn a_process_that_has_anothers_number_has_its_own_name() {
 
 #[test]
 fn surplus_places_belong_to_their_processs_guest_or_to_none() {
-    let host = Made::new();
+    let host = FakeProc::new();
     for pid in [10, 11, 12] {
         host.process(pid, "vmm", &["anon_inode:kvm-vm"]);
     }
     host.process(2, "reclaimer", &[]);
     let notices = Notices { unmaps: 3, unmapped_bytes: 3 << 12, ages: 0 };
     let mut traced = watching(&[10, 11]);
-    let unknown = |traced: &Traced| {
+    let unknown = |traced: &TraceCounts| {
         [10, 11].map(|pid| traced.lost_of_notices(pid, Metric::Invalidations).is_some())
     };
     traced.take_anywhere(&host.files(), 10, notices);

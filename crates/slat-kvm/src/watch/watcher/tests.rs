@@ -1,25 +1,25 @@
 //! Made-up hosts, whose guests start, change and end.
 
 use super::*;
-use crate::watch::events::{Heard, Notices, Own, Place, Thread, USER_EXIT};
-use crate::watch::find::tests::Made;
+use crate::watch::events::{Accounts, Notices, Own, Place, Thread, USER_EXIT};
+use crate::watch::find::tests::FakeProc;
 use crate::watch::metric::Source;
 
 const PID: i32 = i32::MAX - 1;
 const ONE: [&str; 2] = ["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"];
 
-fn watch(host: &Made, which: Which) -> Result<Watch<'_>, NotFound> {
+fn watch(host: &FakeProc, which: Which) -> Result<Watch<'_>, NotFound> {
     let events = |_| Events::nothing("no events");
     Watch::begin(host.files(), Err("no debugfs".to_owned()), events, which)
 }
 
-fn ran(host: &Made, nanoseconds: u64) {
+fn ran(host: &FakeProc, nanoseconds: u64) {
     host.write(format!("proc/{PID}/task/20/schedstat"), &format!("{nanoseconds} 6 7\n"));
 }
 
 #[test]
 fn a_sample_has_the_change_since_the_last_and_the_total_all() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     ran(&host, 100);
     let mut watch = watch(&host, Which::Pid(PID)).unwrap();
@@ -36,7 +36,7 @@ fn a_sample_has_the_change_since_the_last_and_the_total_all() {
 
 #[test]
 fn a_value_that_is_not_known_for_a_while_did_not_stand_still() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     ran(&host, 100);
     let mut watch = watch(&host, Which::Pid(PID)).unwrap();
@@ -54,7 +54,7 @@ fn a_value_that_is_not_known_for_a_while_did_not_stand_still() {
 
 #[test]
 fn the_vmms_counters_fill_in_for_missing_sources() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(PID, "vmm", &ONE);
     let mut watch = watch(&host, Which::Pid(PID)).unwrap();
     let told = |faults: u64| Ok(BTreeMap::from([("pf_taken".to_owned(), faults)]));
@@ -72,7 +72,7 @@ fn the_vmms_counters_fill_in_for_missing_sources() {
 
 #[test]
 fn guests_that_ended_are_kept_up_to_a_bound() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(PID, "vmm", &ONE);
     let mut watch = watch(&host, Which::All).unwrap();
     watch.keep_ended(2);
@@ -95,23 +95,23 @@ fn guests_that_ended_are_kept_up_to_a_bound() {
 
 /// Accounts of tracepoints, in which the thread 20 of `PID` has had `exits`, and unmapped memory as
 /// often.
-fn heard(exits: u64) -> Heard {
+fn heard(exits: u64) -> Accounts {
     let counts = [(USER_EXIT, exits)].into();
     let threads = [((PID, 20), Thread { counts, ..Thread::default() })].into();
     let notices = Notices { unmaps: exits, ..Notices::default() };
     let guests = [(PID, Own { notices, ..Own::default() })].into();
-    Heard { threads, guests, ..Heard::default() }
+    Accounts { threads, guests, ..Accounts::default() }
 }
 
 /// Watches while the thread 20 of `PID` has had one after the other of `exits`.
-fn hearing<'h>(host: &'h Made, which: Which, exits: &[u64]) -> Watch<'h> {
+fn hearing<'h>(host: &'h FakeProc, which: Which, exits: &[u64]) -> Watch<'h> {
     let events = Events::made(exits.iter().map(|exits| heard(*exits)));
     Watch::begin(host.files(), Err("no debugfs".to_owned()), |_| events, which).unwrap()
 }
 
 #[test]
 fn events_before_a_guest_is_watched_are_not_counted() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     let both = |total: &GuestTotal| {
         [Metric::UserExits, Metric::Invalidations].map(|metric| total.total[&metric])
@@ -124,7 +124,7 @@ fn events_before_a_guest_is_watched_are_not_counted() {
     watch.step();
     assert_eq!(both(watch.guests()[0].total()), [30, 30]);
     // A guest that is found later has nothing from before, either.
-    let host = Made::new();
+    let host = FakeProc::new();
     host.write("proc/1/comm", "init");
     let mut watch = hearing(&host, Which::All, &[100, 170, 175]);
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
@@ -139,7 +139,7 @@ fn events_before_a_guest_is_watched_are_not_counted() {
 #[test]
 fn the_last_events_of_a_guest_that_ends_in_a_step_are_counted() {
     for ends in [Which::Pid(PID), Which::All] {
-        let host = Made::new();
+        let host = FakeProc::new();
         host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
         let mut watch = hearing(&host, ends, &[100, 105, 109]);
         // The accounts are heard with 5 exits, and the process ends with 9 before its state is
@@ -154,7 +154,7 @@ fn the_last_events_of_a_guest_that_ends_in_a_step_are_counted() {
 
 #[test]
 fn a_later_guest_is_found_and_an_ended_one_keeps_its_report() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.write("proc/1/comm", "init");
     let mut watch = watch(&host, Which::All).unwrap();
     assert!(watch.guests().is_empty());
@@ -177,7 +177,7 @@ fn a_later_guest_is_found_and_an_ended_one_keeps_its_report() {
 
 #[test]
 fn a_guest_is_found_that_starts_while_the_watch_begins() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.write("proc/1/comm", "init").write("kvm/pf_taken", "0");
     let debugfs = || Ok(Debugfs::made(&host.files().0.join("kvm")));
     let starts = |_| {
@@ -191,7 +191,7 @@ fn a_guest_is_found_that_starts_while_the_watch_begins() {
 #[test]
 fn a_guest_is_found_whose_vm_is_listed_before_its_descriptor() {
     for lists_first in [true, false] {
-        let host = Made::new();
+        let host = FakeProc::new();
         host.process(PID, "vmm", &[]).write("kvm/pf_taken", "0");
         let lists = || host.write(format!("kvm/{PID}-0/pf_taken"), "0");
         if lists_first {
@@ -215,7 +215,7 @@ fn a_guest_is_found_whose_vm_is_listed_before_its_descriptor() {
 
 #[test]
 fn a_later_vcpu_counts_from_its_start_and_may_change_threads() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(PID, "vmm", &ONE[..1]);
     let mut watch = watch(&host, Which::Pid(PID)).unwrap();
     let fds = host.files().0.join(format!("proc/{PID}/fd"));
@@ -253,7 +253,7 @@ fn a_later_vcpu_counts_from_its_start_and_may_change_threads() {
 
 #[test]
 fn merged_samples_lose_no_count_and_keep_the_last_level() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     ran(&host, 0);
     let mut watch = watch(&host, Which::Pid(PID)).unwrap();
@@ -275,7 +275,7 @@ fn merged_samples_lose_no_count_and_keep_the_last_level() {
 
 #[test]
 fn the_end_of_the_process_and_not_of_its_vm_ends_the_watch() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(PID, "vmm", &ONE).process(5, "sh", &[]);
     assert_eq!(watch(&host, Which::Pid(5)).err(), Some(NotFound::NoVm));
     assert_eq!(watch(&host, Which::Pid(6)).err(), Some(NotFound::NoProcess));
@@ -296,7 +296,7 @@ fn the_end_of_the_process_and_not_of_its_vm_ends_the_watch() {
 
 #[test]
 fn a_metric_that_lost_events_is_unknown_for_that_guest_only() {
-    let host = Made::new();
+    let host = FakeProc::new();
     let other = PID - 1;
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     host.process(other, "other", &ONE).thread(other, 30, "vcpu0", 0, "running");
@@ -335,13 +335,13 @@ fn a_metric_that_lost_events_is_unknown_for_that_guest_only() {
 
 #[test]
 fn lost_ranges_make_invalidations_unknown_instead_of_zero() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     host.process(5, "other", &["anon_inode:kvm-vm"]).process(6, "tool", &[]);
     let hear = |by: Option<i32>| {
         let notices = Notices { unmaps: 3, ..Notices::default() };
         let places = by.map(|by| (Place::anywhere(by), notices)).into_iter().collect();
-        Heard { places, ..heard(100) }
+        Accounts { places, ..heard(100) }
     };
     let events = Events::made([None, Some(5), None, Some(6)].map(hear));
     let no_debugfs = Err("no debugfs".to_owned());
@@ -363,7 +363,7 @@ fn lost_ranges_make_invalidations_unknown_instead_of_zero() {
 
 #[test]
 fn the_end_of_a_watch_releases_guests_and_keeps_their_totals() {
-    let host = Made::new();
+    let host = FakeProc::new();
     host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
     let mut watch = hearing(&host, Which::All, &[100, 107]);
     watch.step();

@@ -2,7 +2,7 @@
 //! (Documentation/admin-guide/mm/multigen_lru.rst, "Working set estimation"): pages that were used
 //! since the last generation are in the two newest.
 
-use super::{Seen, page};
+use super::{UsedBytes, page};
 use crate::idle::{Group, Row, head, newest, rows};
 use crate::procfs::Files;
 use crate::watch::debugfs;
@@ -91,7 +91,7 @@ impl Generations {
         Ok(())
     }
 
-    pub fn look(&mut self, files: &Files<'_>) -> Result<Seen, String> {
+    pub fn look(&mut self, files: &Files<'_>) -> Result<UsedBytes, String> {
         self.age(files)?;
         Ok(seen(&self.rows(files)?, &self.since))
     }
@@ -151,19 +151,19 @@ fn group(text: &str, groups: &str) -> Option<Group> {
 }
 
 /// Returns the pages of the generations since the mark.
-fn seen(rows: &[Row], since: &[(u64, u64)]) -> Seen {
+fn seen(rows: &[Row], since: &[(u64, u64)]) -> UsedBytes {
     let is_used = |row: &Row| {
         since.iter().any(|(node, generation)| *node == row.node && row.generation >= *generation)
     };
     let sum =
         |rows: &mut dyn Iterator<Item = &Row>| rows.map(|row| row.pages).sum::<u64>() * page();
-    Seen { used: sum(&mut rows.iter().filter(|row| is_used(row))), all: sum(&mut rows.iter()) }
+    UsedBytes { used: sum(&mut rows.iter().filter(|row| is_used(row))), all: sum(&mut rows.iter()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::find::tests::Made;
+    use crate::watch::find::tests::FakeProc;
 
     const TEXT: &str = "memcg     1 /
  node     0
@@ -184,7 +184,7 @@ memcg    42 /vms/a
     fn pages_used_since_the_mark_are_in_newer_generations_per_node() {
         let rows = rows(TEXT, 42).unwrap();
         assert_eq!(newest(&rows), [(0, 10), (1, 4)]);
-        let pages = |seen: Seen| (seen.used / page(), seen.all / page());
+        let pages = |seen: UsedBytes| (seen.used / page(), seen.all / page());
         assert_eq!(pages(seen(&rows, &[(0, 9), (1, 4)])), (410, 470));
         assert_eq!(pages(seen(&rows, &[(0, 11)])), (0, 470));
         assert_eq!(super::rows(TEXT, 43), Some(Vec::new()));
@@ -197,7 +197,7 @@ memcg    42 /vms/a
 
     #[test]
     fn a_group_that_is_gone_or_was_left_has_no_working_set() {
-        let host = Made::new();
+        let host = FakeProc::new();
         host.write("sys/kernel/mm/lru_gen/enabled", "0x0007\n")
             .write("proc/7/cgroup", "0::/vms/a\n");
         host.write(FILE, TEXT);
@@ -232,7 +232,7 @@ memcg    42 /vms/a
 
     #[test]
     fn a_kernel_that_ages_guest_pages_is_recognised_by_its_release() {
-        let host = Made::new();
+        let host = FakeProc::new();
         for (release, sees) in
             [("6.11.10+bpo", false), ("6.12.95+deb12-cloud", true), ("7.1", true)]
         {
@@ -243,7 +243,7 @@ memcg    42 /vms/a
 
     #[test]
     fn what_is_off_or_in_the_root_group_has_a_reason() {
-        let host = Made::new();
+        let host = FakeProc::new();
         let why = || Generations::open(&host.files(), 7).unwrap_err();
         assert!(why().contains("no MGLRU"));
         host.write("sys/kernel/mm/lru_gen/enabled", "0x0000\n");

@@ -1,7 +1,7 @@
 //! Idle page tracking (Documentation/admin-guide/mm/idle_page_tracking.rst): a page is marked by
 //! its frame number, and any access clears the mark, including one of a KVM guest.
 
-use super::{Seen, page};
+use super::{UsedBytes, page};
 use crate::pagemap::{FRAME, PRESENT};
 use crate::procfs::Files;
 use crate::watch::task;
@@ -100,7 +100,7 @@ impl Idle {
         })
     }
 
-    pub fn look(&self, files: &Files<'_>) -> Result<Seen, String> {
+    pub fn look(&self, files: &Files<'_>) -> Result<UsedBytes, String> {
         let (mut used, mut all) = (0, 0);
         self.each(files, |run| {
             let flags = self.read(&self.flags, run[0], run.len() as u64, "kpageflags")?;
@@ -126,7 +126,7 @@ impl Idle {
             }
             Ok(())
         })?;
-        Ok(Seen { used, all })
+        Ok(UsedBytes { used, all })
     }
 
     /// Returns flags and mark of the first frame of the huge page that this later frame belongs to.
@@ -176,12 +176,12 @@ fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::find::tests::Made;
+    use crate::watch::find::tests::FakeProc;
     use std::collections::BTreeMap;
 
     /// A process whose pages have these frames, on a machine whose frames have these flags.
-    fn host(frames: &[u64], flags: &BTreeMap<u64, u64>) -> Made {
-        let host = Made::new();
+    fn host(frames: &[u64], flags: &BTreeMap<u64, u64>) -> FakeProc {
+        let host = FakeProc::new();
         let bytes = |words: &mut dyn Iterator<Item = u64>| {
             words.flat_map(u64::to_ne_bytes).collect::<Vec<u8>>()
         };
@@ -203,7 +203,7 @@ mod tests {
         host
     }
 
-    fn pages(seen: Seen) -> (u64, u64) {
+    fn pages(seen: UsedBytes) -> (u64, u64) {
         (seen.used / page(), seen.all / page())
     }
 

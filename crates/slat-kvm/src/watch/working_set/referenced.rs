@@ -1,7 +1,7 @@
 //! Referenced pages of a process, from `clear_refs` and `smaps_rollup` (proc(5)). These files do
 //! not show a guest's accesses through KVM's own tables.
 
-use super::Seen;
+use super::UsedBytes;
 use crate::procfs::{Files, bytes};
 use std::fs;
 
@@ -11,11 +11,11 @@ pub(super) const CHANGES: &str = "clears the referenced bits of the process's pa
                                   by which the host's reclaim tells what is used";
 
 #[derive(Debug)]
-pub(super) struct Referenced {
+pub(super) struct ReferencedPages {
     pid: i32,
 }
 
-impl Referenced {
+impl ReferencedPages {
     pub fn open(files: &Files<'_>, pid: i32) -> Result<Self, String> {
         let text = files.text(format!("proc/{pid}/smaps_rollup"));
         let has = text.is_some_and(|text| bytes(&text, "Referenced").is_some());
@@ -32,7 +32,7 @@ impl Referenced {
         fs::write(file, "1").map_err(|error| format!("clear_refs: {error}"))
     }
 
-    pub fn look(&self, files: &Files<'_>) -> Result<Seen, String> {
+    pub fn look(&self, files: &Files<'_>) -> Result<UsedBytes, String> {
         let folder = format!("proc/{}", self.pid);
         let text = files.told(format!("{folder}/smaps_rollup")).ok().flatten();
         let of = |name| text.as_deref().and_then(|text| bytes(text, name));
@@ -41,6 +41,6 @@ impl Referenced {
             true => "smaps_rollup cannot be read any more",
             false => "smaps_rollup: the process ended",
         })?;
-        Ok(Seen { used, all })
+        Ok(UsedBytes { used, all })
     }
 }
