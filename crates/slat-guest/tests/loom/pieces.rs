@@ -60,14 +60,17 @@ impl Fixture {
     }
 
     /// Returns a vCPU that writes these values to these addresses in a thread of its own.
-    pub fn writer(&self, values: &'static [(u64, u64)]) -> impl FnOnce() -> Sent<TheVcpu> + use<> {
-        let (world, ram, vcpu) = (self.world, self.ram, Sent(vcpu(self.guest)));
+    pub fn writer(
+        &self,
+        values: &'static [(u64, u64)],
+    ) -> impl FnOnce() -> SendCell<TheVcpu> + use<> {
+        let (world, ram, vcpu) = (self.world, self.ram, SendCell(vcpu(self.guest)));
         move || {
             let mut vcpu = vcpu.get();
             for &(gpa, value) in values {
                 store(world, ram, &mut vcpu, gpa, value);
             }
-            Sent(vcpu)
+            SendCell(vcpu)
         }
     }
 
@@ -229,7 +232,7 @@ fn a_log_that_moves_in_pieces_keeps_what_leaves_knew() {
     bounded("read of a log || its memslot moves in pieces", 3, || {
         let (fixture, mut worker) = Fixture::new(Logging::Hardware, logs());
         fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
-        let reader = Sent(crate::fixture::worker(fixture.guest));
+        let reader = SendCell(crate::fixture::worker(fixture.guest));
         let thread = spawn(move || {
             let mut reader = reader.get();
             let mut bits = [0];
@@ -255,7 +258,7 @@ fn a_taker_sees_a_pages_dirty_bit_while_its_memslot_moves() {
             move || {
                 let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
                 fixture.writer(if page == 0 { &[(FIRST, 1)] } else { &[(SECOND, 2)] })();
-                let taker = Sent(crate::fixture::worker(fixture.guest));
+                let taker = SendCell(crate::fixture::worker(fixture.guest));
                 let thread = spawn(move || {
                     let mut taker = taker.get();
                     let host = HvaRange { start: Hva(HOST + page * PAGE), bytes: PAGE };
@@ -275,7 +278,7 @@ fn pages_of_a_half_deleted_memslot_stay_protected_under_a_hold() {
     bounded("writes held || a memslot that is deleted in pieces", 3, || {
         let (fixture, mut worker) = Fixture::new(Logging::Protect, is());
         fixture.writer(&[(FIRST, 1), (SECOND, 2)])();
-        let holder = Sent(crate::fixture::worker(fixture.guest));
+        let holder = SendCell(crate::fixture::worker(fixture.guest));
         let thread = spawn(move || {
             let mut holder = holder.get();
             let held = holder.freeze_writes(HvaRange { start: Hva(HOST), bytes: 2 * PAGE });

@@ -92,8 +92,9 @@ pub struct IdRegisters {
     pub midr: u64,
 }
 
-/// Returns whether a CPU needs each broadcast TLBI and its DSB twice ([`Tlbi::repeat`]), by its
-/// MIDR_EL1: one does not wait for other CPUs' stores through the translation.
+/// Returns whether a CPU needs each broadcast TLBI and its DSB twice
+/// ([`Tlbi::repeat`](super::tlbi::Tlbi::repeat)), by its MIDR_EL1: one does not wait for stores of
+/// other CPUs through the translation.
 ///
 /// Arm's errata 4118414 (of Cortex-A76 to X925, Neoverse N1 to V3, C1), 2441007 (Cortex-A55),
 /// 2441009 (Cortex-A510 before r1p2) and 1286807 (Cortex-A76), and the same in CPUs of others, as

@@ -161,7 +161,7 @@ pub struct Tlbi {
     /// FEAT_TTL: an operand may name the level of the leaf.
     pub ttl: bool,
     /// VTCR_EL2.DS is 1 (FEAT_LPA2): range operands are in units of 64 KiB for every granule, and
-    /// addresses of 4K and 16K have 52 bits. It must agree with [`Arm64`](super::Arm64) of the
+    /// addresses of 4K and 16K have 52 bits. It must agree with [`Arm64`] of the
     /// tables.
     pub lpa2: bool,
     /// Number of bits of a guest physical address that the CPU implements. No operand can hold an
@@ -174,7 +174,7 @@ pub struct Tlbi {
     /// The last TLBI and its DSB are executed twice, for CPUs with an erratum: a store of another
     /// PE through the invalidated translation may become visible after the first DSB. Without it, a
     /// page that was write-protected changes after it was copied. See
-    /// [`repeats_tlbi`](super::id::repeats_tlbi). [`Scope::Local`] does not need it.
+    /// [`repeats_tlbi`]. [`Scope::Local`] does not need it.
     pub repeat: bool,
 }
 
