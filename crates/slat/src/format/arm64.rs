@@ -232,7 +232,6 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
     const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = AF | S2AP_WRITE | SW_DIRTY;
     const MARK: u64 = MARK;
-    /// Tables have no write protection to push down.
     const ACCESSED: u64 = AF;
     const WRITE: u64 = S2AP_WRITE | DBM;
     const DIRTY: u64 = S2AP_WRITE | SW_DIRTY;

@@ -211,7 +211,6 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = R | C;
     const MARK: u64 = MARK;
-    /// Tables have no write protection to push down.
     const ACCESSED: u64 = R;
     const WRITE: u64 = WRITE;
     const DIRTY: u64 = C;

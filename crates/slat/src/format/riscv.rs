@@ -234,7 +234,6 @@ unsafe impl Format for RiscV {
     const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = A | D;
     const MARK: u64 = MARK;
-    /// Tables have no write protection to push down.
     const ACCESSED: u64 = A;
     const WRITE: u64 = W;
     const DIRTY: u64 = D;

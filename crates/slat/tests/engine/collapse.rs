@@ -121,18 +121,18 @@ fn a_block_has_the_rights_and_the_state_of_its_pages_at_once<H: Hardware>() {
             world.rewrite(all, Rule::WriteProtect);
         }
         let hardware = world.hardware;
-        let before = world.tree().runs[1].leaf.attributes();
+        let before = world.tree().runs[1].leaf.own;
         assert_eq!(before.write, !protected);
         platform.meanwhile(Some(Box::new(move |platform, moment| {
             if moment == Moment::Invalidating && bbm != BreakBeforeMake::Always {
                 let run = hardware.tree(platform).runs[0];
-                assert_eq!((run.size, run.leaf.attributes()), (block, before));
+                assert_eq!((run.size, run.leaf.own), (block, before));
             }
         })));
         world.collapse(all, size(block));
         world.alone();
         let run = world.tree().runs[0];
-        assert_eq!((run.size, run.leaf.attributes()), (block, before));
+        assert_eq!((run.size, run.leaf.own), (block, before));
         world.destroy();
     }
     for bbm in BBM {

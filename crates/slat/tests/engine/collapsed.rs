@@ -154,7 +154,7 @@ fn a_block_was_used_at_once_if_a_page_before_a_group_was() {
         platform.meanwhile(Some(Box::new(move |platform, moment| {
             if moment == Moment::Invalidating {
                 let run = hardware.tree(platform).runs[0];
-                sees.set(Some((run.size, run.leaf.attributes())));
+                sees.set(Some((run.size, run.leaf.own)));
             }
         })));
         assert_eq!(guard.collapse(range(0, 2 * M), BLOCK), Ok(2 * M));

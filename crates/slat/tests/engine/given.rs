@@ -199,7 +199,7 @@ fn memory_is_coherent_before_its_leaf_can_be_used() {
                     let run = tree.at(gpa);
                     let old = |run: &crate::common::hardware::Run| {
                         before.is_some_and(|found| {
-                            let now = run.leaf.attributes();
+                            let now = run.leaf.own;
                             (now.execute, now.memory)
                                 == (found.attributes.execute, found.attributes.memory)
                                 && run.oa(gpa) == gpa

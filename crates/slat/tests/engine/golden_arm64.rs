@@ -200,7 +200,7 @@ fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
         assert_eq!(leaves, Arm::<G, WIDE>::sizes().len() * states);
         check_entries(&[format], Arm64::<G, WIDE>::LARGEST_LEAF, |raw, level| {
             match Arm::<G, WIDE>::fields(raw, 3 - u32::from(level)) {
-                Descriptor::Table(address) => Some((address, true)),
+                Descriptor::Table(address) => Some(address),
                 Descriptor::Invalid => None,
                 other => panic!("{raw:#x} at {level}: {other:?}"),
             }

@@ -247,7 +247,7 @@ fn entries_are_the_manuals_whatever_the_engine_records_in_them() {
                 Entry::Directory(base, size) => {
                     assert_eq!(size, u64::from(Power::<P>::entries(level - 1).ilog2()));
                     assert!(!Power::<P>::all_pages(raw));
-                    Some((base, true))
+                    Some(base)
                 }
                 Entry::Invalid => {
                     // EAA, R and C: walks pass it quickly.

@@ -241,7 +241,7 @@ fn leaves_are_the_manuals_in_every_combination() {
 fn entries_are_the_manuals_whatever_the_engine_records_in_them() {
     let formats = [false, true].map(|memory_types| RiscV { memory_types, ..Default::default() });
     check_entries(&formats, 4, |raw, level| match CPU.decode(raw, u32::from(level)) {
-        Pte::Table(address) => Some((address, true)),
+        Pte::Table(address) => Some(address),
         Pte::Invalid => None,
         other => panic!("{raw:#x} at {level}: {other:?}"),
     });

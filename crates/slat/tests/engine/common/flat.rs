@@ -20,7 +20,7 @@ impl Flat {
     /// Makes the model of what an independent walk of the tables found.
     pub fn of(tree: &Tree) -> Self {
         let pieces = tree.runs.iter().map(|run| {
-            let attributes = run.leaf.attributes();
+            let attributes = run.leaf.own;
             (run.start, Piece { end: run.end, hpa: run.leaf.oa, attributes })
         });
         Self(pieces.collect()).merged()

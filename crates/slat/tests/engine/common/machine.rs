@@ -25,15 +25,10 @@ pub struct Machine {
 /// write leaves no trace, `reached` whether the MMU has used the leaf.
 fn cached(run: Run) -> Run {
     let Leaf { own, reached, .. } = run.leaf;
-    let own = Attributes {
-        write: run.leaf.attributes().write,
-        dirty: run.leaf.unmarked(),
-        accessed: true,
-        software: Software::NONE,
-        ..own
-    };
+    let own =
+        Attributes { dirty: run.leaf.unmarked(), accessed: true, software: Software::NONE, ..own };
     let reached = reached && run.leaf.own.accessed;
-    Run { leaf: Leaf { own, above: true, marks: false, reached, ..run.leaf }, ..run }
+    Run { leaf: Leaf { own, marks: false, reached, ..run.leaf }, ..run }
 }
 
 /// Returns whether the first rights (`dirty`: to write without a trace) are included in the second.
@@ -68,7 +63,6 @@ impl Machine {
         for (hpa, table) in tree.tables {
             let known = self.walks.entry(hpa).or_insert(table);
             known.reached |= table.reached;
-            known.above |= table.above;
         }
     }
 
@@ -78,7 +72,7 @@ impl Machine {
         let held = held.filter(|(_, table)| table.start <= gpa && gpa < table.end);
         let (&hpa, table) = held.min_by_key(|(_, table)| table.height)?;
         let (ptes, height) = (H::entries(table.height - 1), table.height - 1);
-        Some(Root { table: hpa, ptes, height, write: table.above })
+        Some(Root { table: hpa, ptes, height })
     }
 
     pub fn forget(&mut self, what: &Invalidation) {
@@ -141,13 +135,8 @@ impl Machine {
             }
             assert_eq!(covered, old.end - old.start, "{old:x?} is stale, partly unmapped");
         }
-        for (hpa, old) in &self.walks {
-            let new = tree.tables.get(hpa);
-            let new = new.unwrap_or_else(|| panic!("a walk cache holds {hpa:#x}, unlinked"));
-            assert!(
-                old.above <= new.above,
-                "a walk cache gives the right to write that {new:x?} has not"
-            );
+        for hpa in self.walks.keys() {
+            assert!(tree.tables.contains_key(hpa), "a walk cache holds {hpa:#x}, unlinked");
         }
         for run in tree.runs.iter().copied().map(cached) {
             if !self.tlb.contains(&run) {

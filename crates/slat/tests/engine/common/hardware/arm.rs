@@ -133,7 +133,6 @@ impl<const G: u32, const WIDE: bool> Arm<G, WIDE> {
             oa: leaf.oa,
             memory: leaf.mem_attr | if Self::DS { self.sh0 } else { leaf.sh } << 4,
             own: self.attributes(leaf),
-            above: true,
             marks: leaf.dbm,
             reached: true,
         }
@@ -221,15 +220,13 @@ impl<const G: u32, const WIDE: bool> Hardware for Arm<G, WIDE> {
 
     fn root(&self) -> Root {
         let height = 3 - self.start_level;
-        Root { table: self.root, ptes: self.root_entries(), height, write: true }
+        Root { table: self.root, ptes: self.root_entries(), height }
     }
 
     fn decode(&self, raw: u64, height: u32) -> super::Descriptor {
         match Self::fields(raw, 3 - height) {
             Descriptor::Invalid => super::Descriptor::Invalid,
-            Descriptor::Table(table) => {
-                super::Descriptor::Table { table, accessed: true, write: true }
-            }
+            Descriptor::Table(table) => super::Descriptor::Table { table, accessed: true },
             Descriptor::Leaf(leaf) => {
                 assert!(!leaf.contiguous, "Contiguous of {raw:#x}, for which nobody asked");
                 super::Descriptor::Leaf(self.leaf(&leaf))

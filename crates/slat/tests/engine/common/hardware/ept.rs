@@ -175,7 +175,7 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
     }
 
     fn root(&self) -> Root {
-        Root { table: self.root, ptes: 512, height: self.levels - 1, write: true }
+        Root { table: self.root, ptes: 512, height: self.levels - 1 }
     }
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor {
@@ -187,10 +187,11 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
             }
             Entry::Table { address, rights } => {
                 let user = rights.execute_kernel && rights.execute_user;
-                assert!(rights.read && user, "a table withholds more than writes: {raw:#x}");
+                let all = rights.read && rights.write && user;
+                assert!(all, "a table withholds rights: {raw:#x}");
                 // Where hardware marks nothing, bit 8 says nothing.
                 let accessed = bit(8) || !self.accessed_dirty;
-                Descriptor::Table { table: address, accessed, write: rights.write }
+                Descriptor::Table { table: address, accessed }
             }
             Entry::Page(page) => {
                 assert_eq!(page.features, 0, "rights of other features in {raw:#x}");
@@ -219,7 +220,6 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
                         dirty: page.dirty,
                         software: super::software(raw, &USERS),
                     },
-                    above: true,
                     marks: self.accessed_dirty,
                     reached: true,
                 })

@@ -152,13 +152,9 @@ pub fn check_roots<F: Format>(format: F, allowed: RangeInclusive<u32>, roots: &[
 }
 
 /// Checks the kind of every value at each level up to `top`, with any of the bits that hardware or
-/// the engine sets. `hardware` returns the address of a table and the right to write below it, or
-/// that an entry is invalid.
-pub fn check_entries<F: Format>(
-    formats: &[F],
-    top: u8,
-    hardware: impl Fn(u64, u8) -> Option<(u64, bool)>,
-) {
+/// the engine sets. `hardware` returns the address of a table, which withholds no right, or that an
+/// entry is invalid.
+pub fn check_entries<F: Format>(formats: &[F], top: u8, hardware: impl Fn(u64, u8) -> Option<u64>) {
     let (bits, bytes) = (formats[0].output_bits(), F::TABLE_BYTES as u64);
     let frames = [0, bytes, 1 << (bits - 1), (1 << bits) - bytes].map(Hpa);
     let tokens = [0, 1, 0x5555_5555_5555, 0xaaaa_aaaa_aaaa, 1 << 47, (1 << 48) - 1];
@@ -199,7 +195,7 @@ pub fn check_entries<F: Format>(
         }
         for frame in frames.into_iter().filter(|_| level > 0) {
             let table = F::table(frame, level);
-            assert_eq!(hardware(table, level), Some((frame.0, true)), "{table:#x}");
+            assert_eq!(hardware(table, level), Some(frame.0), "{table:#x}");
             let bits = [F::TABLE_ACCESSED, F::MARK, F::AGEING];
             for set in 0..1u32 << bits.len() {
                 let chosen = (0..).zip(bits).filter(|(n, _)| set >> n & 1 == 1);
@@ -207,7 +203,7 @@ pub fn check_entries<F: Format>(
                 assert_eq!(F::kind(raw ^ other, level), Kind::Table);
                 assert_eq!(F::table_address(raw ^ other), frame);
                 if F::TABLE_ACCESSED != 0 {
-                    assert_eq!(hardware(raw, level), Some((frame.0, true)), "{raw:#x}");
+                    assert_eq!(hardware(raw, level), Some(frame.0), "{raw:#x}");
                 }
             }
         }

@@ -24,8 +24,6 @@ pub struct Leaf {
     pub memory: u64,
     /// The rights and state of the leaf alone.
     pub own: Attributes,
-    /// Whether the tables above allow writes.
-    pub above: bool,
     /// Whether hardware marks the first write.
     pub marks: bool,
     /// Whether the tables above are marked accessed, on formats that have such marks.
@@ -33,14 +31,9 @@ pub struct Leaf {
 }
 
 impl Leaf {
-    /// The attributes that apply to the guest: the rights of the whole walk.
-    pub fn attributes(&self) -> Attributes {
-        Attributes { write: self.own.write && self.above, ..self.own }
-    }
-
     /// Returns whether a write leaves no trace.
     pub fn unmarked(&self) -> bool {
-        self.attributes().write && (self.own.dirty || !self.marks)
+        self.own.write && (self.own.dirty || !self.marks)
     }
 }
 
@@ -50,9 +43,8 @@ pub enum Descriptor {
     Table {
         table: u64,
         accessed: bool,
-        write: bool,
     },
-    /// The leaf with `above` and `reached` set.
+    /// The leaf with `reached` set.
     Leaf(Leaf),
 }
 
@@ -109,11 +101,9 @@ pub struct Table {
     pub end: u64,
     /// The height of the entry.
     pub height: u32,
-    /// The mark and the right of this entry alone.
+    /// The mark of this entry alone.
     pub accessed: bool,
-    pub write: bool,
-    /// The right, and the mark, of this entry and all tables above.
-    pub above: bool,
+    /// The mark of this entry and all tables above.
     pub reached: bool,
 }
 
@@ -192,8 +182,6 @@ pub struct Root {
     pub ptes: usize,
     /// The height of its entries.
     pub height: u32,
-    /// The result of the walk so far.
-    pub write: bool,
 }
 
 /// Returns the bits of `raw` at `places`, numbered as the engine numbers software bits.
@@ -361,7 +349,7 @@ pub trait Hardware: Copy + Debug + 'static {
                 Descriptor::Invalid => return Access::Fault,
                 Descriptor::Table { .. } => self.passed(raw),
                 Descriptor::Leaf(leaf) => {
-                    let allowed = if write { leaf.own.write && from.write } else { leaf.own.read };
+                    let allowed = if write { leaf.own.write } else { leaf.own.read };
                     if !allowed || self.faults(&leaf.own, write) {
                         return Access::Fault;
                     }
@@ -372,12 +360,11 @@ pub trait Hardware: Copy + Debug + 'static {
                 continue;
             }
             match self.decode(new, from.height) {
-                Descriptor::Table { table, write, .. } => {
+                Descriptor::Table { table, .. } => {
                     from = Root {
                         table,
                         ptes: Self::entries(from.height - 1),
                         height: from.height - 1,
-                        write: from.write && write,
                     };
                 }
                 _ => {
@@ -429,17 +416,17 @@ fn collect<H: Hardware>(
         match hardware.decode(raw, height) {
             Descriptor::Invalid => {}
             Descriptor::Leaf(leaf) => {
-                let leaf = Leaf { above: from.write, reached: part.reached, ..leaf };
+                let leaf = Leaf { reached: part.reached, ..leaf };
                 append(&mut tree.runs, Run { start, end, size, leaf });
             }
-            Descriptor::Table { table, accessed, write } => {
-                let (above, reached) = (from.write && write, part.reached && accessed);
-                let link = Table { start, end, height, accessed, write, above, reached };
+            Descriptor::Table { table, accessed } => {
+                let reached = part.reached && accessed;
+                let link = Table { start, end, height, accessed, reached };
                 let twice = tree.tables.insert(table, link);
                 assert_eq!(twice, None, "the table at {table:#x} is linked twice");
                 tree.links.insert((start, height), table);
                 let (ptes, height) = (H::entries(height - 1), height - 1);
-                let below = Root { table, ptes, height, write: above };
+                let below = Root { table, ptes, height };
                 collect(hardware, memory, below, Part { base: start, reached, ..part }, tree);
             }
         }

@@ -143,7 +143,7 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Npt<HUGE_1G, FIVE> {
     }
 
     fn root(&self) -> Root {
-        Root { table: self.root, ptes: 512, height: if FIVE { 4 } else { 3 }, write: true }
+        Root { table: self.root, ptes: 512, height: if FIVE { 4 } else { 3 } }
     }
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor {
@@ -153,8 +153,8 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Npt<HUGE_1G, FIVE> {
             Entry::Reserved(what) => panic!("{raw:#x} in a table of level {}: {what}", height + 1),
             Entry::Table { address, rights } => {
                 assert!(rights.user, "a table that no nested walk may use: {raw:#x}");
-                assert!(rights.execute, "a table withholds more than writes: {raw:#x}");
-                Descriptor::Table { table: address, accessed: bit(5), write: rights.write }
+                assert!(rights.write && rights.execute, "a table withholds rights: {raw:#x}");
+                Descriptor::Table { table: address, accessed: bit(5) }
             }
             Entry::Page(page) => {
                 assert_eq!(page.features, 0, "other features in {raw:#x}");
@@ -178,7 +178,6 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Npt<HUGE_1G, FIVE> {
                         dirty: page.dirty,
                         software: super::software(raw, &USERS),
                     },
-                    above: true,
                     marks: true,
                     reached: true,
                 })

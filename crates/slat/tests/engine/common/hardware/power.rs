@@ -160,7 +160,7 @@ impl<const PAGE: u32, const SETS: bool> Hardware for Core<PAGE, SETS> {
     fn root(&self) -> Root {
         let (table, size) = (self.entry.field(4, 55) << 8, self.entry.field(59, 63));
         assert_eq!((size, table % (8 << size)), (13, 0), "RPDS, RPDB");
-        Root { table, ptes: 1 << size, height: 3, write: true }
+        Root { table, ptes: 1 << size, height: 3 }
     }
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor {
@@ -170,7 +170,7 @@ impl<const PAGE: u32, const SETS: bool> Hardware for Core<PAGE, SETS> {
             Entry::Directory(table, size) => {
                 assert!(height > 0, "a directory entry in a table of pages");
                 assert_eq!(size, Self::index_bits(height - 1), "unsupported configuration");
-                Descriptor::Table { table, accessed: true, write: true }
+                Descriptor::Table { table, accessed: true }
             }
             Entry::Page(page) => Descriptor::Leaf(Leaf {
                 oa: page.address,
@@ -185,7 +185,6 @@ impl<const PAGE: u32, const SETS: bool> Hardware for Core<PAGE, SETS> {
                     dirty: page.change,
                     software: super::software(page.software, &[2, 1, 0]),
                 },
-                above: true,
                 marks: true,
                 reached: true,
             }),

@@ -150,14 +150,14 @@ impl<const SVADU: bool> Hardware for Hart<SVADU> {
 
     fn root(&self) -> Root {
         let table = (self.hgatp & ((1 << 44) - 1)) << 12;
-        Root { table, ptes: 2048, height: self.levels() - 1, write: true }
+        Root { table, ptes: 2048, height: self.levels() - 1 }
     }
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor {
         match self.cpu.decode(raw, height) {
             Pte::Invalid => Descriptor::Invalid,
             Pte::Fault(what) => panic!("{raw:#x} at level {height}: {what}"),
-            Pte::Table(table) => Descriptor::Table { table, accessed: true, write: true },
+            Pte::Table(table) => Descriptor::Table { table, accessed: true },
             Pte::Page(page) => Descriptor::Leaf(Leaf {
                 oa: page.address,
                 memory: page.pbmt,
@@ -171,7 +171,6 @@ impl<const SVADU: bool> Hardware for Hart<SVADU> {
                     dirty: page.dirty,
                     software: super::software(page.rsw, &[0, 1]),
                 },
-                above: true,
                 marks: true,
                 reached: true,
             }),

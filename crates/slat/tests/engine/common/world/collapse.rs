@@ -41,7 +41,7 @@ impl<H: Hardware> World<'_, H> {
         let n = gone.len() as u64;
         let breaks = self.bbm == BreakBeforeMake::Always;
         assert_eq!(out.counts.broken, if breaks { n } else { 0 });
-        let batches = batches::<H>(&before, &gone, breaks);
+        let batches = batches::<H>(&gone, breaks);
         let whole = |batch: &Vec<_>| owes([], batch, self.bbm).unwrap();
         let wanted: Vec<_> = batches.iter().map(whole).collect();
         assert_eq!(invalidations(&out.events), wanted, "one for each batch");
@@ -122,33 +122,26 @@ impl<H: Hardware> Search<'_, H> {
         self.blocks.retain(|&(inner, _)| !(at..at + size).contains(&inner));
         self.gone.insert((at, size));
         self.blocks.push((at, size));
-        let own = Attributes { write: first.own.write && table.write, ..first.own };
-        Some(Leaf { own, ..first })
+        Some(first)
     }
 }
 
 /// Returns the tables that share an invalidation as they become blocks: neighbours below one table,
-/// alike in the right to write, up to 1 GiB of them; the first batch that is full has 20, as each
+/// up to 1 GiB of them; the first batch that is full has 20, as each
 /// has with breaks.
-fn batches<H: Hardware>(
-    tree: &Tree,
-    gone: &BTreeSet<(u64, u64)>,
-    breaks: bool,
-) -> Vec<Vec<(u64, u64)>> {
+fn batches<H: Hardware>(gone: &BTreeSet<(u64, u64)>, breaks: bool) -> Vec<Vec<(u64, u64)>> {
     let mut walked: Vec<_> = gone.iter().copied().collect();
     walked.sort_by_key(|&(at, size)| (at + size, size));
     let (mut batches, mut few) = (Vec::<Vec<_>>::new(), true);
     // Of the last batch: a batch that is full makes room for later ones, not for itself.
     let mut most = 20;
     for (at, size) in walked {
-        let writable = |at| tree.table(at, H::height(size)).unwrap().1.write;
         let last = batches.last().filter(|batch| {
             let (first, end) = batch[0];
             let parent = H::size(H::height(size) + 1);
             end - first == size
                 && floor(first, parent) == floor(at, parent)
                 && (at - first) / size < most.min((1 << 30) / size).max(1)
-                && writable(first) == writable(at)
         });
         let place = last.map_or(0, |batch| (at - batch[0].0) / size);
         match last {

@@ -44,7 +44,7 @@ impl<H: Hardware> World<'_, H> {
                         gpa: Gpa(gpa),
                         hpa: Hpa(oa + (gpa - first)),
                         size: size(run.size),
-                        attributes: run.leaf.attributes(),
+                        attributes: run.leaf.own,
                     })
                 });
                 assert!(leaves.into_iter().all(|leaf| leaf.ok() == expected.next()), "in order");
@@ -62,8 +62,7 @@ impl<H: Hardware> World<'_, H> {
         assert!(head.contains(&root) && head.contains("VMID 4660"), "{head}");
         let mut all: Vec<Run> = Vec::new();
         for run in runs {
-            // Neighbours look alike, also with different rights in the tables above them.
-            let leaf = Leaf { own: run.leaf.attributes(), above: true, reached: true, ..run.leaf };
+            let leaf = Leaf { reached: true, ..run.leaf };
             append(&mut all, Run { leaf, ..*run });
         }
         for run in &all {

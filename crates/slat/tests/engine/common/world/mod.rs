@@ -394,7 +394,7 @@ impl<'p, H: Hardware> World<'p, H> {
         for run in tree.runs.iter().take(64) {
             for gpa in [run.start, run.end - 1] {
                 let found = guard.translate(Gpa(gpa)).unwrap().unwrap();
-                let (hpa, attributes) = (run.oa(gpa), run.leaf.attributes());
+                let (hpa, attributes) = (run.oa(gpa), run.leaf.own);
                 assert_eq!((found.hpa.0, found.attributes), (hpa, attributes), "{gpa:#x}");
             }
         }

@@ -61,8 +61,6 @@ impl<H: Hardware> World<'_, H> {
             new.accessed |= piece.attributes.accessed;
             new.dirty |= piece.attributes.dirty;
         }
-        let mut above = before.tables.values().filter(|table| table.height > height);
-        new.write &= above.all(|table| table.above || base < table.start || table.end <= base);
         flat.unmap(base, base + bytes);
         flat.map(base, base + bytes, hpa, new);
         drop(flat);

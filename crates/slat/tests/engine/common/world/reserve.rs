@@ -139,7 +139,7 @@ impl<H: Hardware> World<'_, H> {
         assert_eq!(found, range);
         if between == Between::Maps {
             let what = Mapping { hpa: theirs, attributes: Attributes::RAM, largest };
-            self.flat_map(&before, base, 1 << H::PAGE, what);
+            self.flat_map(base, 1 << H::PAGE, what);
         }
         let Commit::To { far, attributes } = commit else {
             return self.settle(&out.tree);
@@ -164,7 +164,7 @@ impl<H: Hardware> World<'_, H> {
         assert_eq!(maintained, all, "memory made coherent");
         if valid {
             assert_eq!(out.events.last(), Some(&Event::Publish));
-            self.flat_map(&before, base, bytes, Mapping { hpa, attributes, largest });
+            self.flat_map(base, bytes, Mapping { hpa, attributes, largest });
         }
         self.settle(&out.tree);
     }

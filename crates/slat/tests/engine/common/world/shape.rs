@@ -79,7 +79,7 @@ impl<H: Hardware> World<'_, H> {
             }
         };
         let reached = stopped.unwrap_or(end);
-        self.flat_map(&before, start, reached - start, what);
+        self.flat_map(start, reached - start, what);
         let new = Vec::from_iter(gaps(&before, start, reached));
         let sum = new.iter().map(|(from, to)| to - from).sum::<u64>();
         assert!(bytes.is_none_or(|bytes| bytes == sum), "bytes mapped: {bytes:?}, not {sum:#x}");
@@ -118,17 +118,8 @@ impl<H: Hardware> World<'_, H> {
     }
 
     /// Maps in the flat model what is not mapped yet.
-    pub fn flat_map(&self, before: &Tree, start: u64, bytes: u64, what: Mapping) {
-        let mut flat = self.flat.borrow_mut();
-        let end = start + bytes;
-        flat.map(start, end, what.hpa, what.attributes);
-        // Below a table that withholds writes, nothing is writable.
-        for table in before.tables.values().filter(|table| !table.above) {
-            let (from, to) = (table.start.max(start), table.end.min(end));
-            if from < to {
-                flat.within(from, to).for_each(|(_, piece)| piece.attributes.write = false);
-            }
-        }
+    pub fn flat_map(&self, start: u64, bytes: u64, what: Mapping) {
+        self.flat.borrow_mut().map(start, start + bytes, what.hpa, what.attributes);
     }
 
     /// Checks that new leaves are the largest that the range, the alignment, `largest` and existing
