@@ -62,8 +62,10 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     pub(crate) tables: &'t Tables<'p, F, P>,
     pub(crate) start: Start<'t, P>,
     inside: Option<Inside<'t>>,
-    /// Whether CPUs may have the tables loaded; if not, no invalidation is ever owed.
-    live: bool,
+    /// 1 if CPUs may have the tables loaded; if 0, no invalidation is ever owed. A word, as all the
+    /// fields are: a guard with padding is copied as a block, once or twice each time that a thread
+    /// enters.
+    live: usize,
     pub(crate) sums: GuardState,
 }
 
@@ -153,7 +155,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             sizes: LeafDelta::NONE,
             owed: PendingFlush::NOTHING,
         };
-        Self { tables, start: tables.start(), inside, live, sums }
+        Self { tables, start: tables.start(), inside, live: live.into(), sums }
     }
 
     /// Returns the value to leave in entries that one call reserves or empties. No other call
@@ -207,7 +209,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     /// Returns the invalidation that the guard's operations owe; `None` if they left nothing stale.
     pub fn pending_invalidation(&self) -> Option<Invalidation> {
-        if self.live { self.tables.invalidation(&self.sums.owed) } else { None }
+        if self.live != 0 { self.tables.invalidation(&self.sums.owed) } else { None }
     }
 
     /// Adds the invalidation of leaves in `range` to what the guard owes, even if it changed
@@ -228,7 +230,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     #[inline]
     pub fn invalidate(&mut self) {
         let owed = core::mem::replace(&mut self.sums.owed, PendingFlush::NOTHING);
-        if self.live {
+        if self.live != 0 {
             self.tables.complete(owed);
         }
     }
@@ -243,7 +245,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     pub unsafe fn hand_over(&mut self) -> Option<Invalidation> {
         debug_assert_eq!(self.sums.owed.cleans(), 0, "a guard that cleared dirty state completes");
         let owed = core::mem::replace(&mut self.sums.owed, PendingFlush::NOTHING);
-        if self.live { self.tables.invalidation(&owed) } else { None }
+        if self.live != 0 { self.tables.invalidation(&owed) } else { None }
     }
 
     /// Takes the invalidation that is owed, to merge it with other threads' or to complete it
@@ -256,7 +258,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// completed, an unmap reports a page without the dirty bit as possibly dirty
     /// (`Pending::cleans`).
     pub(crate) fn begin_clean(&mut self) {
-        if self.live && self.sums.owed.cleans() == 0 {
+        if self.live != 0 && self.sums.owed.cleans() == 0 {
             self.tables.pending.cleans.begin();
             self.sums.owed.clean();
         }
@@ -273,7 +275,7 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     #[inline(always)]
     fn drop(&mut self) {
         let inside = self.inside.take();
-        if self.live && !self.sums.owed.is_untouched() {
+        if self.live != 0 && !self.sums.owed.is_untouched() {
             self.sums.owed.release(self.tables, inside);
         } else if let Some(inside) = inside {
             inside.leave();
