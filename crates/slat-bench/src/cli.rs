@@ -58,7 +58,7 @@ Examples:
   slat-bench check --linux-tree linux-6.12  random histories, descriptor by descriptor
   slat-bench replay                         each published claim, and what this machine gives
   slat-bench execute --vcpus 4              a guest that executes from 1g blocks
-  slat-bench compare before/ after/         hold two runs against each other
+  slat-bench compare before/ after/         compare two runs
   slat-bench ab --first 'split --walk bounded' --second 'split --walk batched'
 
 Guests under the host's KVM are measured by slat: cargo run --release -- --help

@@ -43,8 +43,8 @@ Examples:
   slat watch                               what it costs the guests that run here now
   slat explain slat-report/                where the time of its guests went
   slat tune dirty-log                      which way of logging stalls a guest least here
-  slat compare before/ after/              hold two runs against each other
-  slat noise -- bench dirty-log            the machine against itself
+  slat compare before/ after/              compare two runs
+  slat noise -- bench dirty-log            how far two runs of one command differ
   slat emulate --kernel debian-6.1 -- bench dirty-log --memory 64M
                                            the same in an emulated machine: exact counts
   slat kernel list                         edits to Linux's KVM, to build, boot and measure

@@ -129,7 +129,7 @@ impl fmt::Display for LogError {
             ),
             Self::Beyond { pages } => write!(f, "the memslot has {pages} pages"),
             Self::Contended { at } => {
-                write!(f, "the entry of {at} is held by somebody else; go on from there")
+                write!(f, "another thread holds the entry of {at}; continue from there")
             }
             Self::Change { at, reason } => {
                 write!(f, "the leaf at {at} cannot be changed: {reason}")

@@ -47,7 +47,7 @@ pub struct CompareArgs {
     #[command(flatten)]
     pub print: PrintArgs,
 
-    /// Exit code 1 if anything is slower; how often it is wrong here, `noise --check` tells
+    /// Exit code 1 if anything is slower; `noise --check` tells how often it is wrong here
     #[arg(long)]
     pub fail_if_slower: bool,
 }

@@ -90,7 +90,7 @@ impl fmt::Display for ChangeError {
                 "nothing records what the guest uses: hardware does not mark it, nor fault",
             ),
             Self::Contended => {
-                f.write_str("an entry is being changed by somebody else; go on from there")
+                f.write_str("another thread is changing the entry; continue from this address")
             }
         }
     }

@@ -46,13 +46,13 @@ fn an_entry_that_one_thread_holds_is_contended_for_all_others<H: Hardware>() {
         let mut batch = guard.unmap_batch(&mut storage);
         let result = guard.unmap(range(HELD, 8 * K), &mut batch);
         let text = refused(result, HELD, UnmapError::Contended);
-        says(&text, &["0x203000", "changed by somebody else"]);
+        says(&text, &["0x203000", "another thread is changing"]);
         assert_eq!(batch.complete().next(), None);
         // Map changes nothing before it could look at the whole range.
         let page = PageSize::SIZE_4K;
         let result = guard.map(pages, Hpa(0), RAM, page, cache);
         let text = refused(result, 2 * M, MapError::Contended);
-        says(&text, &["changed by somebody else"]);
+        says(&text, &["another thread is changing"]);
         refused(guard.map(range(HELD, 4 * K), Hpa(0), RAM, page, cache), HELD, MapError::Contended);
         let result = guard.split_by::<slat::EveryEntry>(pages, page, cache, 1);
         assert_eq!(result, Ok(0), "there is nothing to split");
@@ -246,7 +246,7 @@ fn a_table_with_a_held_leaf_stays_and_its_neighbours_collapse<H: Hardware>() {
             pte.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
             let result = guard.collapse(all, PageSize::SIZE_2M);
             let text = refused(result, 2 * M, SplitError::Contended);
-            says(&text, &["0x200000", "changed by somebody else"]);
+            says(&text, &["0x200000", "another thread is changing"]);
             let size =
                 |guard: &GuardOf<'_, '_, H>, at| guard.translate(Gpa(at)).unwrap().unwrap().size;
             let sizes = [0, 2 * M, 4 * M].map(|at| size(guard, at));
@@ -290,7 +290,7 @@ fn a_split_that_loses_a_block_and_waits_in_vain_stops_there<H: Hardware>() {
     let result = guard.split(all, PageSize::SIZE_4K, &mut cache);
     platform.meanwhile(None);
     let text = refused(result, 0, SplitError::Contended);
-    says(&text, &["0x0", "changed by somebody else"]);
+    says(&text, &["0x0", "another thread is changing"]);
     assert_eq!(cache.len(), 1, "the table went back to the cache");
     hardware.pte(&platform, 0).0.store(0, SeqCst);
     drop((cache, guard));

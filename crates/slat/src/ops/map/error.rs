@@ -2,7 +2,7 @@
 
 use crate::addr::{Hpa, LeafSizeError, PageSize, RangeError};
 use crate::format::AttributeError;
-use crate::ops::Owner;
+use crate::ops::{ChangeError, Owner};
 use core::fmt;
 
 /// Reason why a range was not mapped, or not all of it.
@@ -70,11 +70,9 @@ impl fmt::Display for MapError {
                 owner.word()
             ),
             Self::CacheEmpty => {
-                f.write_str("no table page at hand; fill the cache and go on from there")
+                f.write_str("the table cache is empty; refill it and continue from this address")
             }
-            Self::Contended => {
-                f.write_str("an entry is being changed by somebody else; go on from there")
-            }
+            Self::Contended => ChangeError::Contended.fmt(f),
         }
     }
 }

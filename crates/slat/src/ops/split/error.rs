@@ -1,6 +1,7 @@
 //! Reasons why a split or a collapse ends early.
 
 use crate::addr::{LeafSizeError, RangeError};
+use crate::ops::ChangeError;
 use core::fmt;
 
 /// Reason why a range was not split, or not all of it.
@@ -30,11 +31,9 @@ impl fmt::Display for SplitError {
             Self::LeafSize(error) => error.fmt(f),
             Self::ForeignCache => f.write_str("the cache's table pages are another platform's"),
             Self::CacheEmpty => {
-                f.write_str("no table page at hand; fill the cache and go on from there")
+                f.write_str("the table cache is empty; refill it and continue from this address")
             }
-            Self::Contended => {
-                f.write_str("an entry is being changed by somebody else; go on from there")
-            }
+            Self::Contended => ChangeError::Contended.fmt(f),
             Self::Shared => {
                 f.write_str("a device walks these tables: none of them can become a block")
             }
