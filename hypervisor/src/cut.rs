@@ -5,14 +5,14 @@ use core::fmt;
 
 /// The first words of one of the program's pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Stamped {
+pub struct StampedPage {
     /// The stamp: the thread plus 1 in the upper 16 bits, the number in the lower 48.
     pub stamp: u64,
     /// The last number of the thread's neighbour, which the thread read before it wrote the stamp.
     pub seen: u64,
 }
 
-impl Stamped {
+impl StampedPage {
     /// Returns the number of the stamp.
     pub const fn number(&self) -> u64 {
         self.stamp & NUMBER
@@ -21,7 +21,7 @@ impl Stamped {
 
 /// Reason why a copy does not have the state of one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Torn {
+pub enum TornCopy {
     /// The page has a stamp that its thread does not write there.
     Foreign {
         /// The thread that owns the page.
@@ -54,7 +54,7 @@ pub enum Torn {
     },
 }
 
-impl fmt::Display for Torn {
+impl fmt::Display for TornCopy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Foreign { thread, page, stamp } => {
@@ -78,24 +78,28 @@ const NUMBER: u64 = (1 << 48) - 1;
 /// words of a page by thread and page. Returns how many numbers all threads together had written.
 ///
 /// # Errors
-/// Returns [`Torn`] if the copy does not have the state of one moment.
-pub fn check(threads: u64, each: u64, at: impl Fn(u64, u64) -> Stamped) -> Result<u64, Torn> {
+/// Returns [`TornCopy`] if the copy does not have the state of one moment.
+pub fn check(
+    threads: u64,
+    each: u64,
+    at: impl Fn(u64, u64) -> StampedPage,
+) -> Result<u64, TornCopy> {
     let number = |thread, page| at(thread, page).number();
     let last_of = |thread| (0..each).map(|page| number(thread, page)).max().unwrap_or_default();
     let mut written = 0;
     for thread in 0..threads {
         let (last, neighbours) = (last_of(thread), last_of((thread + 1) % threads));
         for page in 0..each {
-            let Stamped { stamp, seen } = at(thread, page);
+            let StampedPage { stamp, seen } = at(thread, page);
             let number = number(thread, page);
             if stamp >> 48 != thread + 1 || number % each != page {
-                return Err(Torn::Foreign { thread, page, stamp });
+                return Err(TornCopy::Foreign { thread, page, stamp });
             }
             if number + each <= last {
-                return Err(Torn::Older { thread, page, number, last });
+                return Err(TornCopy::Older { thread, page, number, last });
             }
             if seen > neighbours {
-                return Err(Torn::Unseen { thread, seen, last: neighbours });
+                return Err(TornCopy::Unseen { thread, seen, last: neighbours });
             }
         }
         written += last + 1;
@@ -110,18 +114,18 @@ mod tests {
 
     /// Returns the pages of two threads with four pages each, after they wrote `numbers` numbers.
     /// Each thread has read the last number of the other.
-    fn written(numbers: [u64; 2]) -> Vec<Stamped> {
+    fn written(numbers: [u64; 2]) -> Vec<StampedPage> {
         let of = |thread: usize| {
             (0..4).map(move |page| {
                 let number = (0..numbers[thread]).rev().find(|number| number % 4 == page).unwrap();
                 let stamp = (thread as u64 + 1) << 48 | number;
-                Stamped { stamp, seen: numbers[1 - thread] - 1 }
+                StampedPage { stamp, seen: numbers[1 - thread] - 1 }
             })
         };
         of(0).chain(of(1)).collect()
     }
 
-    fn checked(pages: &[Stamped]) -> Result<u64, Torn> {
+    fn checked(pages: &[StampedPage]) -> Result<u64, TornCopy> {
         check(2, 4, |thread, page| pages[(4 * thread + page) as usize])
     }
 
@@ -140,12 +144,12 @@ mod tests {
         // there.
         let mut torn = written([11, 8]);
         torn[2].stamp -= 4;
-        assert_eq!(checked(&torn), Err(Torn::Unseen { thread: 1, seen: 10, last: 9 }));
+        assert_eq!(checked(&torn), Err(TornCopy::Unseen { thread: 1, seen: 10, last: 9 }));
         torn[4..].iter_mut().for_each(|page| page.seen = 9);
         assert_eq!(checked(&torn), Ok(18));
         let mut torn = written([12, 8]);
         torn[2].stamp -= 4;
-        let older = Torn::Older { thread: 0, page: 2, number: 6, last: 11 };
+        let older = TornCopy::Older { thread: 0, page: 2, number: 6, last: 11 };
         assert_eq!(checked(&torn), Err(older));
     }
 
@@ -153,7 +157,7 @@ mod tests {
     fn a_thread_that_is_ahead_of_its_neighbour_is_found() {
         let mut torn = written([11, 8]);
         torn[1].seen = 8;
-        assert_eq!(checked(&torn), Err(Torn::Unseen { thread: 0, seen: 8, last: 7 }));
+        assert_eq!(checked(&torn), Err(TornCopy::Unseen { thread: 0, seen: 8, last: 7 }));
     }
 
     #[test]
@@ -161,7 +165,7 @@ mod tests {
         for stamp in [0, 0xdead_dead_dead_dead, 2 << 48 | 8, 1 << 48 | 9] {
             let mut torn = written([11, 8]);
             torn[0].stamp = stamp;
-            let foreign = Torn::Foreign { thread: 0, page: 0, stamp };
+            let foreign = TornCopy::Foreign { thread: 0, page: 0, stamp };
             assert_eq!(checked(&torn), Err(foreign));
         }
     }

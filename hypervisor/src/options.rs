@@ -156,14 +156,14 @@ choice! {
 
 /// Why a command line is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused<'a> {
+pub struct Refusal<'a> {
     /// The word that is refused.
     pub word: &'a str,
     /// What is allowed.
     pub wanted: &'static str,
 }
 
-impl fmt::Display for Refused<'_> {
+impl fmt::Display for Refusal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the option {:?} is not understood: {}", self.word, self.wanted)
     }
@@ -214,11 +214,11 @@ impl<'a> Options<'a> {
     ///
     /// # Errors
     /// Returns the first word that is wrong, and what is allowed.
-    pub fn parse(text: &'a str) -> Result<Self, Refused<'a>> {
+    pub fn parse(text: &'a str) -> Result<Self, Refusal<'a>> {
         let (own, guest) = text.split_once("--").unwrap_or((text, ""));
         let mut options = Self { guest: guest.trim(), ..Self::DEFAULT };
         for word in own.split_whitespace() {
-            let refused = |wanted| Refused { word, wanted };
+            let refused = |wanted| Refusal { word, wanted };
             let (name, value) =
                 word.split_once('=').ok_or(refused("it has the form NAME=VALUE"))?;
             let size = || number(value).ok_or(refused("a number, with k, m or g"));
@@ -262,10 +262,10 @@ impl<'a> Options<'a> {
         }
         let word = own.trim();
         if options.first >= options.vcpus {
-            return Err(Refused { word, wanted: "`first` is one of the vCPUs, from 0 on" });
+            return Err(Refusal { word, wanted: "`first` is one of the vCPUs, from 0 on" });
         }
         if options.initrd > options.memory - INITRD {
-            return Err(Refused {
+            return Err(Refusal {
                 word,
                 wanted: "`initrd` fits into `memory`, behind its first 130m",
             });

@@ -5,8 +5,8 @@ use axaddrspace::{AddrSpaceError, AddrSpaceResult, MappingFlags};
 use axvm_types::GuestPhysAddr;
 use slat::format::AttributeError;
 use slat::{
-    Attributes, Execute, Format, Gpa, GpaRange, Hpa, MapError, Memory, PageSize, SpaceError,
-    Stopped,
+    Attributes, Execute, Format, Gpa, GpaRange, Hpa, Interruption, MapError, Memory, PageSize,
+    SpaceError,
 };
 
 /// Checks `size` bytes from `start` against tables for addresses of `bits` bits.
@@ -90,7 +90,7 @@ pub fn flags(of: Attributes) -> MappingFlags {
 }
 
 /// Converts the reason for which the engine refused.
-pub const fn refused(stopped: Stopped<SpaceError>) -> AddrSpaceError {
+pub const fn refused(stopped: Interruption<SpaceError>) -> AddrSpaceError {
     match stopped.reason {
         SpaceError::Map(MapError::Occupied { .. }) => AddrSpaceError::MappingConflict,
         SpaceError::OutOfFrames => AddrSpaceError::MappingState,

@@ -5,9 +5,9 @@ use crate::limit::TablePages;
 use anyhow::{Context, ensure};
 use slat::format::Kind;
 use slat::{
-    Attributes, BreakBeforeMake, Contended, Format, Frame, Gpa, GpaRange, Guard, Hpa, OpCounts,
-    PageSize, SplitError, SplitWalk, Stopped, TableCache, Tables, Translation, UnloadedTables,
-    Vmid,
+    Attributes, BreakBeforeMake, Contention, Format, Frame, Gpa, GpaRange, Guard, Hpa,
+    Interruption, OpCounts, PageSize, SplitError, SplitWalk, TableCache, Tables, Translation,
+    UnloadedTables, Vmid,
 };
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
@@ -184,7 +184,7 @@ impl<F: Format> Fixture<F> {
 pub fn look_up<F: Format>(
     guard: &Guard<'_, '_, F, Arena>,
     addresses: &[u64],
-) -> Result<u64, Contended> {
+) -> Result<u64, Contention> {
     let mut sum = 0u64;
     for &gpa in addresses {
         sum = sum.wrapping_add(value(guard.translate(Gpa(gpa))?));
@@ -248,7 +248,7 @@ pub fn split_range<F: Format, W: SplitWalk>(
     loop {
         match guard.split_by::<W>(rest, target, cache, W::MERGED) {
             Ok(_) => return Ok(()),
-            Err(Stopped { at, reason: SplitError::CacheEmpty }) => {
+            Err(Interruption { at, reason: SplitError::CacheEmpty }) => {
                 rest = GpaRange::new(at, rest.end().0 - at.0)?;
                 cache.fill(usize::MAX)?;
             }

@@ -27,7 +27,7 @@ use crate::format::Granule;
 use crate::linux::Build;
 use crate::settings::engine::{EngineArgs, Part};
 use crate::settings::peers::{LinuxArgs, PeersArgs, TablesTarget, TreesArgs, WalkKind};
-use crate::split::{SplitArgs, What, When};
+use crate::split::{SplitArgs, SplitMoment, What};
 use crate::threads::{Pin, cpus};
 use known::SLAT;
 use linux::{LinuxTurns, Trees};
@@ -97,10 +97,10 @@ pub fn split(
             args.when.iter().flat_map(|when| args.what.iter().map(move |what| (when, what)))
         {
             let op = match (when, what) {
-                (When::Enable, What::Split) => Op::Split,
-                (When::Enable, What::Call) => Op::Enable,
-                (When::Clear, What::Call) => Op::ClearSplit,
-                (When::Clear, What::Split) => {
+                (SplitMoment::Enable, What::Split) => Op::Split,
+                (SplitMoment::Enable, What::Call) => Op::Enable,
+                (SplitMoment::Clear, What::Call) => Op::ClearSplit,
+                (SplitMoment::Clear, What::Split) => {
                     let reason = "Linux clears and splits in one function; --what call measures it";
                     session.skip(format!("{backing} pages, clear, split"), reason);
                     continue;

@@ -7,7 +7,7 @@ use slat_lab::session::Session;
 
 /// A figure and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Published {
+pub struct PublishedFigure {
     /// The figure as published.
     pub figure: &'static str,
     /// The measured quantity, and the publication.
@@ -23,31 +23,31 @@ pub const SPLIT_CHANGES: [(&str, &str); 3] =
     [("4k", "−97.33 %"), ("2m", "−19.82 %"), ("1g", "−20.65 %")];
 
 /// The split alone, transparent huge pages.
-pub const SPLIT: Published = Published { figure: "0.80 ×", source: SKIP_LEVELS };
+pub const SPLIT: PublishedFigure = PublishedFigure { figure: "0.80 ×", source: SKIP_LEVELS };
 
 /// The whole call, on hardware: mean of three granules, transparent huge pages, logging enabled.
-pub const SPLIT_CALL: Published = Published {
+pub const SPLIT_CALL: PublishedFigure = PublishedFigure {
     figure: "0.88 ×",
     source: "results from hardware in answer to the same proposal (29 May 2026), −11.9 %",
 };
 
 /// Time to execute from all memory of a guest with 96 vCPUs on 1g hugetlb pages, after the change
 /// by before.
-pub const EXECUTE: Published = Published {
+pub const EXECUTE: PublishedFigure = PublishedFigure {
     figure: "0.039 ×",
     source: "“Split huge pages mapped by the TDP MMU on fault” (v2, October 2022): 96 vCPUs that \
         execute from 1g pages, 0.112 s by 2.90 s",
 };
 
 /// Time of a guest's second fill under memory pressure.
-pub const AGEING: Published = Published {
+pub const AGEING: PublishedFigure = PublishedFigure {
     figure: "0.80 ×",
     source: "“locklessly clear the accessed bit” (v2, May 2023): a guest's second fill under \
         memory pressure, 51 s by 64 s",
 };
 
 /// Time of a boot in which caches come on vCPU by vCPU.
-pub const FLUSH: Published = Published {
+pub const FLUSH: PublishedFigure = PublishedFigure {
     figure: "0.15 ×",
     source: "“Optimize cache flush by only flushing on vcpu0” (RFC, April 2025): the boot of 64 \
         vCPUs and 128 GiB, 5 s by 33 s",

@@ -14,7 +14,7 @@ use crate::guest::reclaim::Reclaim;
 use crate::published::{Ran, SWITCHES, quotients};
 use crate::settings::peers::NamedTree;
 use crate::split::Split;
-use crate::split::When;
+use crate::split::SplitMoment;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, json};
 use slat_lab::cli::param_of;
@@ -115,7 +115,7 @@ struct Rows<'a> {
 
 /// Published figures of each call: by kind of memory, without levels, and without levels and
 /// children.
-type Cells = [(When, &'static str, [[&'static str; 2]; 3]); 2];
+type Cells = [(SplitMoment, &'static str, [[&'static str; 2]; 3]); 2];
 
 /// Kinds of memory in that publication, and their page sizes for each granule: those of THP and of
 /// hugetlb.
@@ -127,7 +127,7 @@ const GRANULES: [(Granule, [u64; 3]); 3] = [
 ];
 
 /// The fields that all rows of a claim share.
-struct Told {
+struct ClaimFields {
     claim: &'static str,
     command: String,
     why: &'static str,
@@ -141,7 +141,7 @@ const SKIP_WHY: &str = "here the entries left out cost a quarter of a nanosecond
 impl Rows<'_> {
     fn row(
         &mut self,
-        told: &Told,
+        told: &ClaimFields,
         what: impl Into<String>,
         published: &str,
         unit: &str,
@@ -174,17 +174,17 @@ impl Rows<'_> {
              --samples {samples}"
         );
         let Ran { command, results } = self.replayed::<Split>(&line, session)?;
-        let told = Told { claim: SKIP, command, why: SKIP_WHY };
+        let told = ClaimFields { claim: SKIP, command, why: SKIP_WHY };
         for (backing, name, published) in [
             (4 << 10, "split already", "−97.33 %"),
             (2 << 20, "THP", "−19.82 %"),
             (1 << 30, "1g hugetlb", "−20.65 %"),
         ] {
-            let change = changes(&results, "bounded", backing, When::Enable);
+            let change = changes(&results, "bounded", backing, SplitMoment::Enable);
             self.row(&told, format!("1 GiB, {name}: time of the split"), published, "%", change);
         }
         // Testing a flag at each entry costs about as much as leaving out children saves.
-        let of = |walk| changes(&results, walk, 2 << 20, When::Enable);
+        let of = |walk| changes(&results, walk, 2 << 20, SplitMoment::Enable);
         let lost = of("tested").iter().zip(of("childless")).map(|(a, b)| a - b).collect();
         let what = "1 GiB, THP: points lost by testing a flag at each entry";
         self.row(&told, what, "about 1 (of a call)", "%", lost);
@@ -208,7 +208,7 @@ impl Rows<'_> {
                 return Ok(());
             }
         }
-        let told = Told { claim: SKIP, command: commands.join("; "), why: SKIP_WHY };
+        let told = ClaimFields { claim: SKIP, command: commands.join("; "), why: SKIP_WHY };
         let mean = |walk: &str, kind: usize, when| {
             let parts =
                 all.iter().map(|(results, backings)| changes(results, walk, backings[kind], when));
@@ -217,12 +217,12 @@ impl Rows<'_> {
         };
         let cells: Cells = [
             (
-                When::Clear,
+                SplitMoment::Clear,
                 "clear",
                 [["−26.7 %", "−25.3 %"], ["−13.2 %", "−11.9 %"], ["−14.3 %", "−13.2 %"]],
             ),
             (
-                When::Enable,
+                SplitMoment::Enable,
                 "enable",
                 [["−33.1 %", "−35.0 %"], ["−11.9 %", "−10.7 %"], ["−13.4 %", "−13.2 %"]],
             ),
@@ -250,7 +250,7 @@ impl Rows<'_> {
             false => "--backing 1g --vcpus 2",
         };
         let ran = self.replayed::<Execute>(line, session)?;
-        let told = Told {
+        let told = ClaimFields {
             claim: "split on fault",
             command: ran.command.clone(),
             why: "another machine, 2 vCPUs and 2 GiB in place of 96 and their memory; a fault is \
@@ -271,7 +271,7 @@ impl Rows<'_> {
     fn ageing(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let line = if self.quick { "--quick" } else { "" };
         let Ran { command, results } = self.replayed::<Age>(line, session)?;
-        let told = Told {
+        let told = ClaimFields {
             claim: "lock-free ageing",
             command,
             why: "there a whole reclaimer under memory pressure, here its scan alone, beside one \
@@ -300,7 +300,7 @@ impl Rows<'_> {
         let quick = if self.quick { " --quick" } else { "" };
         let line = format!("--pattern fill --policy {policies}{quick}");
         let ran = self.replayed::<Reclaim>(&line, session)?;
-        let told = Told {
+        let told = ClaimFields {
             claim: "lock-free ageing",
             command: ran.command.clone(),
             why: "there 64 vCPUs and swap in memory, here one vCPU, a thread that reclaims, and \
@@ -322,7 +322,7 @@ impl Rows<'_> {
         let why = "there the boot of a Linux guest, here its switches alone; on 1 GiB the CPU's \
             own flush, on 128 GiB by count. exact is right for guests that rely on the \
             hypervisor, which vcpu0 and first are not.";
-        let told = Told { claim: "flush once", command: ran.command.clone(), why };
+        let told = ClaimFields { claim: "flush once", command: ran.command.clone(), why };
         for (way, published) in
             [("every", "33 s of boot"), ("vcpu0", "5 s"), ("first", ""), ("exact", "")]
         {
@@ -335,7 +335,7 @@ impl Rows<'_> {
         }
         let line = if self.quick { "--quick" } else { "" };
         let ran = self.replayed::<CacheToggle>(line, session)?;
-        let told = Told { command: ran.command.clone(), ..told };
+        let told = ClaimFields { command: ran.command.clone(), ..told };
         for (way, published) in
             [("every", ""), ("vcpu0", "0.15 × of a boot"), ("first", ""), ("exact", "")]
         {
@@ -347,7 +347,7 @@ impl Rows<'_> {
 }
 
 /// Returns the change of a walk's time against the walk over every entry, in percent, by round.
-fn changes(results: &[Measurement], walk: &str, backing: u64, when: When) -> Vec<f64> {
+fn changes(results: &[Measurement], walk: &str, backing: u64, when: SplitMoment) -> Vec<f64> {
     let backing = json!(Size(backing).to_string());
     let of = |walk: &str| {
         let fits = |m: &&Measurement| {

@@ -62,7 +62,7 @@ pub struct SplitArgs {
 
     /// The whole entry at once, as logging is enabled, or 64 pages at a time, as the log is cleared
     #[arg(long, value_name = "WHEN,...", value_delimiter = ',', default_value = "enable,clear")]
-    pub when: Vec<When>,
+    pub when: Vec<SplitMoment>,
 
     /// The split alone, or the call of a VMM: write-protect, invalidate and split
     #[arg(long, value_name = "WHAT,...", value_delimiter = ',', default_value = "split,call")]
@@ -141,7 +141,7 @@ impl SplitArgs {
 
 /// The moment at which a guest's huge pages are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum When {
+pub enum SplitMoment {
     /// The whole entry at once, as logging is enabled
     Enable,
     /// 64 pages at a time, as the log is cleared
@@ -172,7 +172,7 @@ pub enum Walk {
     Batched,
 }
 
-slat_lab::display_as_written!(When, What, Walk);
+slat_lab::display_as_written!(SplitMoment, What, Walk);
 
 /// The scenario of splits by the engine alone.
 pub struct Split;
@@ -213,7 +213,7 @@ fn leaves(args: &SplitArgs) -> anyhow::Result<(Vec<PageSize>, PageSize)> {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     backing: PageSize,
-    when: When,
+    when: SplitMoment,
     what: What,
 }
 
@@ -221,7 +221,7 @@ impl Case {
     /// Returns whether protecting a word of the log would cut a block that the split leaves.
     fn cuts_blocks<F: Format>(&self, target: PageSize) -> bool {
         let word = WORD * F::size(0).bytes();
-        self.when == When::Clear
+        self.when == SplitMoment::Clear
             && self.what == What::Call
             && target.min(self.backing).bytes() > word
     }
@@ -231,7 +231,9 @@ impl Case {
         match (self.backing == page, self.what, self.when) {
             (true, What::Split, _) => &[Limit::ReadUpper, Limit::Read],
             (true, What::Call, _) => &[Limit::Cas],
-            (false, What::Call, When::Clear) => &[Limit::FillPlain, Limit::FillBest, Limit::Cas],
+            (false, What::Call, SplitMoment::Clear) => {
+                &[Limit::FillPlain, Limit::FillBest, Limit::Cas]
+            }
             (false, ..) => &[Limit::FillPlain, Limit::FillBest],
         }
     }
@@ -441,7 +443,7 @@ mod tests {
             memory: Size(1 << 30),
             backing: Vec::new(),
             target_size: None,
-            when: vec![When::Enable, When::Clear],
+            when: vec![SplitMoment::Enable, SplitMoment::Clear],
             what: vec![What::Split, What::Call],
             walk: vec![Walk::EveryEntry, Walk::Bounded, Walk::Batched],
             format: None,
@@ -471,7 +473,7 @@ mod tests {
         // Tables of three levels can map 4 GiB.
         let args = SplitArgs {
             memory: Size(4 << 30),
-            when: vec![When::Enable],
+            when: vec![SplitMoment::Enable],
             what: vec![What::Split],
             ..args()
         };
@@ -541,7 +543,7 @@ mod tests {
         assert!(calls("enable") > 0 && calls("clear") == 0);
         assert_eq!(session.skipped().len(), 1);
         assert_eq!(session.skipped()[0].what, "1g pages, clear, call");
-        let only = SplitArgs { when: vec![When::Clear], what: vec![What::Call], ..all };
+        let only = SplitArgs { when: vec![SplitMoment::Clear], what: vec![What::Call], ..all };
         assert!(refusal(only).contains("--target-size 2m"));
     }
 

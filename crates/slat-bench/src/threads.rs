@@ -74,17 +74,17 @@ impl Drop for Absent<'_> {
 }
 
 /// Result of a thread; all that it does before it passes the gate is preparation.
-type Timed<R> = anyhow::Result<(f64, R)>;
+type TimedResult<R> = anyhow::Result<(f64, R)>;
 
 /// Runs a thread for each of `works`, the first on the first CPU, and so on. Returns the seconds of
 /// the thread that worked longest, and what each returned.
 pub fn together<W, R>(cpus: &[usize], works: Vec<W>) -> anyhow::Result<(f64, Vec<R>)>
 where
-    W: FnOnce(&Gate) -> Timed<R> + Send,
+    W: FnOnce(&Gate) -> TimedResult<R> + Send,
     R: Send,
 {
     let gate = &Gate { missing: AtomicUsize::new(works.len()), open: AtomicBool::new(false) };
-    let done: Vec<Timed<R>> = std::thread::scope(|scope| {
+    let done: Vec<TimedResult<R>> = std::thread::scope(|scope| {
         let threads: Vec<_> = works
             .into_iter()
             .zip(cpus)

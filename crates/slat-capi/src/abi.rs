@@ -3,8 +3,8 @@
 use core::ffi::c_void;
 use slat::format::{AttributeError, Software};
 use slat::{
-    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Hpa, MapError, Memory, NewError,
-    PageSize, RangeError, Rights, SpaceError, SplitError, Stopped, Translation, UnmapError,
+    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Hpa, Interruption, MapError, Memory,
+    NewError, PageSize, RangeError, Rights, SpaceError, SplitError, Translation, UnmapError,
     UnmappedRun,
 };
 
@@ -82,10 +82,10 @@ impl slat_result {
         Self { status, at: 0, done: 0 }
     }
 
-    pub(crate) fn of<E: Into<slat_status>>(result: Result<u64, Stopped<E>>) -> Self {
+    pub(crate) fn of<E: Into<slat_status>>(result: Result<u64, Interruption<E>>) -> Self {
         match result {
             Ok(done) => Self { status: slat_status::Ok, at: 0, done },
-            Err(Stopped { at, reason }) => Self { status: reason.into(), at: at.0, done: 0 },
+            Err(Interruption { at, reason }) => Self { status: reason.into(), at: at.0, done: 0 },
         }
     }
 }

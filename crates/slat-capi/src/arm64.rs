@@ -102,7 +102,7 @@ mod with {
     use crate::abi::{
         SLAT_FORMAT_FORCED_WRITE_BACK, SLAT_FORMAT_HARDWARE_DIRTY, SLAT_FORMAT_SPLIT_EXECUTE,
     };
-    use crate::handle::{Any, Entered};
+    use crate::handle::{Any, EnteredSpace};
     use crate::space::{load, store};
     use slat::format::arm64::id::IdRegisters;
     use slat::format::arm64::tlbi::Instruction;
@@ -153,7 +153,7 @@ mod with {
         vtcr: *mut u64,
     ) -> Result<(), slat_status> {
         // SAFETY: null or values, by the caller's promise.
-        let (entered, id) = unsafe { (Entered::new(space)?, IdRegisters::from(load(id)?)) };
+        let (entered, id) = unsafe { (EnteredSpace::new(space)?, IdRegisters::from(load(id)?)) };
         macro_rules! of {
             ($space:expr) => {{
                 let root = $space.guest_root();

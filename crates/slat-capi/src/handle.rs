@@ -10,7 +10,7 @@ use crate::abi::{slat_owing, slat_result, slat_shootdown, slat_status};
 use crate::machine::Machine;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use slat::{AddressSpace, AnyAddressSpace, Format, Guard, Shootdown, Stopped};
+use slat::{AddressSpace, AnyAddressSpace, Format, Guard, Interruption, Shootdown};
 
 /// Size of a `slat_space`, in bytes.
 pub const SLAT_SPACE_BYTES: usize = 2048;
@@ -70,7 +70,7 @@ macro_rules! formats {
         }
 
         /// A format whose shootdowns can be kept.
-        pub(crate) trait Kept: Format {
+        pub(crate) trait KeepsShootdown: Format {
             /// Merges a shootdown into the kept one, which is of the same space.
             fn keep(
                 owed: &mut Option<AnyShootdown>,
@@ -78,7 +78,7 @@ macro_rules! formats {
             );
         }
 
-        $($(#[$feature])* impl Kept for $of {
+        $($(#[$feature])* impl KeepsShootdown for $of {
             fn keep(
                 owed: &mut Option<AnyShootdown>,
                 new: Shootdown<'static, 'static, Self, Machine>,
@@ -119,7 +119,7 @@ formats! {
 }
 
 /// A call that has a live space for itself until this is dropped.
-pub(crate) struct Entered {
+pub(crate) struct EnteredSpace {
     body: *mut Body,
 }
 
@@ -182,7 +182,7 @@ pub(crate) unsafe fn create(
     }
 }
 
-impl Entered {
+impl EnteredSpace {
     /// # Safety
     /// `space` is null, or points to a `slat_space` that is zero or was given to `slat_create`.
     pub unsafe fn new(space: *mut slat_space) -> Result<Self, slat_status> {
@@ -283,10 +283,10 @@ impl Entered {
 
     /// Runs one operation by a guard in the tables. Keeps what it owes, and returns a ticket for
     /// that.
-    pub fn owing<F: Kept, E: Into<slat_status>>(
+    pub fn owing<F: KeepsShootdown, E: Into<slat_status>>(
         &mut self,
         space: &'static AddressSpace<'static, F, Machine>,
-        operation: impl FnOnce(&mut Guard<'static, 'static, F, Machine>) -> Result<u64, Stopped<E>>,
+        operation: impl FnOnce(&mut Guard<'static, 'static, F, Machine>) -> Result<u64, Interruption<E>>,
     ) -> slat_owing {
         *self.unlinked() = true;
         let mut guard = space.enter();
@@ -321,7 +321,7 @@ impl Entered {
     }
 }
 
-impl Drop for Entered {
+impl Drop for EnteredSpace {
     fn drop(&mut self) {
         // SAFETY: as in `word`.
         unsafe { (*self.body).word.store(self.body as usize | IDLE, Ordering::Release) };

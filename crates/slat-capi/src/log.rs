@@ -5,9 +5,10 @@
 //! next call of `space.rs` that changes the tables, or the end of the space.
 
 use crate::abi::{access, range, size, slat_owing, slat_result, slat_shootdown, slat_status};
-use crate::handle::{Entered, of_each, slat_space};
+use crate::handle::{EnteredSpace, of_each, slat_space};
 use slat::{
-    AgeBitmaps, AgeOptions, Format, Frame, Gpa, Pages, SplitError, Stopped, TableBits, TableCache,
+    AgeBitmaps, AgeOptions, Format, Frame, Gpa, Interruption, Pages, SplitError, TableBits,
+    TableCache,
 };
 
 /// The number of table pages that a split asks the platform for at once.
@@ -36,7 +37,7 @@ pub unsafe extern "C" fn slat_complete(
     owed: slat_shootdown,
 ) -> slat_status {
     // SAFETY: the caller's promise is the callee's.
-    match unsafe { Entered::new(space) } {
+    match unsafe { EnteredSpace::new(space) } {
         Ok(mut entered) => entered.complete(owed),
         Err(reason) => reason,
     }
@@ -72,7 +73,7 @@ pub unsafe extern "C" fn slat_write_protect(
     bytes: u64,
 ) -> slat_owing {
     // SAFETY: the caller's promise is the callee's.
-    let entered = unsafe { Entered::new(space) };
+    let entered = unsafe { EnteredSpace::new(space) };
     owing(entered.and_then(|entered| {
         let range = range(gpa, bytes)?;
         Ok(operation!(entered, |guard| guard.write_protect(range)))
@@ -131,7 +132,7 @@ pub unsafe extern "C" fn slat_write_protect_pages(
     words: usize,
 ) -> slat_owing {
     // SAFETY: the caller's promises are the callees'.
-    let (entered, bits) = unsafe { (Entered::new(space), bitmap(bits, words)) };
+    let (entered, bits) = unsafe { (EnteredSpace::new(space), bitmap(bits, words)) };
     owing(entered.and_then(|entered| {
         let pages = Pages { start: Gpa(gpa), bits: bits? };
         Ok(operation!(entered, |guard| guard.write_protect_pages(&pages)))
@@ -160,7 +161,7 @@ pub unsafe extern "C" fn slat_relax(
     how: u32,
 ) -> slat_owing {
     // SAFETY: the caller's promise is the callee's.
-    let entered = unsafe { Entered::new(space) };
+    let entered = unsafe { EnteredSpace::new(space) };
     owing(entered.and_then(|entered| {
         let (range, access) = (range(gpa, bytes)?, access(how)?);
         Ok(operation!(entered, |guard| guard
@@ -190,7 +191,7 @@ pub unsafe extern "C" fn slat_harvest(
     words: usize,
 ) -> slat_result {
     // SAFETY: the caller's promises are the callees'.
-    let (entered, bits) = unsafe { (Entered::new(space), bitmap_mut(bits, words)) };
+    let (entered, bits) = unsafe { (EnteredSpace::new(space), bitmap_mut(bits, words)) };
     owing(entered.and_then(|mut entered| {
         let (range, bits) = (range(gpa, bytes)?, bits?);
         entered.complete_all();
@@ -210,7 +211,7 @@ pub unsafe extern "C" fn slat_harvest(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_clean(space: *mut slat_space, gpa: u64, bytes: u64) -> slat_owing {
     // SAFETY: the caller's promise is the callee's.
-    let entered = unsafe { Entered::new(space) };
+    let entered = unsafe { EnteredSpace::new(space) };
     owing(entered.and_then(|entered| {
         let range = range(gpa, bytes)?;
         Ok(operation!(entered, |guard| guard.clean(range)))
@@ -245,7 +246,7 @@ pub unsafe extern "C" fn slat_age(
         }));
     }
     // SAFETY: the caller's promises are the callees'.
-    let entered = unsafe { Entered::new(space) };
+    let entered = unsafe { EnteredSpace::new(space) };
     // SAFETY: as above; two bitmaps.
     let bitmaps = unsafe { (bitmap_mut(young, words), bitmap_mut(unanswered, words)) };
     owing(entered.and_then(|entered| {
@@ -268,18 +269,18 @@ fn split<F: Format>(
     guard: &mut slat::Guard<'static, 'static, F, crate::machine::Machine>,
     range: slat::GpaRange,
     to: slat::PageSize,
-) -> Result<u64, Stopped<SplitError>> {
+) -> Result<u64, Interruption<SplitError>> {
     let mut storage: [Option<Frame>; BATCH] = [const { None }; BATCH];
     let mut cache = TableCache::new(guard.platform(), &mut storage);
     let (mut bytes, mut left) = (guard.counts().bytes_changed, range);
     loop {
         let result = guard.split(left, to, &mut cache);
-        let Err(Stopped { at, reason }) = result else { break };
+        let Err(Interruption { at, reason }) = result else { break };
         let empty = matches!(reason, SplitError::CacheEmpty)
             && cache.fill(BATCH).is_err()
             && cache.is_empty();
         if empty || !matches!(reason, SplitError::CacheEmpty | SplitError::Contended) {
-            return Err(Stopped { at, reason });
+            return Err(Interruption { at, reason });
         }
         if let Ok(rest) = slat::GpaRange::new(at, range.end().0.saturating_sub(at.0)) {
             left = rest;
@@ -308,7 +309,7 @@ pub unsafe extern "C" fn slat_split(
     to: u64,
 ) -> slat_owing {
     // SAFETY: the caller's promise is the callee's.
-    let entered = unsafe { Entered::new(space) };
+    let entered = unsafe { EnteredSpace::new(space) };
     owing(entered.and_then(|entered| {
         let (range, to) = (range(gpa, bytes)?, size(to)?);
         Ok(operation!(entered, |guard| split(guard, range, to)))
@@ -335,7 +336,7 @@ pub unsafe extern "C" fn slat_collapse(
     to: u64,
 ) -> slat_owing {
     // SAFETY: the caller's promise is the callee's.
-    let entered = unsafe { Entered::new(space) };
+    let entered = unsafe { EnteredSpace::new(space) };
     owing(entered.and_then(|entered| {
         let (range, to) = (range(gpa, bytes)?, size(to)?);
         Ok(operation!(entered, |guard| guard.collapse(range, to)))

@@ -9,7 +9,7 @@ use crate::abi::{
     range, size, slat_attributes, slat_format, slat_format_kind, slat_geometry, slat_platform,
     slat_result, slat_status, slat_translation, slat_unmapped_run,
 };
-use crate::handle::{self, Any, Entered, of_each, slat_space};
+use crate::handle::{self, Any, EnteredSpace, of_each, slat_space};
 use crate::machine::Machine;
 use core::ffi::c_void;
 use slat::{AddressSpace, Format, Gpa, Hpa, UnmappedRun, Vmid};
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn slat_create(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slat_destroy(space: *mut slat_space) -> slat_status {
     // SAFETY: the caller's promises are the callees'.
-    match unsafe { Entered::new(space) } {
+    match unsafe { EnteredSpace::new(space) } {
         Ok(entered) => {
             // SAFETY: as above.
             unsafe { entered.destroy() };
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn slat_map(
     largest: u64,
 ) -> slat_result {
     // SAFETY: the caller's promise is the callee's.
-    let entered = unsafe { Entered::new(space) };
+    let entered = unsafe { EnteredSpace::new(space) };
     result(entered.and_then(|mut entered| {
         let (range, size) = (range(gpa, bytes)?, size(largest)?);
         let attributes = attributes.decoded()?;
@@ -283,7 +283,7 @@ pub unsafe extern "C" fn slat_protect(
     rights: slat_attributes,
 ) -> slat_result {
     // SAFETY: the caller's promise is the callee's.
-    let entered = unsafe { Entered::new(space) };
+    let entered = unsafe { EnteredSpace::new(space) };
     result(entered.and_then(|mut entered| {
         let (range, rights) = (range(gpa, bytes)?, rights.rights()?);
         Ok(slat_result::of(entered.space_mut().protect(range, rights)))
@@ -310,7 +310,7 @@ pub unsafe extern "C" fn slat_unmap(
     context: *mut c_void,
 ) -> slat_result {
     // SAFETY: the caller's promise is the callee's.
-    let entered = unsafe { Entered::new(space) };
+    let entered = unsafe { EnteredSpace::new(space) };
     result(entered.and_then(|mut entered| {
         let removed = removed.ok_or(slat_status::NullPointer)?;
         let each = |run: UnmappedRun| {
@@ -339,7 +339,7 @@ pub unsafe extern "C" fn slat_unmap_leaf(
     removed: *mut slat_unmapped_run,
 ) -> slat_result {
     // SAFETY: the caller's promise is the callee's.
-    let entered = unsafe { Entered::new(space) };
+    let entered = unsafe { EnteredSpace::new(space) };
     result(entered.and_then(|mut entered| {
         // Checks `removed` before anything is done, so that the unmapped leaf is not lost.
         // SAFETY: null, or the caller's to write.
@@ -374,7 +374,7 @@ pub unsafe extern "C" fn slat_query(
     translation: *mut slat_translation,
 ) -> slat_status {
     // SAFETY: the caller's promise is the callee's.
-    match unsafe { Entered::new(space) } {
+    match unsafe { EnteredSpace::new(space) } {
         Ok(entered) => match entered.space().translate(Gpa(gpa)) {
             // SAFETY: null, or the caller's to write.
             Ok(Some(found)) => unsafe { store(translation, found.into()) },
@@ -402,7 +402,7 @@ pub unsafe extern "C" fn slat_descriptor(
     bytes: *mut u64,
 ) -> slat_status {
     // SAFETY: the caller's promise is the callee's.
-    let entered = match unsafe { Entered::new(space) } {
+    let entered = match unsafe { EnteredSpace::new(space) } {
         Ok(entered) => entered,
         Err(reason) => return reason,
     };
@@ -427,7 +427,7 @@ pub unsafe extern "C" fn slat_root(
     geometry: *mut slat_geometry,
 ) -> slat_status {
     // SAFETY: the caller's promise is the callee's.
-    let entered = match unsafe { Entered::new(space) } {
+    let entered = match unsafe { EnteredSpace::new(space) } {
         Ok(entered) => entered,
         Err(reason) => return reason,
     };
@@ -457,7 +457,7 @@ pub unsafe extern "C" fn slat_root_register(
     value: *mut u64,
 ) -> slat_status {
     // SAFETY: the caller's promise is the callee's.
-    let entered = match unsafe { Entered::new(space) } {
+    let entered = match unsafe { EnteredSpace::new(space) } {
         Ok(entered) => entered,
         Err(reason) => return reason,
     };

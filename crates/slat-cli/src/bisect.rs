@@ -17,7 +17,7 @@ const BOOTS: u32 = 3;
 
 /// What came of it.
 #[derive(Debug, Serialize)]
-pub struct Bisected {
+pub struct Bisection {
     /// The answer in one line.
     pub answer: String,
     /// The commit that changed the count; the first of several where those before it could not be
@@ -50,7 +50,7 @@ pub struct Step {
 ///
 /// # Errors
 /// A revision does not exist, the ends do not differ, or their kernels cannot be built or booted.
-pub fn run(args: &BisectArgs, session: &mut Session) -> anyhow::Result<Bisected> {
+pub fn run(args: &BisectArgs, session: &mut Session) -> anyhow::Result<Bisection> {
     let repository = Path::new(&args.tree);
     let find = |name: &str| {
         Revision::find(repository, name).map_err(|error| bad_input(format!("{error:#}")))
@@ -115,7 +115,7 @@ pub fn run(args: &BisectArgs, session: &mut Session) -> anyhow::Result<Bisected>
         tree = args.tree
     );
     let phase = pair.what[2].clone();
-    Ok(Bisected { answer: text, commit, subject, phase, passed_over, steps, command })
+    Ok(Bisection { answer: text, commit, subject, phase, passed_over, steps, command })
 }
 
 fn first_line(error: &anyhow::Error) -> String {
@@ -167,7 +167,7 @@ fn search(
     }
 }
 
-impl Bisected {
+impl Bisection {
     /// Returns all of it as text.
     pub fn shown(&self) -> String {
         let mut shown = format!("{}\n\n", self.answer);

@@ -38,12 +38,12 @@ pub struct Report {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub moved: BTreeMap<String, u64>,
     /// The classes.
-    pub classes: Vec<Tried>,
+    pub classes: Vec<HistoryClass>,
 }
 
 /// A class of histories.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Tried {
+pub struct HistoryClass {
     /// Its name.
     pub name: String,
     /// How it went.
@@ -139,7 +139,8 @@ impl Report {
 
     /// Returns what to send to KVM's maintainers, if something was lost.
     pub fn letter(&self) -> Option<String> {
-        let lost: Vec<(&Tried, &Finding)> = self.classes.iter().filter_map(Tried::lost).collect();
+        let lost: Vec<(&HistoryClass, &Finding)> =
+            self.classes.iter().filter_map(HistoryClass::lost).collect();
         let (_, first) = lost.first()?;
         let parameters = self.parameters.iter().map(|(name, value)| format!("{name}={value}"));
         let mut letter = format!(
@@ -205,7 +206,7 @@ impl Finding {
     }
 }
 
-impl Tried {
+impl HistoryClass {
     /// Returns what was lost in the class.
     pub fn lost(&self) -> Option<(&Self, &Finding)> {
         match &self.verdict {
@@ -290,7 +291,7 @@ mod tests {
             repeated: (5, 5),
         };
         let counts = Counts { histories: 13, steps: 1300, writes: 70_000, contents: 9, told: 8 };
-        let class = |name: &str, verdict| Tried {
+        let class = |name: &str, verdict| HistoryClass {
             name: name.into(),
             verdict,
             counts,
@@ -310,7 +311,7 @@ mod tests {
             classes: vec![
                 class("log", Verdict::Lost(Box::new(finding))),
                 class("memslots", Verdict::Held),
-                Tried {
+                HistoryClass {
                     counts: Counts::default(),
                     ..class("rings", Verdict::Untried("none".into()))
                 },

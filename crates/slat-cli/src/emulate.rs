@@ -11,7 +11,7 @@ pub mod machine;
 mod probes;
 mod report;
 
-pub use report::{Emulated, Emulator};
+pub use report::{EmulatedReport, Emulator};
 
 use crate::check;
 use crate::cli::{Cli, Command, EmulateArgs};
@@ -34,18 +34,18 @@ pub struct Run {
     /// All output of the console.
     pub console: String,
     /// How the command ended and its report, or why it did not end.
-    pub end: anyhow::Result<Ended>,
+    pub end: anyhow::Result<CommandEnd>,
 }
 
 /// A command that ran to its end.
 #[derive(Debug)]
-pub struct Ended {
+pub struct CommandEnd {
     /// Exit code of the command.
     pub exit_code: u8,
     /// Its output on stderr.
     pub stderr: String,
     /// Its report, if it wrote one.
-    pub report: Option<Emulated>,
+    pub report: Option<EmulatedReport>,
     /// The report of `slat check`.
     pub checked: Option<check::Report>,
 }
@@ -67,7 +67,7 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
     let mut reports = Vec::new();
     for number in 1..args.boots {
         // A boot that failed tells more than those before it.
-        let Ok(Ended { exit_code: 0, report: Some(_), .. }) = &run.end else { break };
+        let Ok(CommandEnd { exit_code: 0, report: Some(_), .. }) = &run.end else { break };
         session.step();
         session.say(&format!("boot {} of {}", number + 1, args.boots));
         let next = ready.boot(number, session)?;
@@ -75,11 +75,11 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
         run.console.insert_str(0, &before.console);
         reports.extend(before.end.ok().and_then(|ended| ended.report));
     }
-    if let Ok(Ended { report, .. }) = &mut run.end
+    if let Ok(CommandEnd { report, .. }) = &mut run.end
         && args.boots > 1
     {
         reports.extend(report.take());
-        *report = Emulated::join(reports)?;
+        *report = EmulatedReport::join(reports)?;
     }
     let measured = run.end.as_ref().is_ok_and(|ended| ended.exit_code == 0);
     if measured && !ready.probes.is_empty() {
@@ -232,7 +232,7 @@ impl<'a> Ready<'a> {
         };
         let outcome = machine::run(&linux, self.limit, args.keep_running, session)?;
         let mut end = outcome.answer.and_then(|answer| ended(answer, self.emulator.clone()));
-        if let Ok(Ended { checked: Some(report), .. }) = &mut end {
+        if let Ok(CommandEnd { checked: Some(report), .. }) = &mut end {
             report.history = self.history.as_ref().map(|(path, _)| path.clone());
         }
         Ok(Run { console: outcome.console, end })
@@ -314,7 +314,7 @@ pub fn add_job(archive: &mut Initramfs, job: &Job, arch: Architecture) -> anyhow
     archive.file(job::PATH, &serde_json::to_vec(job)?)
 }
 
-fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
+fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<CommandEnd> {
     let Answer { error, mut exit_code, mut stderr, report, tests, read: _ } = answer;
     if let Some(error) = error {
         return Err(no_report(format!("in the machine: {error}")));
@@ -329,10 +329,10 @@ fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
     let checked = report.as_ref().and_then(|text| serde_json::from_str(text).ok());
     let report = report
         .filter(|_| checked.is_none())
-        .map(|text| Emulated::read(&text, emulator))
+        .map(|text| EmulatedReport::read(&text, emulator))
         .transpose();
     let report = report.context("the report that came from the machine is none")?;
-    Ok(Ended { exit_code, stderr, report, checked })
+    Ok(CommandEnd { exit_code, stderr, report, checked })
 }
 
 /// Name of the command that runs where slat does not.

@@ -33,7 +33,7 @@ const KINDS: [(&str, &str); 4] = [
 /// The explanation of one phase. Times are in seconds, summed over all vCPUs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Explained {
+pub struct Explanation {
     /// The scenario and the phase.
     pub what: [String; 2],
     /// The parameters of the guest.
@@ -61,7 +61,7 @@ pub struct Explained {
 }
 
 /// Explains every phase that has the counts for it.
-pub fn explain(results: &[Measurement]) -> Vec<Explained> {
+pub fn explain(results: &[Measurement]) -> Vec<Explanation> {
     let of_guests = || results.iter().filter(|m| m.target == KVM && !m.is_vcpu());
     // Counters that are 0 are left out of a phase, so all phases are searched for one that shows
     // whether this kernel counts faults.
@@ -70,9 +70,9 @@ pub fn explain(results: &[Measurement]) -> Vec<Explained> {
     of_guests().filter_map(|m| one(m, counts_faults)).collect()
 }
 
-fn one(m: &Measurement, counts_faults: bool) -> Option<Explained> {
+fn one(m: &Measurement, counts_faults: bool) -> Option<Explanation> {
     let ns = |name: &str| m.counts.get(name).map(|ns| *ns as f64 / 1e9);
-    let empty = Explained {
+    let empty = Explanation {
         what: [m.scenario.clone(), m.variant.clone()],
         params: m.params.clone(),
         total: 0.0,
@@ -90,7 +90,7 @@ fn one(m: &Measurement, counts_faults: bool) -> Option<Explained> {
     let Some(total) = ns("vcpu_ns") else {
         // A phase in which no vCPU runs is explained by its calls alone.
         let total = ns("calls_ns").filter(|_| empty.calls > 0.0)?;
-        return Some(Explained { total, call: calls(empty.calls), ..empty });
+        return Some(Explanation { total, call: calls(empty.calls), ..empty });
     };
     let kinds: Vec<_> = KINDS
         .iter()
@@ -106,7 +106,7 @@ fn one(m: &Measurement, counts_faults: bool) -> Option<Explained> {
     let waited = if stalled.is_some() { waited.min(left.max(0.0)) } else { waited };
     let unexplained = left - waited;
     let call = calls(empty.calls);
-    Some(Explained {
+    Some(Explanation {
         total,
         usual,
         faults,
@@ -137,18 +137,18 @@ pub const RENDERER: Renderer = Renderer {
 const ASKED: [Phase; 3] = [Phase::Dirty, Phase::Run, Phase::Execute];
 
 /// Returns the sentence on where the vCPUs' time went, in all guests together.
-fn sentence(explained: &[Explained]) -> Option<String> {
+fn sentence(explained: &[Explanation]) -> Option<String> {
     // A guest with a dirty rate pauses most of the time, which is no cost.
-    let paced = |it: &Explained| it.params.contains_key("dirty_rate");
-    let asked = |it: &&Explained| {
+    let paced = |it: &Explanation| it.params.contains_key("dirty_rate");
+    let asked = |it: &&Explanation| {
         ASKED.iter().any(|phase| *phase == *it.what[1]) && it.fault > 0.0 && !paced(it)
     };
     let asked = || explained.iter().filter(asked);
-    let sum = |of: fn(&Explained) -> f64| asked().map(of).sum::<f64>();
+    let sum = |of: fn(&Explanation) -> f64| asked().map(of).sum::<f64>();
     let total = Some(sum(|it| it.total)).filter(|total| *total > 0.0)?;
     // Adding 0 turns -0 into 0.
     let round = |part: f64| (part * 100.0).round() + 0.0;
-    let percent = |of: fn(&Explained) -> f64| round(sum(of) / total);
+    let percent = |of: fn(&Explanation) -> f64| round(sum(of) / total);
     let faults = percent(|it| it.faults * it.fault);
     // Each fault counts as the median one, which may come to more time than there is.
     let rest = round(sum(|it| it.unexplained) / total);
@@ -169,7 +169,7 @@ fn sentence(explained: &[Explained]) -> Option<String> {
 }
 
 /// Returns a table of explanations for each scenario.
-pub fn tables(explained: &[Explained]) -> Vec<Table> {
+pub fn tables(explained: &[Explanation]) -> Vec<Table> {
     let mut scenarios: Vec<&str> = Vec::new();
     for it in explained {
         if !scenarios.contains(&&*it.what[0]) {
@@ -183,7 +183,7 @@ pub fn tables(explained: &[Explained]) -> Vec<Table> {
     scenarios.iter().map(of).collect()
 }
 
-fn table(explained: &[Explained]) -> Table {
+fn table(explained: &[Explanation]) -> Table {
     let rows: Vec<Row> = explained
         .iter()
         .map(|it| Row { params: it.params.clone(), measurements: Vec::new() })

@@ -10,7 +10,7 @@ use slat_bench::format::TableFormat;
 use slat_bench::guest::age::Age;
 use slat_bench::guest::cache_toggle::CacheToggle;
 use slat_bench::guest::execute::Execute;
-use slat_bench::published::{self, Published, Ran, quotients};
+use slat_bench::published::{self, PublishedFigure, Ran, quotients};
 use slat_bench::split::Split;
 use slat_lab::numbers::{thousands, three_digits};
 use slat_lab::record::{Kind, Measurement};
@@ -66,7 +66,7 @@ impl Sizes {
 struct Idea {
     name: &'static str,
     what: &'static str,
-    published: Published,
+    published: PublishedFigure,
 }
 
 const SPLIT: Idea = Idea {

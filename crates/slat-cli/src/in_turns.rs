@@ -4,7 +4,7 @@
 use crate::PROGRAM;
 use crate::check;
 use crate::cli::{EmulateArgs, InTurnsArgs, KernelChoice, PatchesArgs};
-use crate::emulate::{CHECK, Emulated, Ended, Ready};
+use crate::emulate::{CHECK, CommandEnd, EmulatedReport, Ready};
 use anyhow::Context;
 use serde_json::json;
 use slat_kernel::vm::Debian;
@@ -19,7 +19,7 @@ use std::time::Instant;
 
 /// What came of it.
 #[derive(Debug)]
-pub struct Compared {
+pub struct TurnsOutcome {
     /// Both kernels as they are named.
     pub kernels: [String; 2],
     /// Boots of each.
@@ -37,7 +37,7 @@ pub struct Compared {
 /// # Errors
 /// See [`Ready::new`] and [`Ready::boot`]; [`Failure::BadInput`](slat_lab::failure::Failure) for
 /// two kernels that are one.
-pub fn run(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<Compared> {
+pub fn run(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<TurnsOutcome> {
     let kernels = kernels(args)?;
     let both = turns(&kernels, args.counted.boots, session)?;
     let [first, second] = [&both[0], &both[1]].map(|it| run_of(&it.report));
@@ -51,19 +51,19 @@ pub fn run(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<Compared
     let reports = [both[0].report.json()?, both[1].report.json()?];
     let consoles = [0, 1].map(|side| both[side].console.clone());
     let kernels = kernels.map(|kernel| kernel.named());
-    Ok(Compared { kernels, boots: args.counted.boots, comparison, reports, consoles })
+    Ok(TurnsOutcome { kernels, boots: args.counted.boots, comparison, reports, consoles })
 }
 
 /// What `slat check` found under two kernels.
 #[derive(Debug)]
-pub struct Checked {
+pub struct CheckFindings {
     /// Both kernels as they are named.
     pub kernels: [String; 2],
     /// The report of each, or why there is none.
     pub reports: [Result<check::Report, String>; 2],
 }
 
-impl Checked {
+impl CheckFindings {
     /// Returns the answer in one line.
     pub fn answer(&self) -> String {
         let one = |report: &Result<check::Report, String>| match report {
@@ -125,8 +125,9 @@ pub fn is_check(args: &InTurnsArgs) -> bool {
 /// Builds both kernels and runs `slat check` under each, in a machine of two CPUs.
 ///
 /// # Errors
-/// See [`Ready::new`] and [`Ready::boot`]. What fails inside a machine is in [`Checked::reports`].
-pub fn check_both(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<Checked> {
+/// See [`Ready::new`] and [`Ready::boot`]. What fails inside a machine is in
+/// [`CheckFindings::reports`].
+pub fn check_both(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<CheckFindings> {
     let kernels = kernels(args)?.map(|kernel| EmulateArgs { count_instructions: false, ..kernel });
     session.start("kernels", 4);
     let ready = kernels.iter().map(|kernel| {
@@ -141,26 +142,26 @@ pub fn check_both(args: &InTurnsArgs, session: &mut Session) -> anyhow::Result<C
         session.check()?;
         session.step();
         let report = end.and_then(|ended| {
-            let Ended { checked, stderr, .. } = ended;
+            let CommandEnd { checked, stderr, .. } = ended;
             checked.with_context(|| format!("`slat check` made no report:\n{stderr}"))
         });
         Ok(report.map_err(|error| format!("{error:#}")))
     };
     let reports = [one(&ready[0])?, one(&ready[1])?];
     session.finish();
-    Ok(Checked { kernels: kernels.each_ref().map(EmulateArgs::named), reports })
+    Ok(CheckFindings { kernels: kernels.each_ref().map(EmulateArgs::named), reports })
 }
 
 /// Returns a report as `compare` takes it.
-pub fn run_of(report: &Emulated) -> anyhow::Result<Run> {
+pub fn run_of(report: &EmulatedReport) -> anyhow::Result<Run> {
     Run::of(report.value().clone(), "the report")
 }
 
 /// What the boots of one kernel gave.
 #[derive(Debug)]
-pub struct Counted {
+pub struct BootCounts {
     /// Their samples.
-    pub report: Emulated,
+    pub report: EmulatedReport,
     /// The console of the first.
     pub console: String,
 }
@@ -174,7 +175,7 @@ pub fn turns(
     kernels: &[EmulateArgs; 2],
     boots: u32,
     session: &mut Session,
-) -> anyhow::Result<Vec<Counted>> {
+) -> anyhow::Result<Vec<BootCounts>> {
     // Both builds come first, so that a patch that does not compile says so at once.
     session.start("kernels", 2);
     let mut ready = Vec::new();
@@ -184,7 +185,7 @@ pub fn turns(
     }
     let counts_calls = ready.iter().any(|it| !it.probes().is_empty());
     session.start("boots", u64::from(2 * boots) + if counts_calls { 2 } else { 0 });
-    let mut taken: [Vec<Emulated>; 2] = Default::default();
+    let mut taken: [Vec<EmulatedReport>; 2] = Default::default();
     let mut consoles: [Option<String>; 2] = Default::default();
     for number in 0..boots {
         // A, B, B, A: nothing of this machine favours one.
@@ -204,7 +205,7 @@ pub fn turns(
     let mut both = Vec::new();
     let parts = taken.into_iter().zip(consoles).zip(&ready).zip(kernels);
     for (((boots, console), ready), kernel) in parts {
-        let mut all = Emulated::join(boots)?.context("there was no boot")?;
+        let mut all = EmulatedReport::join(boots)?.context("there was no boot")?;
         if counts_calls {
             session.say(&format!("counting calls in {}", kernel.named()));
             let counted = report(ready.boot_with_probes(session)?)?;
@@ -212,7 +213,7 @@ pub fn turns(
             session.step();
         }
         all.set_command(slat_lab::run::command(&PROGRAM, std::env::args()));
-        both.push(Counted { report: all, console: console.unwrap_or_default() });
+        both.push(BootCounts { report: all, console: console.unwrap_or_default() });
     }
     session.finish();
     Ok(both)
@@ -222,17 +223,21 @@ pub fn turns(
 ///
 /// # Errors
 /// See [`Ready::new`] and [`Ready::boot`].
-pub fn boots(kernel: &EmulateArgs, boots: u32, session: &Session) -> anyhow::Result<Emulated> {
+pub fn boots(
+    kernel: &EmulateArgs,
+    boots: u32,
+    session: &Session,
+) -> anyhow::Result<EmulatedReport> {
     let ready = Ready::new(kernel, session)?;
     let mut taken = Vec::new();
     for number in 0..boots {
         session.say(&format!("boot {} of {}", number + 1, kernel.named()));
         taken.push(report(ready.boot(number, session)?)?);
     }
-    Emulated::join(taken)?.context("there was no boot")
+    EmulatedReport::join(taken)?.context("there was no boot")
 }
 
-fn report(run: crate::emulate::Run) -> anyhow::Result<Emulated> {
+fn report(run: crate::emulate::Run) -> anyhow::Result<EmulatedReport> {
     let ended = run.end?;
     let report = ended.report.filter(|_| ended.exit_code == 0);
     report.with_context(|| format!("the command failed in the machine:\n{}", ended.stderr))
@@ -271,7 +276,7 @@ fn kernels(args: &InTurnsArgs) -> anyhow::Result<[EmulateArgs; 2]> {
     Ok(machines)
 }
 
-impl Compared {
+impl TurnsOutcome {
     /// Returns the answer in one line.
     pub fn answer(&self) -> String {
         answer(&self.comparison)

@@ -3,7 +3,7 @@
 use crate::cli::{ConfigArgs, EditsArgs, PatchesArgs, TreeArgs, TreeChoice};
 use anyhow::Context;
 use slat_kernel::vm::{Architecture, SOURCES, Teller, cache_folder, linux_source};
-use slat_kernel::{Build, Built, Edited, Edits, Error, Revision, SETS, Sources, Tree};
+use slat_kernel::{Build, BuiltKernel, EditedTree, Edits, Error, Revision, SETS, Sources, Tree};
 use slat_lab::failure::{Failure, bad_input};
 use slat_lab::session::Session;
 use std::fs::File;
@@ -15,7 +15,7 @@ pub struct Source {
     /// The tree.
     pub tree: Tree,
     /// The files that the edits change.
-    pub edited: Edited,
+    pub edited: EditedTree,
     /// Keeps a tree that was taken out of a repository at its revision.
     _lock: Option<File>,
 }
@@ -50,7 +50,7 @@ impl Source {
             found.extend(first.edits(&last)?);
         }
         found.extend(patches);
-        let edited = Edited::new(&tree, found).map_err(refused)?;
+        let edited = EditedTree::new(&tree, found).map_err(refused)?;
         Ok(Self { tree, edited, _lock: lock })
     }
 
@@ -72,7 +72,7 @@ impl Source {
         arch: Architecture,
         config: &ConfigArgs,
         session: &Session,
-    ) -> anyhow::Result<Built> {
+    ) -> anyhow::Result<BuiltKernel> {
         self.with(arch, config, session, |build| build.run())
     }
 

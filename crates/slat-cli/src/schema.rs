@@ -40,7 +40,7 @@ mod tests {
     use crate::doctor::report::{Document, Examination};
     use crate::doctor::{examine, fake, verdicts};
     use crate::watch::exposition::{self, Line};
-    use crate::watch::report::{Ended, Report};
+    use crate::watch::report::{Report, WatchEnd};
     use crate::{explain, predict, watch};
     use clap::Parser;
     use schemars::schema_for;
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn each_schema_is_that_of_the_types_and_what_is_printed_fits() {
         let guest = watch::fake::guest("qemu");
-        let mut report = Report::new(vec![&guest], Ended::Time);
+        let mut report = Report::new(vec![&guest], WatchEnd::Time);
         report.transition_ns = Some(1);
         check("watch", schema_for!(Report<'_>), &report.json().unwrap());
         let lines = [exposition::sample(&guest, &guest.samples[0], 1e9)];
@@ -72,7 +72,7 @@ mod tests {
         }
         let explained = explain::explain(&slat_lab::fake::kvm());
         let json = serde_json::to_string(&explained).unwrap();
-        check("explain", schema_for!(Vec<explain::Explained>), &json);
+        check("explain", schema_for!(Vec<explain::Explanation>), &json);
         let line = "slat predict --memory 64G --vcpus 16 --dirty-rate 2GiB/s --link 25Gbit/s";
         let cli = Cli::parse_from(line.split(' '));
         let Some(Command::Predict(args)) = &cli.command else { panic!("{cli:?}") };

@@ -9,7 +9,7 @@ use serde::Serialize;
 use slat_kernel::vm::{Architecture, Archive, Initramfs, Linux, Request, kept};
 use slat_lab::failure::{bad_input, no_report};
 use slat_lab::first::PROGRAM;
-use slat_lab::first::job::{Job, Test as Asked, Tested};
+use slat_lab::first::job::{Job, Test as Asked, TestResult};
 use slat_lab::numbers::thousands;
 use slat_lab::session::Session;
 use slat_lab::table::NOTHING;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// A test: its name, its arguments, and its architecture (`None` is all).
-type Known = (&'static str, &'static str, Option<Architecture>);
+type KnownTest = (&'static str, &'static str, Option<Architecture>);
 
 const ARM: Option<Architecture> = Some(Architecture::Aarch64);
 const X86: Option<Architecture> = Some(Architecture::X86_64);
@@ -28,7 +28,7 @@ const POWER: Option<Architecture> = Some(Architecture::Ppc64le);
 
 /// The tests of the code that the edits touch, with sizes that take seconds in an emulator. On Arm,
 /// tests of [`TAKE_MODE`] also get `-m`; without it, each of them runs up to twelve guest modes.
-const KNOWN: [Known; 37] = [
+const KNOWN: [KnownTest; 37] = [
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
     ("dirty_log_test", "-i 3 -I 20 -M clear-log", None),
@@ -218,7 +218,7 @@ impl Test {
     }
 
     /// Returns the result of a test from what the machine reported of it.
-    fn of(name: String, ran: Tested) -> Self {
+    fn of(name: String, ran: TestResult) -> Self {
         let result = match ran.exit_code {
             Some(0) => "passed".to_owned(),
             Some(SKIPPED) => {
@@ -266,7 +266,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     let others = OTHERS.map(|name| (name, "", ARM)).into_iter();
     let all = KNOWN.into_iter().chain(others.filter(|_| !args.tests.is_empty()));
     let of_arch = all.filter(|(_, _, of)| is_of(of));
-    let known: Vec<Known> = of_arch.filter(|(name, ..)| wanted(name)).collect();
+    let known: Vec<KnownTest> = of_arch.filter(|(name, ..)| wanted(name)).collect();
     for name in &args.tests {
         if !known.iter().any(|(known, ..)| known == name) {
             let all: Vec<&str> = KNOWN.iter().map(|it| it.0).chain(OTHERS).collect();
@@ -523,7 +523,7 @@ mod tests {
 
     fn test(exit_code: Option<i32>, output: &str) -> Test {
         let (output, timed_out) = (output.to_owned(), exit_code.is_none());
-        Test::of("t".to_owned(), Tested { exit_code, timed_out, seconds: 1.0, output })
+        Test::of("t".to_owned(), TestResult { exit_code, timed_out, seconds: 1.0, output })
     }
 
     #[test]

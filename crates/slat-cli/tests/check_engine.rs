@@ -85,7 +85,7 @@ enum Fault {
     NotTold,
 }
 
-struct Running {
+struct RunningCheck {
     task: Task,
     steps: Vec<(u64, Touch)>,
     next: usize,
@@ -99,7 +99,7 @@ struct Engine<'a> {
     manual: bool,
     private: bool,
     position: Vec<u64>,
-    running: Vec<Option<Running>>,
+    running: Vec<Option<RunningCheck>>,
     fault: Fault,
 }
 
@@ -211,7 +211,7 @@ impl System for Engine<'_> {
     fn start(&mut self, vcpu: usize, task: &Task) -> Result<(), Trouble> {
         let count = if task.work.endless { 2000 } else { task.guest.pages as usize };
         let steps = task.work.steps(vcpu, task.guest.pages).take(count).collect();
-        let running = Running { task: *task, steps, next: 0, done: TaskResult::default() };
+        let running = RunningCheck { task: *task, steps, next: 0, done: TaskResult::default() };
         self.running[vcpu] = Some(running);
         Ok(())
     }

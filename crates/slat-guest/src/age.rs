@@ -11,7 +11,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use slat::{
-    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Format, Gpa, GpaRange, Guard, Pages, Stopped,
+    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Format, Gpa, GpaRange, Guard, Interruption,
+    Pages,
 };
 
 /// Why pages were not aged. Nothing was done.
@@ -259,7 +260,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             aged.unanswered += found.unanswered;
             Ok(aged)
         });
-        found.map_err(|Stopped { reason, .. }| AgeError::Refused(reason))
+        found.map_err(|Interruption { reason, .. }| AgeError::Refused(reason))
     }
 
     /// Adds the pages of `range` that are kept as used, and clears these marks if `clear` is set.
@@ -305,7 +306,7 @@ fn age_ends<F: Format, H: Host>(
     guard: &mut Guard<'_, '_, F, H>,
     range: GpaRange,
     fresh: bool,
-) -> Result<(Option<GpaRange>, [Option<GpaRange>; 2]), Stopped<ChangeError>> {
+) -> Result<(Option<GpaRange>, [Option<GpaRange>; 2]), Interruption<ChangeError>> {
     let (mut start, mut end) = (range.start().0, range.end().0);
     let mut held = [None; 2];
     for (side, held) in held.iter_mut().enumerate() {
@@ -317,13 +318,13 @@ fn age_ends<F: Format, H: Host>(
             Ok(None) => continue,
             Ok(Some(leaf)) if !is_kept(view, &leaf) => continue,
             Ok(Some(_)) => guard.age_leaf(at, true),
-            Err(_) => Err(Stopped { at, reason: ChangeError::Contended }),
+            Err(_) => Err(Interruption { at, reason: ChangeError::Contended }),
         };
         let (leaf, used) = match leaf {
             // The leaf has become smaller, or is gone: the scan looks at what is there.
             Ok(None) => continue,
             Ok(Some((leaf, used))) => (leaf, used),
-            Err(Stopped { reason: ChangeError::Contended, .. }) => {
+            Err(Interruption { reason: ChangeError::Contended, .. }) => {
                 // The size of the leaf is not known: the page at the end has no answer, and the
                 // scan looks at the rest.
                 let page = if side == 0 { start } else { end - (1 << F::PAGE_SHIFT) };
@@ -344,7 +345,7 @@ fn age_ends<F: Format, H: Host>(
         if fresh {
             guard
                 .defer_invalidation(leaf)
-                .map_err(|reason| Stopped { at, reason: ChangeError::Range(reason) })?;
+                .map_err(|reason| Interruption { at, reason: ChangeError::Range(reason) })?;
             guard.invalidate();
         }
         match side {

@@ -21,7 +21,9 @@ use crate::private::MemoryKind;
 use crate::ranges::{cut_by, fitting, pieces};
 use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::vec::Vec;
-use slat::{Attributes, Contended, Execute, Format, Gpa, GpaRange, PageSize, SplitError, Stopped};
+use slat::{
+    Attributes, Contention, Execute, Format, Gpa, GpaRange, Interruption, PageSize, SplitError,
+};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Collapses tables in `range` into blocks of at most `to`, where their pages are physically
@@ -67,11 +69,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                             // If a thread holds an entry, or a device walks the tables, the table
                             // stays as it is.
                             Ok(_)
-                            | Err(Stopped {
+                            | Err(Interruption {
                                 reason: SplitError::Contended | SplitError::Shared,
                                 ..
                             }) => {}
-                            Err(Stopped { reason, .. }) => {
+                            Err(Interruption { reason, .. }) => {
                                 unreachable!("a memslot's pages, a leaf's size: {reason}")
                             }
                         }
@@ -93,8 +95,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// them, and faults map what fits. vCPUs' own views have pages only.
     ///
     /// # Errors
-    /// [`Contended`]: another thread held an entry for too long.
-    pub(crate) fn cut_ends(&mut self, spec: &MemslotSpec) -> Result<(), Contended> {
+    /// [`Contention`]: another thread held an entry for too long.
+    pub(crate) fn cut_ends(&mut self, spec: &MemslotSpec) -> Result<(), Contention> {
         let guest = self.guest;
         let host = guest.tables.platform();
         for at in [spec.gpa, spec.range().end()] {
@@ -119,12 +121,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(())
     }
 
-    fn cut(&mut self, leaf: GpaRange, at: Gpa) -> Result<(), Contended> {
+    fn cut(&mut self, leaf: GpaRange, at: Gpa) -> Result<(), Contention> {
         let guest = self.guest;
         let level = (0..=F::LARGEST_LEAF).find(|&level| F::size(level).bytes() == leaf.size());
         if level.is_none() {
             let unfolded = self.inside(&guest.tables, |Inside { guard, .. }| guard.unfold(leaf));
-            return unfolded.map(drop).map_err(|stopped| Contended { at: stopped.at });
+            return unfolded.map(drop).map_err(|stopped| Contention { at: stopped.at });
         }
         let page = GpaRange::new(at, F::size(0).bytes()).expect("a page is not empty");
         let mut bytes = 0;
@@ -132,7 +134,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         guest.count_split(self.counters, at, bytes);
         match result {
             Ok(()) => Ok(()),
-            Err(SplitStop::Contended { at }) => Err(Contended { at }),
+            Err(SplitStop::Contended { at }) => Err(Contention { at }),
             Err(SplitStop::OutOfFrames { .. }) => {
                 let _moving = guest.marks_in_flight.begin();
                 self.with_memslots(&guest.tables, |view, Inside { guard, .. }| {

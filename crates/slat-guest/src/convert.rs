@@ -18,7 +18,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use slat::{
-    Format, Gpa, GpaRange, OutOfFrames, SplitError, Stopped, UnmapBatch, UnmapEntry, UnmapError,
+    Format, Gpa, GpaRange, Interruption, OutOfFrames, SplitError, UnmapBatch, UnmapEntry,
+    UnmapError,
 };
 
 /// Why pages were not converted, or private memory was not invalidated.
@@ -85,9 +86,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         range: GpaRange,
         to: MemoryKind,
         mut taken: impl FnMut(UnmappedPages),
-    ) -> Result<u64, Stopped<ConvertError>> {
+    ) -> Result<u64, Interruption<ConvertError>> {
         let guest = self.guest;
-        let stopped = |at, reason| Err(Stopped { at, reason });
+        let stopped = |at, reason| Err(Interruption { at, reason });
         if (range.start().0 | range.size()) & (F::size(0).bytes() - 1) != 0 {
             return stopped(range.start(), ConvertError::Unaligned);
         }
@@ -116,7 +117,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for (memslot, kinds, part) in &parts {
             for run in memslot.runs::<F>(*part, to.other()) {
                 let converted = self.convert_run(memslot, kinds, run, to, &mut taken);
-                converted.map_err(|reason| Stopped { at: run.start(), reason })?;
+                converted.map_err(|reason| Interruption { at: run.start(), reason })?;
                 let done = run.size() >> F::PAGE_SHIFT;
                 guest.counters.converted_pages.add(done);
                 pages += done;
@@ -198,10 +199,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         range: PrivateRange,
         mut removed: impl FnMut(PrivateLeaves),
-    ) -> Result<InvalidationInProgress<'w>, Stopped<ConvertError>> {
+    ) -> Result<InvalidationInProgress<'w>, Interruption<ConvertError>> {
         let guest = self.guest;
         if (range.start.0 | range.bytes) & (F::size(0).bytes() - 1) != 0 {
-            return Err(Stopped { at: Gpa(0), reason: ConvertError::Unaligned });
+            return Err(Interruption { at: Gpa(0), reason: ConvertError::Unaligned });
         }
         let _turn = guest.no_change();
         let host = HvaRange { start: Hva(range.start.0), bytes: range.bytes };
@@ -215,7 +216,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for (memslot, part) in parts {
             for run in memslot.runs::<F>(part, MemoryKind::Private) {
                 let taken = self.take_private(run, &mut removed);
-                taken.map_err(|reason| Stopped { at: run.start(), reason })?;
+                taken.map_err(|reason| Interruption { at: run.start(), reason })?;
             }
         }
         Ok(invalidation)
@@ -263,10 +264,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             });
             match split {
                 Ok(_) => return Ok(()),
-                Err(Stopped { reason: SplitError::Contended | SplitError::CacheEmpty, .. }) => {
+                Err(Interruption {
+                    reason: SplitError::Contended | SplitError::CacheEmpty,
+                    ..
+                }) => {
                     host.wait();
                 }
-                Err(Stopped { reason, .. }) => return Err(ConvertError::Split(reason)),
+                Err(Interruption { reason, .. }) => return Err(ConvertError::Split(reason)),
             }
         }
     }
@@ -303,17 +307,17 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let behind = |at: Gpa| GpaRange::new(at, range.end().0.saturating_sub(at.0)).ok();
                 rest = match result {
                     Ok(_) => None,
-                    Err(Stopped { at, reason: UnmapError::Full }) => behind(at),
-                    Err(Stopped { at, reason: UnmapError::Contended }) => {
+                    Err(Interruption { at, reason: UnmapError::Full }) => behind(at),
+                    Err(Interruption { at, reason: UnmapError::Contended }) => {
                         host.wait();
                         behind(at)
                     }
                     // A fault that saw the pages before the change has mapped a block meanwhile.
-                    Err(Stopped { reason: UnmapError::CutsBlock { .. }, .. }) => {
+                    Err(Interruption { reason: UnmapError::CutsBlock { .. }, .. }) => {
                         self.split_ends(range)?;
                         Some(range)
                     }
-                    Err(Stopped { reason, .. }) => {
+                    Err(Interruption { reason, .. }) => {
                         unreachable!("a memslot's pages, these tables': {reason}")
                     }
                 };

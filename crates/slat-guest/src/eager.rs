@@ -5,7 +5,7 @@ use crate::host::Host;
 use crate::outcome::{SplitReport, SplitStop};
 use crate::sync::{AtomicU64, Ordering};
 use crate::worker::{Inside, PATIENCE, Worker};
-use slat::{Format, Gpa, GpaRange, PageSize, SplitError, Stopped};
+use slat::{Format, Gpa, GpaRange, Interruption, PageSize, SplitError};
 
 /// A split of a range, in chunks that any number of threads take in turn.
 ///
@@ -138,8 +138,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             });
             match result {
                 Ok(done) => start = done,
-                Err(Stopped { at, reason: SplitError::CacheEmpty }) => start = at.0,
-                Err(Stopped { at, reason: SplitError::Contended }) => {
+                Err(Interruption { at, reason: SplitError::CacheEmpty }) => start = at.0,
+                Err(Interruption { at, reason: SplitError::Contended }) => {
                     if at.0 > start {
                         patience = PATIENCE;
                     }
@@ -150,7 +150,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     }
                     host.wait();
                 }
-                Err(Stopped { reason, .. }) => return Err(SplitStop::Refused(reason)),
+                Err(Interruption { reason, .. }) => return Err(SplitStop::Refused(reason)),
             }
         }
         Ok(())

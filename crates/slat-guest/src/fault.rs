@@ -19,8 +19,8 @@ use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
-    Access, ChangeError, Format, Gpa, GpaRange, Guard, LocalFlush, PageSize, Relax, Software,
-    SplitError, Stopped, Translation, UnmappedRun,
+    Access, ChangeError, Format, Gpa, GpaRange, Guard, Interruption, LocalFlush, PageSize, Relax,
+    Software, SplitError, Translation, UnmappedRun,
 };
 
 /// The number of attempts at a fault while other threads change the same entries.
@@ -250,8 +250,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 granted.at(fault.gpa).flush_local();
                 outcome.into()
             }
-            Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => Step::Again,
-            Err(Stopped { reason, .. }) => Outcome::from(reason).into(),
+            Err(Interruption { reason: ChangeError::CutsBlock { .. }, .. }) => Step::Again,
+            Err(Interruption { reason, .. }) => Outcome::from(reason).into(),
         }
     }
 
@@ -292,10 +292,10 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     Ok(granted) => {
                         granted.not_needed_here();
                     }
-                    Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
+                    Err(Interruption { reason: ChangeError::CutsBlock { .. }, .. }) => {
                         return Step::Again;
                     }
-                    Err(Stopped { reason, .. }) => return Outcome::from(reason).into(),
+                    Err(Interruption { reason, .. }) => return Outcome::from(reason).into(),
                 }
             }
             return match self.relax(fault, F::size(0), MAY_WRITE) {
@@ -333,7 +333,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             &mut Guard<'t, 'w, F, H>,
             GpaRange,
             &mut slat::TableCache<'w, F, H>,
-        ) -> Result<T, Stopped<SplitError>>,
+        ) -> Result<T, Interruption<SplitError>>,
     ) -> Result<T, Step> {
         let page = fault.page(F::size(0));
         let before = self.guard.counts().bytes_changed;
@@ -342,8 +342,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         self.guest.count_split(self.counters, fault.gpa, split);
         match result {
             Ok(done) => Ok(done),
-            Err(Stopped { reason: SplitError::CacheEmpty, .. }) => Err(Step::Dry),
-            Err(Stopped { reason, .. }) => Err(Outcome::from(reason).into()),
+            Err(Interruption { reason: SplitError::CacheEmpty, .. }) => Err(Step::Dry),
+            Err(Interruption { reason, .. }) => Err(Outcome::from(reason).into()),
         }
     }
 
@@ -406,7 +406,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 granted.map(LocalFlush::not_needed_here);
                 None
             }
-            Err(Stopped { reason, .. }) => Some(Outcome::from(reason).into()),
+            Err(Interruption { reason, .. }) => Some(Outcome::from(reason).into()),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::private::MemoryKind;
 use crate::ranges::pieces;
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
-use slat::{Contended, Format, GpaRange, Leaf, Software};
+use slat::{Contention, Format, GpaRange, Leaf, Software};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Write-protects the host memory `host`. The guest can still read it where it is mapped. When
@@ -80,7 +80,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         let leaves = guard.leaves(run).expect("a memslot's pages");
                         match leaves.collect::<Result<Vec<_>, _>>() {
                             Ok(leaves) => break leaves,
-                            Err(Contended { .. }) => platform.wait(),
+                            Err(Contention { .. }) => platform.wait(),
                         }
                     };
                     notify_again(platform.device_tables(), &leaves);

@@ -126,7 +126,7 @@ pub use memslots::change::MemslotChange;
 pub use memslots::spec::{Kvm, MemslotError, MemslotId, MemslotSpec};
 pub use outcome::{Outcome, Refusal, Retry, SplitReport, SplitStop};
 pub use pins::PagePin;
-pub use postcopy::{Fetch, PostCopied, PostCopy, PostCopyError};
+pub use postcopy::{Fetch, PostCopy, PostCopyCounts, PostCopyError};
 pub use prefault::{PrefaultBytes, PrefaultStop};
 pub use private::{
     Denial, MemoryKind, NoHooks, PrivateAt, PrivateHooks, PrivateLeaves, PrivatePage, PrivateRange,

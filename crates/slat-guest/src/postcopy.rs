@@ -94,7 +94,7 @@ impl UnderWay {
 
 /// The numbers of the memory's pages so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct PostCopied {
+pub struct PostCopyCounts {
     /// Pages whose content is not there yet.
     pub missing: u64,
     /// Pages that were fetched because a fault asked for them.
@@ -213,11 +213,11 @@ impl<B> PostCopy<B> {
     }
 
     /// Returns the numbers of pages that have arrived, by cause, and of those that are missing.
-    pub fn counts(&self) -> PostCopied {
+    pub fn counts(&self) -> PostCopyCounts {
         let [asked, background, given_back, blocks] =
             self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         let missing = self.missing.load(Ordering::Acquire);
-        PostCopied { missing, asked, background, given_back, blocks }
+        PostCopyCounts { missing, asked, background, given_back, blocks }
     }
 
     /// Returns the pages that `host` and the memory have in common: the number of the first, and

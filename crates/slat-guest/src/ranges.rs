@@ -1,7 +1,7 @@
 //! Operations on ranges: pieces of a range, leaf sizes that fit, and leaves that cross its ends.
 
 use crate::host::Host;
-use slat::{Contended, Format, Gpa, GpaRange, Guard, PageSize};
+use slat::{Contention, Format, Gpa, GpaRange, Guard, PageSize};
 
 /// The size of the pieces that a thread works on inside the tables. The guest's unlinked tables are
 /// not freed before the thread leaves.
@@ -27,7 +27,7 @@ pub(crate) fn pieces(range: GpaRange, block: PageSize) -> impl Iterator<Item = G
 pub(crate) fn cut_by<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     at: Gpa,
-) -> Result<Option<GpaRange>, Contended> {
+) -> Result<Option<GpaRange>, Contention> {
     let Some(leaf) = guard.translate(at)? else { return Ok(None) };
     let start = at.0 & !(leaf.size.bytes() - 1);
     let cut = (start != at.0).then(|| GpaRange::new(Gpa(start), leaf.size.bytes()));
@@ -39,7 +39,7 @@ pub(crate) fn cut_by<F: Format, H: Host>(
 pub(crate) fn widened<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     range: GpaRange,
-) -> Result<GpaRange, Contended> {
+) -> Result<GpaRange, Contention> {
     let start = cut_by(guard, range.start())?.map_or(range.start(), |leaf| leaf.start());
     let end = cut_by(guard, range.end())?.map_or(range.end(), |leaf| leaf.end());
     Ok(GpaRange::new(start, end.0 - start.0).expect("wider than a range"))

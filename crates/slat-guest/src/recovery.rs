@@ -12,8 +12,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use slat::{
-    Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Leaf, LocalFlush,
-    Relax, Stopped,
+    Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Interruption, Leaf,
+    LocalFlush, Relax,
 };
 
 /// The result of a turn of recovery.
@@ -146,9 +146,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             match result {
                 // Pages that another thread held, and those behind, may still differ: their tables
                 // are tried again later.
-                Ok(_) | Err(Stopped { reason: ChangeError::Contended, .. }) => {}
-                Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {}
-                Err(Stopped { reason, .. }) => unreachable!("a memslot's pages: {reason}"),
+                Ok(_) | Err(Interruption { reason: ChangeError::Contended, .. }) => {}
+                Err(Interruption { reason: ChangeError::CutsBlock { .. }, .. }) => {}
+                Err(Interruption { reason, .. }) => unreachable!("a memslot's pages: {reason}"),
             }
         });
     }

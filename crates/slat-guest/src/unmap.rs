@@ -9,7 +9,7 @@ use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::widened;
 use alloc::vec::Vec;
 use slat::{
-    Format, GpaRange, Guard, Maintenance, Memory, Stopped, Tables, UnmapBatch, UnmapEntry,
+    Format, GpaRange, Guard, Interruption, Maintenance, Memory, Tables, UnmapBatch, UnmapEntry,
     UnmapError, UnmappedRun,
 };
 
@@ -138,7 +138,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             let mut rest = range;
             loop {
                 let at = match guard.unmap(rest, &mut batch) {
-                    Err(Stopped { reason: UnmapError::CutsBlock { .. }, .. }) => {
+                    Err(Interruption { reason: UnmapError::CutsBlock { .. }, .. }) => {
                         complete(&mut batch);
                         match widened(guard, rest) {
                             Ok(wider) => rest = wider,
@@ -146,17 +146,17 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
                         }
                         continue;
                     }
-                    Err(Stopped { at, reason: UnmapError::Full }) => {
+                    Err(Interruption { at, reason: UnmapError::Full }) => {
                         complete(&mut batch);
                         at
                     }
-                    Err(Stopped { at, reason: UnmapError::Contended }) => {
+                    Err(Interruption { at, reason: UnmapError::Contended }) => {
                         complete(&mut batch);
                         tables.platform().wait();
                         at
                     }
                     Ok(_) => break,
-                    Err(Stopped { reason, .. }) => {
+                    Err(Interruption { reason, .. }) => {
                         unreachable!("a memslot's pages, these tables': {reason}")
                     }
                 };

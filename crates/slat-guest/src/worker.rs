@@ -8,8 +8,8 @@ use crate::ranges::{pieces, widened};
 use crate::stats::Counters;
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Format, Frame, Gpa, GpaRange, Guard, OutOfFrames, PageSize, Reader,
-    Stopped, TableCache, Tables, TooManyReaders, Translation,
+    ChangeError, Contention, Format, Frame, Gpa, GpaRange, Guard, Interruption, OutOfFrames,
+    PageSize, Reader, TableCache, Tables, TooManyReaders, Translation,
 };
 
 /// How often a call tries an entry that another thread holds before it reports contention.
@@ -93,7 +93,7 @@ pub struct Worker<'w, F: Format, H: Host, B: Backing> {
 }
 
 /// The result of an operation of the engine on a piece of a range.
-type ChangeResult = Result<u64, Stopped<ChangeError>>;
+type ChangeResult = Result<u64, Interruption<ChangeError>>;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Makes the thread's handle for the guest: takes a reader slot among the threads that walk the
@@ -168,8 +168,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Translates `gpa` in the tables that vCPUs share; returns `None` if nothing is mapped there.
     ///
     /// # Errors
-    /// [`Contended`] if the entry is being changed.
-    pub fn translate(&mut self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    /// [`Contention`] if the entry is being changed.
+    pub fn translate(&mut self, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         self.inside(&self.guest.tables, |Inside { guard, .. }| guard.translate(gpa))
     }
 
@@ -251,18 +251,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     loop {
                         match change(guard, rest) {
                             Ok(_) => break,
-                            Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
+                            Err(Interruption { reason: ChangeError::CutsBlock { .. }, .. }) => {
                                 match widened(guard, rest) {
                                     Ok(wider) => rest = wider,
                                     Err(_) => host.wait(),
                                 }
                             }
-                            Err(Stopped { at, reason: ChangeError::Contended }) => {
+                            Err(Interruption { at, reason: ChangeError::Contended }) => {
                                 let behind = GpaRange::new(at, rest.end().0.saturating_sub(at.0));
                                 rest = behind.unwrap_or(rest);
                                 host.wait();
                             }
-                            Err(Stopped { reason, .. }) => {
+                            Err(Interruption { reason, .. }) => {
                                 unreachable!("a memslot's pages: {reason}")
                             }
                         }

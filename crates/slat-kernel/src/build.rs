@@ -2,7 +2,7 @@
 
 use crate::object::RustObject;
 use crate::vm::{Architecture, Teller};
-use crate::{Edited, Tree, config, copy, tools};
+use crate::{EditedTree, Tree, config, copy, tools};
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ pub struct Build<'a> {
     /// The tree.
     pub tree: &'a Tree,
     /// Its edits.
-    pub edited: &'a Edited,
+    pub edited: &'a EditedTree,
     /// The architecture.
     pub arch: Architecture,
     /// Options of the configuration beyond those that every kernel here has, a line each.
@@ -43,7 +43,7 @@ pub struct Build<'a> {
 
 /// A kernel that was built.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Built {
+pub struct BuiltKernel {
     /// The image that a machine boots.
     pub image: PathBuf,
     /// Its release, as `uname -r` prints it.
@@ -70,7 +70,7 @@ impl Build<'_> {
     /// # Errors
     /// A program that builds it is missing (the error names its package), the disk is full, the
     /// build failed (the error has the end of its log), or `stop` was set.
-    pub fn run(self) -> anyhow::Result<Built> {
+    pub fn run(self) -> anyhow::Result<BuiltKernel> {
         let mut objects = self.edited.patches.iter().flat_map(|(edit, _)| &edit.objects);
         ensure!(
             objects.next().is_none() || !self.rust_objects().is_empty(),
@@ -90,9 +90,9 @@ impl Build<'_> {
         let fingerprint = copy::fingerprint(tree, commit, &files, &how, self.stop)?;
         let kept = self.folder.join("images").join(format!("{}-{fingerprint:016x}", self.arch));
         let log = objects.join(LOG);
-        let built = |steps| -> anyhow::Result<Built> {
+        let built = |steps| -> anyhow::Result<BuiltKernel> {
             let release = fs::read_to_string(kept.join("release"))?;
-            Ok(Built { image: kept.join("image"), release, steps, log: log.clone() })
+            Ok(BuiltKernel { image: kept.join("image"), release, steps, log: log.clone() })
         };
         if kept.is_dir() {
             return built(0);
@@ -214,7 +214,7 @@ impl Build<'_> {
     }
 
     /// Returns the objects, of files that are there after some edits, of all that any edit touches.
-    fn touched(self, edited: &Edited) -> Vec<String> {
+    fn touched(self, edited: &EditedTree) -> Vec<String> {
         let is_there = |path: &&String| {
             !edited.removed.contains(*path)
                 && (self.tree.path.join(path).exists() || edited.files.contains_key(*path))
@@ -264,7 +264,7 @@ impl Build<'_> {
 
     /// Returns what differs from the tree: files of the edits, and objects of Rust, which are
     /// compiled unless they were before.
-    fn files(self) -> anyhow::Result<copy::Changed> {
+    fn files(self) -> anyhow::Result<copy::Changes> {
         let texts = self.edited.files.iter();
         let mut files: BTreeMap<_, _> =
             texts.map(|(path, text)| (path.clone(), Some(text.clone().into_bytes()))).collect();
@@ -423,7 +423,7 @@ impl Make<'_> {
         unsafe {
             make.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
         }
-        let mut running = Running(make.spawn().context("cannot start make")?);
+        let mut running = MakeProcess(make.spawn().context("cannot start make")?);
         let lines = running.0.stdout.take().map(BufReader::new);
         let begin = Instant::now();
         // The pipe ends when make does; no process that make starts outlives it.
@@ -470,9 +470,9 @@ fn reason(text: &str, log: &Path) -> String {
 }
 
 /// `make` and all processes that it starts; `drop` ends them.
-struct Running(Child);
+struct MakeProcess(Child);
 
-impl Drop for Running {
+impl Drop for MakeProcess {
     fn drop(&mut self) {
         if let (Ok(None), Some(pid)) = (self.0.try_wait(), Pid::from_raw(self.0.id() as i32)) {
             // The process group may have ended by itself.
@@ -511,11 +511,11 @@ mod tests {
     #[test]
     fn the_copy_follows_the_edits_whether_or_not_anything_is_built() {
         let (folder, tree) = tree();
-        let (edited, plain) = (edited(&tree), Edited::new(&tree, Vec::new()).unwrap());
+        let (edited, plain) = (edited(&tree), EditedTree::new(&tree, Vec::new()).unwrap());
         let stop = AtomicBool::new(false);
         let tell = Teller { say: &|_| {}, note: &|_| {} };
         let (arch, kept) = (Architecture::Aarch64, tempfile::tempdir().unwrap());
-        let sources = |edited: &Edited| {
+        let sources = |edited: &EditedTree| {
             let (tree, folder, stop) = (&tree, kept.path(), &stop);
             Build { tree, edited, arch, options: "", folder, jobs: 1, stop, tell }
                 .sources()
@@ -530,7 +530,7 @@ mod tests {
     #[test]
     fn edits_with_objects_for_another_architecture_are_refused() {
         let (_folder, tree) = tree();
-        let mut edited = Edited::new(&tree, Vec::new()).unwrap();
+        let mut edited = EditedTree::new(&tree, Vec::new()).unwrap();
         let series = crate::Edits::read(None).unwrap().find(&["slat-engine".to_owned()]).unwrap();
         edited.patches = series.into_iter().map(|edit| (edit, Vec::new())).collect();
         let (stop, tell) = (AtomicBool::new(false), Teller { say: &|_| {}, note: &|_| {} });

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const GENERATED: [&str; 2] = ["include/config", "include/generated"];
 
 /// What differs from the tree: whole files, and `None` for those that are gone.
-pub type Changed = BTreeMap<String, Option<Vec<u8>>>;
+pub type Changes = BTreeMap<String, Option<Vec<u8>>>;
 
 /// Returns whether a path is no source.
 fn is_left_out(path: &str) -> bool {
@@ -39,7 +39,7 @@ fn is_left_out(path: &str) -> bool {
 pub fn fingerprint(
     tree: &Path,
     commit: Option<&str>,
-    files: &Changed,
+    files: &Changes,
     how: &[&str],
     stop: &AtomicBool,
 ) -> anyhow::Result<u64> {
@@ -79,7 +79,7 @@ pub fn known_options(tree: &Path, stop: &AtomicBool) -> anyhow::Result<u64> {
 ///
 /// # Errors
 /// A folder cannot be read or written, or `stop` was set.
-pub fn make(tree: &Path, files: &Changed, copy: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
+pub fn make(tree: &Path, files: &Changes, copy: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut known = BTreeSet::new();
     walk(tree, "", stop, &mut |path, found| {
         if !files.contains_key(path) {
@@ -203,7 +203,7 @@ fn replace(place: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    fn edits(text: &str) -> Changed {
+    fn edits(text: &str) -> Changes {
         let file = |path: &str, text: &str| (path.to_owned(), Some(text.into()));
         [file("kvm/mmu.c", text), file("kvm/new.c", "n")].into()
     }
@@ -304,10 +304,10 @@ mod tests {
     #[test]
     fn a_fingerprint_differs_after_every_change() {
         let (tree, stop) = (tree(), AtomicBool::new(false));
-        let built = |files: &Changed, how: &str| {
+        let built = |files: &Changes, how: &str| {
             fingerprint(tree.path(), None, files, &[how], &stop).unwrap()
         };
-        let of = |files: &Changed| built(files, "gcc");
+        let of = |files: &Changes| built(files, "gcc");
         assert_ne!(of(&BTreeMap::new()), built(&BTreeMap::new(), "another gcc"));
         let (plain, edited) = (of(&BTreeMap::new()), of(&edits("new")));
         assert!(plain == of(&BTreeMap::new()) && plain != edited && edited != of(&edits("newer")));

@@ -12,24 +12,24 @@ pub const NO_GIT: &str = "git does not run; as root: `apt-get install --no-insta
 
 /// Why a diff does not apply: the file, and what is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct Refusal {
     /// The file.
     pub file: String,
     /// The reason; it names the hunk.
     pub why: String,
 }
 
-impl Refused {
+impl Refusal {
     fn new(file: impl Into<String>, why: impl Into<String>) -> Self {
         Self { file: file.into(), why: why.into() }
     }
 }
 
 /// What a diff leaves in each file: its text, or nothing where it is removed.
-pub type Result = std::result::Result<BTreeMap<String, Option<String>>, Refused>;
+pub type Result = std::result::Result<BTreeMap<String, Option<String>>, Refusal>;
 
 /// The files that a diff names, and the number of first parts of their paths that are left out.
-struct Named {
+struct NamedFiles {
     paths: BTreeSet<String>,
     strip: usize,
 }
@@ -98,14 +98,14 @@ fn stripped(path: &str, parts: usize) -> Option<String> {
     is_inside.then(|| path.to_owned())
 }
 
-impl Named {
-    fn of(diff: &str, exists: &dyn Fn(&str) -> bool) -> std::result::Result<Self, Refused> {
+impl NamedFiles {
+    fn of(diff: &str, exists: &dyn Fn(&str) -> bool) -> std::result::Result<Self, Refusal> {
         let headers = headers(diff);
-        let all = |strip: usize| -> std::result::Result<BTreeSet<String>, Refused> {
+        let all = |strip: usize| -> std::result::Result<BTreeSet<String>, Refusal> {
             let path = |(path, bare): &(String, bool)| {
                 let strip = if *bare { strip.saturating_sub(1) } else { strip };
                 stripped(path, strip).ok_or_else(|| {
-                    Refused::new(path, "this is no path of a file in the tree, as of `patch -p1`")
+                    Refusal::new(path, "this is no path of a file in the tree, as of `patch -p1`")
                 })
             };
             headers.iter().map(path).collect()
@@ -120,15 +120,15 @@ impl Named {
 /// Applies a diff to the files that `read` returns.
 ///
 /// # Errors
-/// [`Refused`]: nothing was changed then.
+/// [`Refusal`]: nothing was changed then.
 pub fn apply(diff: &str, read: &dyn Fn(&str) -> Option<String>) -> Result {
-    let named = Named::of(diff, &|path| read(path).is_some())?;
+    let named = NamedFiles::of(diff, &|path| read(path).is_some())?;
     let Some(first) = named.paths.first() else {
-        return Err(Refused::new("the diff", "it names no file"));
+        return Err(Refusal::new("the diff", "it names no file"));
     };
     let io = |error: std::io::Error| match error.kind() {
-        ErrorKind::NotFound => Refused::new(first, NO_GIT),
-        _ => Refused::new(first, format!("cannot apply a diff here: {error}")),
+        ErrorKind::NotFound => Refusal::new(first, NO_GIT),
+        _ => Refusal::new(first, format!("cannot apply a diff here: {error}")),
     };
     let folder = tempfile::tempdir().map_err(io)?;
     let top = fs::canonicalize(folder.path()).map_err(io)?.join("tree");
@@ -144,7 +144,7 @@ pub fn apply(diff: &str, read: &dyn Fn(&str) -> Option<String>) -> Result {
     if !git(&[]).map_err(io)?.status.success() {
         let backwards = git(&["--check", "--reverse"]).map_err(io)?;
         if backwards.status.success() {
-            return Err(Refused::new(first, "the tree has it already"));
+            return Err(Refusal::new(first, "the tree has it already"));
         }
         let each = git(&["--reject", "--verbose"]).map_err(io)?;
         return Err(reason(&String::from_utf8_lossy(&each.stderr), diff, first));
@@ -154,7 +154,7 @@ pub fn apply(diff: &str, read: &dyn Fn(&str) -> Option<String>) -> Result {
         let text = match fs::read(place(&path)) {
             Ok(bytes) => match String::from_utf8(bytes) {
                 Ok(text) => Some(text),
-                Err(_) => return Err(Refused::new(path, "it is no text")),
+                Err(_) => return Err(Refusal::new(path, "it is no text")),
             },
             Err(_) => None,
         };
@@ -181,7 +181,7 @@ fn git(top: &Path, strip: usize, diff: &str, options: &[&str]) -> std::io::Resul
 }
 
 /// Finds the first file that a diff does not fit in what git says of each hunk.
-fn reason(said: &str, diff: &str, first: &str) -> Refused {
+fn reason(said: &str, diff: &str, first: &str) -> Refusal {
     for line in said.lines() {
         if let Some(rest) = line.strip_prefix("Applying patch ")
             && let Some((file, _)) = rest.split_once(" with ")
@@ -200,7 +200,7 @@ fn reason(said: &str, diff: &str, first: &str) -> Refused {
                     None => format!("hunk {number}"),
                 })
                 .collect();
-            return Refused::new(
+            return Refusal::new(
                 file,
                 format!("{} does not fit what is there", shown.join(" and ")),
             );
@@ -209,17 +209,17 @@ fn reason(said: &str, diff: &str, first: &str) -> Refused {
     let error = said.lines().find_map(|line| line.strip_prefix("error: "));
     let error = error.unwrap_or("git does not say why");
     if let Some((file, "No such file or directory")) = error.rsplit_once(": ") {
-        return Refused::new(file, "the tree has no such file");
+        return Refusal::new(file, "the tree has no such file");
     }
     if let Some((file, "already exists in working directory")) = error.rsplit_once(": ") {
-        return Refused::new(file, "the tree has a file of this name already");
+        return Refusal::new(file, "the tree has a file of this name already");
     }
     let mangled = if error.contains("corrupt patch") {
         "; a program that sent it may have broken its lines or spaces"
     } else {
         ""
     };
-    Refused::new(first, format!("{error}{mangled}"))
+    Refusal::new(first, format!("{error}{mangled}"))
 }
 
 /// Returns the headers of a file's hunks.

@@ -1,6 +1,6 @@
 //! A tree with edits, in memory.
 
-use crate::step::Failed;
+use crate::step::StepFailure;
 use crate::{Edit, Error, Tree, Version, diff};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +45,7 @@ pub struct Change {
 
 /// A tree with edits applied.
 #[derive(Clone, Debug)]
-pub struct Edited {
+pub struct EditedTree {
     /// Each edit, and what it changed.
     pub patches: Vec<(Edit, Vec<Change>)>,
     /// The complete files that differ from the tree's.
@@ -54,7 +54,7 @@ pub struct Edited {
     pub removed: BTreeSet<String>,
 }
 
-impl Edited {
+impl EditedTree {
     /// Applies edits in their order.
     ///
     /// # Errors
@@ -111,8 +111,8 @@ impl Edited {
                 return Err(does_not(&step.files.join(" or "), "it is not there".to_owned()));
             };
             let after = step.apply(&text).map_err(|failed| match failed {
-                Failed::Why(why) => does_not(file, why),
-                Failed::Other(error) => error,
+                StepFailure::Why(why) => does_not(file, why),
+                StepFailure::Other(error) => error,
             })?;
             before.entry(file.clone()).or_insert(Some(text));
             self.set(file, Some(after));
@@ -176,10 +176,10 @@ pub(crate) mod tests {
         (folder, tree)
     }
 
-    pub(crate) fn edited(tree: &Tree) -> Edited {
+    pub(crate) fn edited(tree: &Tree) -> EditedTree {
         let folder = series();
         let edits = Edits::read(Some(folder.path())).unwrap();
-        Edited::new(tree, edits.find(&["walks".to_owned()]).unwrap()).unwrap()
+        EditedTree::new(tree, edits.find(&["walks".to_owned()]).unwrap()).unwrap()
     }
 
     #[test]
@@ -211,7 +211,7 @@ pub(crate) mod tests {
         let refusal = || {
             let edits = Edits::read(Some(edits.path())).unwrap();
             let found = edits.find(&["walks".to_owned()]).unwrap();
-            Edited::new(&tree, found).unwrap_err().to_string()
+            EditedTree::new(&tree, found).unwrap_err().to_string()
         };
         fs::write(folder.path().join("virt/kvm/new.c"), "other\n").unwrap();
         assert!(refusal().contains("virt/kvm/new.c: the tree has a file of this name"));

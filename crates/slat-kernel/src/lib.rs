@@ -2,7 +2,7 @@
 //!
 //! [`Tree`] is a Linux source tree, and [`Edits`] a folder of series of edits: semantic patches,
 //! lines for files that no C parser reads, and new files; [`patches`] reads those of other people.
-//! [`Edited`] is the tree with some of them
+//! [`EditedTree`] is the tree with some of them
 //! applied, in memory. [`Build`] builds it from a copy of hard links, and [`Mail`] writes it as a
 //! series that `git am` accepts. The tree itself is never written to.
 //!
@@ -26,9 +26,9 @@ mod tools;
 mod tree;
 pub mod vm;
 
-pub use build::{Build, Built, Sources};
+pub use build::{Build, BuiltKernel, Sources};
 pub use config::SETS;
-pub use edited::{Edited, Files};
+pub use edited::{EditedTree, Files};
 pub use edits::{Author, Edit, Edits, SELFTESTS, Series};
 pub use error::Error;
 pub use git::Revision;

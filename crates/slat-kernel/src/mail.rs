@@ -1,7 +1,7 @@
 //! Edits as a series of patches that `git am` accepts, made against the user's tree.
 
 use crate::edited::Change;
-use crate::{Author, Edit, Edited};
+use crate::{Author, Edit, EditedTree};
 use similar::TextDiff;
 use std::fmt::Write as _;
 
@@ -19,7 +19,7 @@ const CONTEXT: usize = 3;
 
 impl Mail {
     /// Returns a cover letter, and a patch for each edit that changed something.
-    pub fn series(cover: &str, edited: &Edited, author: &Author) -> Vec<Self> {
+    pub fn series(cover: &str, edited: &EditedTree, author: &Author) -> Vec<Self> {
         let patches: Vec<_> = edited.patches.iter().filter(|(_, c)| !c.is_empty()).collect();
         let count = patches.len();
         let (title, rest) = cover.split_once('\n').unwrap_or((cover, ""));

@@ -17,7 +17,7 @@ const ENDINGS: [&str; 6] = ["patch", "diff", "mbox", "mbx", "eml", "gz"];
 
 /// A mail with a diff.
 #[derive(Clone, Debug)]
-struct Posted {
+struct PatchMail {
     edit: Edit,
     tag: Tag,
     id: String,
@@ -60,12 +60,12 @@ fn malformed(path: &Path, why: impl Into<String>) -> Error {
 }
 
 /// Reads a folder: by its `series` file, as quilt has it, or by the numbers or names of its files.
-fn folder(path: &Path) -> Result<Vec<Posted>, Error> {
+fn folder(path: &Path) -> Result<Vec<PatchMail>, Error> {
     let failed = || Error::io(format!("cannot read {}", path.display()));
     if let Ok(list) = fs::read_to_string(path.join("series")) {
         let names = list.lines().filter_map(|line| line.split_whitespace().next());
         let names = names.filter(|name| !name.starts_with('#'));
-        let each: Result<Vec<Vec<Posted>>, Error> =
+        let each: Result<Vec<Vec<PatchMail>>, Error> =
             names.map(|name| file(&path.join(name), &mut Vec::new())).collect();
         return Ok(each?.concat());
     }
@@ -88,7 +88,7 @@ fn folder(path: &Path) -> Result<Vec<Posted>, Error> {
     ordered(path, all, false)
 }
 
-fn file(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Posted>, Error> {
+fn file(path: &Path, notes: &mut Vec<String>) -> Result<Vec<PatchMail>, Error> {
     let mut all = messages(path, &contents(path)?)?;
     // A thread may have a newer version in answer to the first.
     if let Some(newest) = all.iter().map(|posted| posted.tag.version).max() {
@@ -140,7 +140,7 @@ fn piped(command: &mut Command, input: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Returns the patches of a text, without cover letters and replies.
-fn messages(path: &Path, bytes: &[u8]) -> Result<Vec<Posted>, Error> {
+fn messages(path: &Path, bytes: &[u8]) -> Result<Vec<PatchMail>, Error> {
     let text = String::from_utf8_lossy(bytes);
     let stem = path.file_stem().map_or("patch".into(), |stem| stem.to_string_lossy());
     let stem = if path == Path::new(STDIN) { "stdin".into() } else { stem };
@@ -149,7 +149,7 @@ fn messages(path: &Path, bytes: &[u8]) -> Result<Vec<Posted>, Error> {
             false => Vec::new(),
             true => {
                 let edit = edit(path, &slug(&stem), &stem, &text, None);
-                vec![Posted { edit, tag: Tag::default(), id: String::new() }]
+                vec![PatchMail { edit, tag: Tag::default(), id: String::new() }]
             }
         });
     }
@@ -187,7 +187,7 @@ fn messages(path: &Path, bytes: &[u8]) -> Result<Vec<Posted>, Error> {
         let from = format!("{} <{}>", field("Author: "), field("Email: "));
         let author = Author { from, date: field("Date: ") };
         let edit = edit(path, &slug(&subject), &text, &diff, Some(author));
-        found.push(Posted { edit, tag, id: id(&String::from_utf8_lossy(&bytes)) });
+        found.push(PatchMail { edit, tag, id: id(&String::from_utf8_lossy(&bytes)) });
     }
     Ok(found)
 }
@@ -257,7 +257,7 @@ fn slug(subject: &str) -> String {
 
 /// Returns the patches in the order of their numbers, if all have one. A file has all of a series,
 /// a folder may have a part of it.
-fn ordered(path: &Path, mut all: Vec<Posted>, is_whole: bool) -> Result<Vec<Posted>, Error> {
+fn ordered(path: &Path, mut all: Vec<PatchMail>, is_whole: bool) -> Result<Vec<PatchMail>, Error> {
     let mut ids = BTreeSet::new();
     all.retain(|posted| posted.id.is_empty() || ids.insert(posted.id.clone()));
     let places: Option<Vec<(u32, u32)>> = all.iter().map(|posted| posted.tag.place).collect();

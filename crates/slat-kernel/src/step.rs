@@ -104,18 +104,18 @@ impl Step {
     /// Returns the text of a file after the step.
     ///
     /// # Errors
-    /// [`Failed`], with the reason why it does not apply.
-    pub fn apply(&self, before: &str) -> Result<String, Failed> {
+    /// [`StepFailure`], with the reason why it does not apply.
+    pub fn apply(&self, before: &str) -> Result<String, StepFailure> {
         match &self.kind {
             Kind::Semantic { leaves } => {
                 if leaves.iter().all(|(_, text)| before.contains(text)) {
-                    return Err(Failed::Why("the tree has it already".to_owned()));
+                    return Err(StepFailure::Why("the tree has it already".to_owned()));
                 }
                 let after = coccinelle(&self.path, before)?;
-                missing(leaves, before, &after).map_or(Ok(after), |why| Err(Failed::Why(why)))
+                missing(leaves, before, &after).map_or(Ok(after), |why| Err(StepFailure::Why(why)))
             }
             Kind::Lines { place, anchor, lines } => {
-                insert(before, *place, anchor, lines).map_err(Failed::Why)
+                insert(before, *place, anchor, lines).map_err(StepFailure::Why)
             }
         }
     }
@@ -123,7 +123,7 @@ impl Step {
 
 /// The reason why a step does not apply.
 #[derive(Debug)]
-pub enum Failed {
+pub enum StepFailure {
     /// It does not fit the file.
     Why(String),
     /// Another error.
@@ -174,10 +174,10 @@ fn insert(before: &str, place: Place, anchor: &str, lines: &[String]) -> Result<
 }
 
 /// Applies a semantic patch.
-fn coccinelle(patch: &Path, text: &str) -> Result<String, Failed> {
+fn coccinelle(patch: &Path, text: &str) -> Result<String, StepFailure> {
     let io = |what: &str| {
         let what = what.to_owned();
-        |error| Failed::Other(Error::io(what)(error))
+        |error| StepFailure::Other(Error::io(what)(error))
     };
     let folder = tempfile::tempdir().map_err(io("cannot make a temporary folder"))?;
     let (before, after) = (folder.path().join("before.c"), folder.path().join("after.c"));
@@ -185,12 +185,12 @@ fn coccinelle(patch: &Path, text: &str) -> Result<String, Failed> {
     let mut spatch = Command::new("spatch");
     spatch.args(["--very-quiet", "--no-includes", "--sp-file"]).arg(patch);
     let output = spatch.arg(&before).arg("-o").arg(&after).output();
-    let output = output.map_err(|_| Failed::Other(Error::NoCoccinelle))?;
+    let output = output.map_err(|_| StepFailure::Other(Error::NoCoccinelle))?;
     let said = String::from_utf8_lossy(&output.stderr);
     // Coccinelle fails if nothing changes; then the texts that are missing tell the reason.
     if !output.status.success() && !said.contains("no modified files") {
         let last: Vec<&str> = said.lines().rev().take(3).collect();
-        return Err(Failed::Why(last.join("; ")));
+        return Err(StepFailure::Why(last.join("; ")));
     }
     Ok(std::fs::read_to_string(&after).unwrap_or_else(|_| text.to_owned()))
 }

@@ -1,6 +1,6 @@
 //! Each reader of this crate over the hosts of `tests/procfs`.
 
-use crate::idle::Tracking;
+use crate::idle::AccessTracking;
 use crate::procfs::Files;
 use crate::{Backing, Error, hugetlb, meminfo, numa, trace};
 use std::path::Path;
@@ -90,7 +90,7 @@ fn each_host_has_the_memory_that_its_files_say() {
         is(numa::check_in(files, &[0], 2 * MIB, Backing::Small), it.node);
         let tracer = trace::below(files).unwrap_err();
         assert!(tracer.contains(it.tracer), "{}: {tracer}", it.host);
-        let tracking = Tracking::below(&root);
+        let tracking = AccessTracking::below(&root);
         assert!(matches!(tracking, Err(Error::NoAccessTracking { refused: None })), "{}", it.host);
     }
 }

@@ -27,7 +27,7 @@ const BATCHES: u32 = 1 << 3;
 
 /// An interface of the kernel for access tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tracking {
+pub enum AccessTracking {
     /// `/sys/kernel/mm/page_idle/bitmap`.
     IdlePages,
     /// `/sys/kernel/debug/lru_gen`, which asks KVM for 64 pages at once.
@@ -36,7 +36,7 @@ pub enum Tracking {
     Generations,
 }
 
-impl Tracking {
+impl AccessTracking {
     /// Returns the interface that this host has, idle page tracking first because it is more exact.
     ///
     /// # Errors
@@ -77,12 +77,12 @@ impl Tracking {
     }
 }
 
-impl fmt::Display for Tracking {
+impl fmt::Display for AccessTracking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Tracking::IdlePages => "page_idle",
-            Tracking::Batches => "lru_gen, 64 pages at once",
-            Tracking::Generations => "lru_gen",
+            AccessTracking::IdlePages => "page_idle",
+            AccessTracking::Batches => "lru_gen, 64 pages at once",
+            AccessTracking::Generations => "lru_gen",
         })
     }
 }
@@ -130,15 +130,15 @@ pub(crate) fn components(text: &str) -> Option<u32> {
 impl Marker {
     /// Finds the frames of `memory`, or the cgroup of this process. `memory` is populated, and its
     /// pages must not move afterwards.
-    pub fn new(tracking: Tracking, memory: &HostMemory) -> Result<Self, Error> {
+    pub fn new(tracking: AccessTracking, memory: &HostMemory) -> Result<Self, Error> {
         match tracking {
-            Tracking::IdlePages => {
+            AccessTracking::IdlePages => {
                 let bitmap =
                     OpenOptions::new().read(true).write(true).open(Path::new("/").join(BITMAP));
                 let bitmap = bitmap.map_err(Error::os("open of page_idle/bitmap"))?;
                 Ok(Self::IdlePages { bitmap, words: frames(memory)? })
             }
-            Tracking::Batches | Tracking::Generations => {
+            AccessTracking::Batches | AccessTracking::Generations => {
                 let path = Path::new("/").join(LRU_GEN);
                 let text = lru_gen(&path)?;
                 let files = crate::procfs::Files::here();
@@ -153,7 +153,7 @@ impl Marker {
                 let untold = || Error::untold("proc/self/cgroup".into());
                 let own = files.group("memory").ok_or_else(untold)?;
                 let group = group(&text, &own).ok_or_else(unlisted)?;
-                let _before = Components::set(tracking == Tracking::Batches)?;
+                let _before = Components::set(tracking == AccessTracking::Batches)?;
                 Ok(Self::Generations { path, group, _before })
             }
         }
@@ -319,24 +319,27 @@ mod tests {
     fn a_missing_idle_bitmap_is_distinguished_from_a_refused_one() {
         let root = std::env::temp_dir().join(format!("slat-idle-{}", std::process::id()));
         std::fs::create_dir_all(root.join("sys/kernel/mm/page_idle")).unwrap();
-        assert!(matches!(Tracking::below(&root), Err(Error::NoAccessTracking { refused: None })));
+        assert!(matches!(
+            AccessTracking::below(&root),
+            Err(Error::NoAccessTracking { refused: None })
+        ));
         // As a folder, it is there and refused, whoever asks.
         std::fs::create_dir(root.join(BITMAP)).unwrap();
-        let refused = Tracking::below(&root).unwrap_err().to_string();
+        let refused = AccessTracking::below(&root).unwrap_err().to_string();
         assert!(refused.contains("page_idle/bitmap: Is a directory"), "{refused}");
         std::fs::remove_dir(root.join(BITMAP)).unwrap();
         std::fs::write(root.join(BITMAP), []).unwrap();
-        assert_eq!(Tracking::below(&root).unwrap(), [Tracking::IdlePages]);
+        assert_eq!(AccessTracking::below(&root).unwrap(), [AccessTracking::IdlePages]);
         std::fs::create_dir_all(root.join("sys/kernel/debug")).unwrap();
         std::fs::write(root.join(LRU_GEN), []).unwrap();
-        let both = [Tracking::IdlePages, Tracking::Generations];
-        assert_eq!(Tracking::below(&root).unwrap(), both);
+        let both = [AccessTracking::IdlePages, AccessTracking::Generations];
+        assert_eq!(AccessTracking::below(&root).unwrap(), both);
         std::fs::create_dir_all(root.join("sys/kernel/mm/lru_gen")).unwrap();
         std::fs::write(root.join(COMPONENTS), "0x0007\n").unwrap();
-        assert_eq!(Tracking::below(&root).unwrap(), both);
+        assert_eq!(AccessTracking::below(&root).unwrap(), both);
         std::fs::write(root.join(COMPONENTS), "0x000f\n").unwrap();
-        let all = [Tracking::IdlePages, Tracking::Batches, Tracking::Generations];
-        assert_eq!(Tracking::below(&root).unwrap(), all);
+        let all = [AccessTracking::IdlePages, AccessTracking::Batches, AccessTracking::Generations];
+        assert_eq!(AccessTracking::below(&root).unwrap(), all);
         std::fs::remove_dir_all(root).unwrap();
     }
 

@@ -6,7 +6,7 @@
 
 use crate::failure::bad_input;
 use crate::scenario::Program;
-use crate::session::{Running, Session};
+use crate::session::{RunningChild, Session};
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::io::Read;
@@ -89,14 +89,14 @@ pub fn with_json(words: &[String]) -> Vec<String> {
 
 /// A child that was started, and whose output is gathered.
 #[derive(Debug)]
-struct Started {
+struct StartedChild {
     child: Child,
-    running: Running,
+    running: RunningChild,
     stdout: thread::JoinHandle<Vec<u8>>,
     stderr: thread::JoinHandle<Vec<u8>>,
 }
 
-impl Started {
+impl StartedChild {
     fn new(words: &[String]) -> anyhow::Result<Self> {
         let this = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(this);
@@ -108,7 +108,7 @@ impl Started {
         command.process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start this program again")?;
-        let running = Running::new(child.id());
+        let running = RunningChild::new(child.id());
         let (stdout, stderr) = (gather(child.stdout.take()), gather(child.stderr.take()));
         Ok(Self { child, running, stdout, stderr })
     }
@@ -137,7 +137,7 @@ impl Started {
 /// # Errors
 /// The program cannot be started, or waited for.
 pub fn run(words: &[String], session: &Session) -> anyhow::Result<ChildExit> {
-    let mut started = Started::new(words)?;
+    let mut started = StartedChild::new(words)?;
     let waited = wait(&mut started.child, None, session);
     started.ended(waited)
 }
@@ -147,7 +147,7 @@ pub fn run(words: &[String], session: &Session) -> anyhow::Result<ChildExit> {
 #[derive(Debug)]
 pub struct Beside {
     /// Nothing once it has ended.
-    started: Option<Started>,
+    started: Option<StartedChild>,
     words: String,
 }
 
@@ -157,7 +157,7 @@ impl Beside {
     /// # Errors
     /// The program cannot be started.
     pub fn start(words: &[String]) -> anyhow::Result<Self> {
-        Ok(Self { started: Some(Started::new(words)?), words: words.join(" ") })
+        Ok(Self { started: Some(StartedChild::new(words)?), words: words.join(" ") })
     }
 
     /// Checks that it still runs.
@@ -305,7 +305,7 @@ mod tests {
         let mut command = Command::new(std::env::current_exe().unwrap());
         let name = "child::tests::a_program_that_changes_the_host_until_ctrl_c";
         command.args(["--exact", name]).env(FILE, &file);
-        let started = Some(Started::of(command).unwrap());
+        let started = Some(StartedChild::of(command).unwrap());
         let mut beside = Beside { started, words: name.to_owned() };
         let host = || std::fs::read_to_string(&file).unwrap_or_default();
         while host() != "changed" {

@@ -1,7 +1,7 @@
 //! Reports and hosts for tests, with all kinds of rows and fixed figures.
 
 use crate::host::{Cpu, Host, HugePool, Kernel, Kvm, Maybe, Memory, Thp, Virtualisation};
-use crate::record::{Kind, Measurement, Report, SCHEMA, Skipped};
+use crate::record::{Kind, Measurement, Omission, Report, SCHEMA};
 use crate::trust::Trust;
 use crate::unit::Unit;
 use crate::verdict::Verdict;
@@ -21,7 +21,7 @@ pub fn report() -> Report {
         host: host(),
         command: ["slat", "--output", "a b"].map(str::to_owned).to_vec(),
         results,
-        skipped: vec![Skipped {
+        skipped: vec![Omission {
             what: "dirty-log on hugetlb-2m".to_owned(),
             reason: "the pool of 2m pages is empty; `sysctl vm.nr_hugepages=128` fills it"
                 .to_owned(),

@@ -31,7 +31,7 @@ pub const PAGE: &str = "report.html";
 /// # Errors
 /// Files cannot be created there, or it is reached through another user's link.
 pub fn writable(directory: &Path) -> anyhow::Result<()> {
-    let made = Target::find(&directory.join(RESULTS), Missing::Make);
+    let made = Target::find(&directory.join(RESULTS), MissingFolder::Make);
     made.and_then(Target::check).map_err(|error| {
         bad_input(format!(
             "--output {}: cannot write there ({RESULTS}: {error}); name a directory that can be \
@@ -58,7 +58,7 @@ pub fn write_whole(path: &Path, text: &[u8]) -> anyhow::Result<()> {
 /// # Errors
 /// Those of [`write_whole`].
 pub fn check(path: &Path) -> io::Result<()> {
-    Target::find(path, Missing::Refuse)?.check()
+    Target::find(path, MissingFolder::Refuse)?.check()
 }
 
 /// A text that is on disk under a temporary name, or that is written where nothing can be replaced.
@@ -75,7 +75,7 @@ impl StagedFile {
     /// # Errors
     /// Those of [`write_whole`].
     pub fn new(path: &Path, text: &[u8]) -> io::Result<Self> {
-        let stage = match Target::find(path, Missing::Refuse)? {
+        let stage = match Target::find(path, MissingFolder::Refuse)? {
             Target::Name(name) => {
                 let mut file = name.temporary()?;
                 file.file.write_all(text)?;
@@ -109,7 +109,7 @@ enum Target {
 
 /// What is done about a folder that is not there.
 #[derive(Clone, Copy, PartialEq)]
-enum Missing {
+enum MissingFolder {
     Make,
     Refuse,
 }
@@ -155,7 +155,7 @@ impl Target {
         }
     }
 
-    fn find(path: &Path, missing: Missing) -> io::Result<Self> {
+    fn find(path: &Path, missing: MissingFolder) -> io::Result<Self> {
         const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
         const LINK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
         let open = |at: &str| openat(rustix::fs::CWD, at, FOLDER, Mode::empty());
@@ -171,7 +171,7 @@ impl Target {
                 Err(Errno::NOENT) if left.is_empty() => {
                     return Ok(Self::Name(Name { folder, name, found: None }));
                 }
-                Err(Errno::NOENT) if missing == Missing::Make => {
+                Err(Errno::NOENT) if missing == MissingFolder::Make => {
                     match mkdirat(&folder, &name, Mode::from_raw_mode(0o777)) {
                         // Somebody was faster, perhaps with a link: it is looked at as any other.
                         Ok(()) | Err(Errno::EXIST) => {}
@@ -491,7 +491,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let socket = std::os::unix::net::UnixListener::bind(at("node")).unwrap();
-        let Target::Opened(node) = Target::find(&at("node"), Missing::Refuse).unwrap() else {
+        let Target::Opened(node) = Target::find(&at("node"), MissingFolder::Refuse).unwrap() else {
             panic!("a socket is no regular file")
         };
         fs::write(at("file"), "old").unwrap();

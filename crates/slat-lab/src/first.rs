@@ -4,7 +4,7 @@
 pub mod job;
 
 use anyhow::{Context, bail};
-use job::{Answer, Job, LoadModule, Test, Tested};
+use job::{Answer, Job, LoadModule, Test, TestResult};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, finit_module, reboot};
@@ -128,7 +128,7 @@ fn run(job: &Job) -> anyhow::Result<Answer> {
 /// Number of bytes at the end of a test's output that are kept.
 const SAID: usize = 2000;
 
-fn test(test: &Test) -> anyhow::Result<Tested> {
+fn test(test: &Test) -> anyhow::Result<TestResult> {
     let Test { path, arguments, seconds } = test;
     let failed = || format!("cannot run {path}");
     let log = "/tmp/test";
@@ -157,7 +157,7 @@ fn test(test: &Test) -> anyhow::Result<Tested> {
     let said = String::from_utf8_lossy(&said[said.len().saturating_sub(SAID)..]).into_owned();
     let seconds = begin.elapsed().as_secs_f64();
     eprintln!("{path} {}: {status}, {seconds:.1} s", arguments.join(" "));
-    Ok(Tested { exit_code: status.code(), timed_out, seconds, output: said })
+    Ok(TestResult { exit_code: status.code(), timed_out, seconds, output: said })
 }
 
 fn load(module: &LoadModule) -> anyhow::Result<()> {

@@ -145,7 +145,7 @@ impl Measurement {
 /// Something that could not be measured here, and why.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Skipped {
+pub struct Omission {
     /// What would have been measured.
     pub what: String,
     /// Why it was not, and what would change that.
@@ -158,7 +158,7 @@ pub struct Skipped {
 /// How exact an answer is that runs were repeated for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Repeated {
+pub struct Repetition {
     /// The guest that was run.
     pub what: String,
     /// The answer: the variant of its results, all rounds of a run together.
@@ -173,7 +173,7 @@ pub struct Repeated {
     pub reached: bool,
 }
 
-impl Repeated {
+impl Repetition {
     /// Creates the answer of several runs.
     pub fn new(what: String, variant: String, answers: &[f64], asked: f64) -> Self {
         let percent = median_precision(answers).map(|part| part * 100.0);
@@ -220,10 +220,10 @@ pub struct Report {
     /// What was measured, in the order it was measured in.
     pub results: Vec<Measurement>,
     /// What was not.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<Omission>,
     /// How exact the answers are that runs were repeated for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub repeated: Vec<Repeated>,
+    pub repeated: Vec<Repetition>,
 }
 
 impl Report {
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn an_answer_states_its_precision_and_whether_it_suffices() {
-        let of = |answers: &[f64]| Repeated::new("a".into(), "dirty".into(), answers, 10.0);
+        let of = |answers: &[f64]| Repetition::new("a".into(), "dirty".into(), answers, 10.0);
         let narrow = of(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.1]);
         assert!(narrow.reached);
         assert_eq!(narrow.line(), "a: dirty ±5.00 % after 6 runs: narrow enough (±10 % asked)");

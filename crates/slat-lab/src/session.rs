@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::host;
-use crate::record::{Repeated, Skipped};
+use crate::record::{Omission, Repetition};
 use crate::trust;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -20,8 +20,8 @@ pub struct Session {
     on_terminal: bool,
     /// Progress as lines, if stderr is no terminal.
     lines: Option<Mutex<Lines>>,
-    skipped: Vec<Skipped>,
-    repeated: Vec<Repeated>,
+    skipped: Vec<Omission>,
+    repeated: Vec<Repetition>,
     deadline: OnceLock<Instant>,
     failed: bool,
 }
@@ -208,16 +208,16 @@ impl Session {
     /// Records that something was not measured, and why (with what would change that).
     pub fn skip(&mut self, what: impl Into<String>, reason: impl Into<String>) {
         let (what, reason) = (what.into(), reason.into());
-        self.skipped.push(Skipped { what, reason, failed: false });
+        self.skipped.push(Omission { what, reason, failed: false });
     }
 
     /// Records the precision of an answer for which runs were repeated.
-    pub fn repeat(&mut self, answer: Repeated) {
+    pub fn repeat(&mut self, answer: Repetition) {
         self.repeated.push(answer);
     }
 
     /// Returns the precisions of answers.
-    pub fn repeated(&self) -> &[Repeated] {
+    pub fn repeated(&self) -> &[Repetition] {
         &self.repeated
     }
 
@@ -226,7 +226,7 @@ impl Session {
     pub fn fail(&mut self, what: impl Into<String>, reason: impl Into<String>) {
         let (what, reason) = (what.into(), reason.into());
         self.note(&format!("slat: {what}: {reason}"));
-        self.skipped.push(Skipped { what, reason: format!("failed: {reason}"), failed: true });
+        self.skipped.push(Omission { what, reason: format!("failed: {reason}"), failed: true });
         self.failed = true;
     }
 
@@ -236,7 +236,7 @@ impl Session {
     }
 
     /// Returns what was skipped so far.
-    pub fn skipped(&self) -> &[Skipped] {
+    pub fn skipped(&self) -> &[Omission] {
         &self.skipped
     }
 
@@ -273,9 +273,9 @@ static CHILDREN: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
 
 /// A running child, whose process group is killed if the user stops the program at once.
 #[derive(Debug)]
-pub struct Running(i32);
+pub struct RunningChild(i32);
 
-impl Running {
+impl RunningChild {
     /// Registers the child with this process identifier, which is also that of its group.
     pub fn new(child: u32) -> Self {
         replace(0, child.cast_signed());
@@ -283,7 +283,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningChild {
     fn drop(&mut self) {
         replace(self.0, 0);
     }

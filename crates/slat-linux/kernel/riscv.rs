@@ -183,7 +183,8 @@ pub unsafe extern "C" fn slat_kvm_init(vm: *mut Vm, with: &Config, root: &mut u6
     }
 }
 
-/// Handles a fault at `gpa`; returns a number of [`Given`](slat_linux::Given), or an error.
+/// Handles a fault at `gpa`; returns a number of [`FaultAnswer`](slat_linux::FaultAnswer), or an
+/// error.
 #[unsafe(no_mangle)]
 pub extern "C" fn slat_kvm_fault(
     vm: &Vm,

@@ -10,7 +10,7 @@ use slat::{Frame, Gpa, GpaRange, Invalidation, Platform};
 
 /// What a fault found, and got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Given {
+pub enum FaultAnswer {
     /// Nothing was mapped.
     Mapped = 0,
     /// The leaf was there, and has the rights and the marks now.
@@ -49,7 +49,7 @@ impl<F: Format, P: Platform> Stage2<'_, F, P> {
         leaf: Leaf,
         sees_valid: bool,
         source: &mut (dyn FnMut() -> Option<Frame> + Send),
-    ) -> Result<Given, Errno> {
+    ) -> Result<FaultAnswer, Errno> {
         let page = gpa & !(Self::PAGE - 1);
         let mut took_table = false;
         let mut counted = || {
@@ -71,23 +71,23 @@ impl<F: Format, P: Platform> Stage2<'_, F, P> {
                             } else {
                                 self.fence_local(None);
                             }
-                            return Ok(Given::Rights);
+                            return Ok(FaultAnswer::Rights);
                         }
                         _ => return Err(Errno::AGAIN),
                     }
                 }
-                Given::Mapped
+                FaultAnswer::Mapped
             }
             Some((raw, there)) if there.bytes() > leaf.size => match F::kind(raw, 1) {
-                slat::format::Kind::Leaf => Given::Split,
-                _ => Given::Mapped,
+                slat::format::Kind::Leaf => FaultAnswer::Split,
+                _ => FaultAnswer::Mapped,
             },
-            Some(_) => Given::Joined,
+            Some(_) => FaultAnswer::Joined,
             None => return Err(Errno::INVALID),
         };
         drop(guard);
         self.map(leaf.gpa, leaf.size, leaf.hpa, leaf.prot, &mut counted)?;
-        let is_new = given == Given::Mapped;
+        let is_new = given == FaultAnswer::Mapped;
         if !(is_new && sees_valid) {
             let range = GpaRange::new(Gpa(page), Self::PAGE).ok();
             self.fence_local(range.filter(|_| !took_table));

@@ -17,6 +17,6 @@ mod fault;
 mod protection;
 mod stage2;
 
-pub use fault::{Given, Leaf};
+pub use fault::{FaultAnswer, Leaf};
 pub use protection::{DEVICE, EXECUTE, NORMAL_NC, READ, WRITE};
 pub use stage2::{Errno, Stage2};

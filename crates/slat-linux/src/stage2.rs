@@ -3,11 +3,11 @@
 use crate::protection::{accesses, attributes};
 use slat::format::Format;
 use slat::{
-    Access, Accesses, AgeBitmaps, AgeOptions, Frame, Gpa, GpaRange, Guard, Hpa, Invalidation,
-    MapError, Memory, NewError, PageSize, Platform, RetiredTables, SplitError, Stopped, TableCache,
-    Tables, UnmapBatch, UnmapEntry, UnmapError, Vmid,
+    Access, Accesses, AgeBitmaps, AgeOptions, Frame, Gpa, GpaRange, Guard, Hpa, Interruption,
+    Invalidation, MapError, Memory, NewError, PageSize, Platform, RetiredTables, SplitError,
+    TableCache, Tables, UnmapBatch, UnmapEntry, UnmapError, Vmid,
 };
-use slat::{ChangeError, Contended};
+use slat::{ChangeError, Contention};
 
 /// An error of Linux's, as a negative number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,7 +136,9 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
                 match guard.replace_table(Gpa(gpa), largest, Hpa(hpa), leaf) {
                     Ok(Some(_)) => return Ok(()),
                     Ok(None) => {}
-                    Err(Stopped { reason: MapError::Contended, .. }) => return Err(Errno::AGAIN),
+                    Err(Interruption { reason: MapError::Contended, .. }) => {
+                        return Err(Errno::AGAIN);
+                    }
                     Err(_) => return Err(Errno::INVALID),
                 }
             }
@@ -150,7 +152,7 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
                 }
                 // Another thread has linked a table.
                 Ok(_) => continue,
-                Err(Stopped { reason, .. }) => reason,
+                Err(Interruption { reason, .. }) => reason,
             };
             match reason {
                 MapError::Occupied { size: there, .. } if there < largest => {}
@@ -175,7 +177,7 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
 
     #[cold]
     fn has_type(guard: &Inside<'_, 'p, F, P>, gpa: u64, memory: Memory) -> bool {
-        let found: Result<_, Contended> = guard.translate(Gpa(gpa));
+        let found: Result<_, Contention> = guard.translate(Gpa(gpa));
         matches!(found, Ok(Some(found)) if found.attributes.memory == memory)
     }
 
@@ -191,7 +193,9 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
     ) -> Result<(), Errno> {
         match guard.split(wanted, size, cache) {
             Ok(_) => {}
-            Err(Stopped { reason: SplitError::CacheEmpty, .. }) => return Err(Errno::NO_MEMORY),
+            Err(Interruption { reason: SplitError::CacheEmpty, .. }) => {
+                return Err(Errno::NO_MEMORY);
+            }
             Err(_) => return Err(Errno::AGAIN),
         }
         let rights = accesses(prot).ok_or(Errno::INVALID)?;
@@ -224,7 +228,7 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
             removals = removals.forgetting();
         }
         let (mut tries, mut result) = (TRIES, Ok(()));
-        while let Err(Stopped { at, reason }) = guard.unmap(range, &mut removals) {
+        while let Err(Interruption { at, reason }) = guard.unmap(range, &mut removals) {
             let rest = match reason {
                 UnmapError::CutsBlock { .. } if tries > 0 => {
                     tries -= 1;
@@ -308,7 +312,7 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
         let mut guard = self.enter();
         let mut tries = TRIES;
         let result = loop {
-            let Err(Stopped { at, reason }) = guard.write_protect(range) else { break Ok(()) };
+            let Err(Interruption { at, reason }) = guard.write_protect(range) else { break Ok(()) };
             let rest = match reason {
                 ChangeError::CutsBlock { .. } if tries > 0 => {
                     tries -= 1;
@@ -385,7 +389,7 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
         for _ in 0..TRIES {
             match guard.clean_caches(range) {
                 Ok(_) => return Ok(()),
-                Err(Stopped { at, reason: ChangeError::Contended }) => {
+                Err(Interruption { at, reason: ChangeError::Contended }) => {
                     range = Self::pages(at.0, range.end().0).ok_or(Errno::INVALID)?;
                 }
                 Err(_) => return Err(Errno::INVALID),
@@ -417,10 +421,10 @@ impl<'p, F: Format, P: Platform> Stage2<'p, F, P> {
             let range = Self::pages(at, end).ok_or(Errno::INVALID)?;
             match guard.split_together(range, page, &mut cache, TOGETHER) {
                 Ok(_) => return Ok(()),
-                Err(Stopped { reason: SplitError::CacheEmpty, .. }) => {
+                Err(Interruption { reason: SplitError::CacheEmpty, .. }) => {
                     return Err(Errno::NO_MEMORY);
                 }
-                Err(Stopped { at: stopped, reason: SplitError::Contended }) => {
+                Err(Interruption { at: stopped, reason: SplitError::Contended }) => {
                     at = stopped.0 & !(Self::PAGE - 1);
                 }
                 Err(_) => return Err(Errno::INVALID),

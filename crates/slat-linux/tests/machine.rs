@@ -341,7 +341,7 @@ fn a_split_takes_pages_from_the_cache_as_long_as_it_has_some() {
 
 /// What the guest may do with a page, by KVM's calls alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Known {
+struct PageRights {
     hpa: u64,
     write: bool,
 }
@@ -359,7 +359,7 @@ fn histories_leave_what_kvm_asked_for() {
             state ^= state << 17;
             (state >> 20) % below
         };
-        let mut model = std::collections::BTreeMap::<u64, Known>::new();
+        let mut model = std::collections::BTreeMap::<u64, PageRights>::new();
         for _ in 0..150 {
             let page = random(3) * 512 + if random(2) == 0 { random(8) } else { random(512) };
             let gpa = BASE + page * PAGE;
@@ -373,7 +373,7 @@ fn histories_leave_what_kvm_asked_for() {
                     match vm.fault(gpa, PAGE, prot) {
                         Ok(()) => {
                             let old = model.get(&page).is_some_and(|known| known.write);
-                            let known = Known { hpa: RAM + page * PAGE, write: write || old };
+                            let known = PageRights { hpa: RAM + page * PAGE, write: write || old };
                             model.insert(page, known);
                         }
                         Err(errno) => assert!(inside && errno == Errno::AGAIN, "{seed}"),
@@ -384,7 +384,7 @@ fn histories_leave_what_kvm_asked_for() {
                     machine.unprotect(VMID, range(of_block, BLOCK));
                     if vm.fault(of_block, BLOCK, ALL).is_ok() {
                         for page in block..block + 512 {
-                            model.insert(page, Known { hpa: RAM + page * PAGE, write: true });
+                            model.insert(page, PageRights { hpa: RAM + page * PAGE, write: true });
                         }
                     }
                 }

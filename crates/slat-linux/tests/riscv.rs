@@ -5,7 +5,7 @@ mod seed;
 
 use slat::format::riscv::{Mode, RiscV};
 use slat::{Frame, Gpa, GpaRange, Hpa, Invalidation, Platform, Pte, Vmid};
-use slat_linux::{EXECUTE, Errno, Given, Leaf, READ, Stage2, WRITE};
+use slat_linux::{EXECUTE, Errno, FaultAnswer, Leaf, READ, Stage2, WRITE};
 use slat_sim::{Access, Machine, RiscV as Hart};
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ impl<'p> Vm<'p> {
     }
 
     /// A fault of a hart, answered with the memory at the same offset.
-    fn fault(&self, hart: usize, gpa: u64, size: u64, prot: u64) -> Result<Given, Errno> {
+    fn fault(&self, hart: usize, gpa: u64, size: u64, prot: u64) -> Result<FaultAnswer, Errno> {
         self.machine.here(hart);
         let start = gpa & !(size - 1);
         let leaf = Leaf { gpa: start, size, hpa: RAM + (start - BASE), prot };
@@ -112,14 +112,18 @@ fn a_fault_lets_its_hart_go_on_whatever_that_hart_has_cached() {
         let vm = Vm::new(&machine);
         // Both harts have found the links invalid.
         (0..2).for_each(|hart| assert!(machine.cpu(hart).read(BASE).is_err()));
-        assert_eq!(vm.fault(0, BASE, PAGE, READS), Ok(Given::Mapped));
+        assert_eq!(vm.fault(0, BASE, PAGE, READS), Ok(FaultAnswer::Mapped));
         machine.claim_progress(0, Gpa(BASE), Access::Read);
-        assert_eq!(vm.fault(1, BASE, PAGE, READS), Ok(Given::Rights), "it was another hart's");
+        assert_eq!(
+            vm.fault(1, BASE, PAGE, READS),
+            Ok(FaultAnswer::Rights),
+            "it was another hart's"
+        );
         machine.claim_progress(1, Gpa(BASE), Access::Read);
         assert_eq!(machine.cpu(1).read(BASE), Ok(Hpa(RAM)));
         for hart in [0, 1] {
             assert!(machine.cpu(hart).write(BASE).is_err() || hart == 1);
-            assert_eq!(vm.fault(hart, BASE, PAGE, ALL), Ok(Given::Rights));
+            assert_eq!(vm.fault(hart, BASE, PAGE, ALL), Ok(FaultAnswer::Rights));
             machine.claim_progress(hart, Gpa(BASE), Access::Write);
             assert_eq!(machine.cpu(hart).write(BASE), Ok(Hpa(RAM)));
         }
@@ -140,7 +144,7 @@ fn an_aged_page_is_used_again_after_a_fault_or_without_one() {
         machine.invalidate(&all);
         if machine.cpu(0).read(BASE).is_err() {
             assert!(!hart.hardware_marks);
-            assert_eq!(vm.fault(0, BASE, PAGE, ALL), Ok(Given::Rights));
+            assert_eq!(vm.fault(0, BASE, PAGE, ALL), Ok(FaultAnswer::Rights));
             assert_eq!(machine.cpu(0).read(BASE), Ok(Hpa(RAM)));
         }
         assert!(vm.tables.age(BASE, PAGE, false));
@@ -154,12 +158,12 @@ fn a_page_splits_its_block_under_a_log_and_a_block_replaces_it() {
         let machine = machine(hart);
         let vm = Vm::new(&machine);
         let page = BASE + 5 * PAGE;
-        assert_eq!(vm.fault(0, page, BLOCK, ALL), Ok(Given::Mapped));
+        assert_eq!(vm.fault(0, page, BLOCK, ALL), Ok(FaultAnswer::Mapped));
         (0..2).for_each(|hart| _ = machine.cpu(hart).write(page));
         vm.protect(BASE, BLOCK);
         assert!(machine.cpu(0).write(page).is_err());
         machine.unprotect(VMID, range(page, PAGE));
-        assert_eq!(vm.fault(0, page, PAGE, ALL), Ok(Given::Split));
+        assert_eq!(vm.fault(0, page, PAGE, ALL), Ok(FaultAnswer::Split));
         machine.claim_progress(0, Gpa(page), Access::Write);
         assert_eq!(machine.cpu(0).write(page), Ok(Hpa(RAM + 5 * PAGE)));
         for at in [0, 4, 6, 511] {
@@ -167,7 +171,7 @@ fn a_page_splits_its_block_under_a_log_and_a_block_replaces_it() {
             assert!(machine.cpu(1).write(BASE + at * PAGE).is_err());
         }
         machine.unprotect(VMID, range(BASE, BLOCK));
-        assert_eq!(vm.fault(1, BASE, BLOCK, ALL), Ok(Given::Joined));
+        assert_eq!(vm.fault(1, BASE, BLOCK, ALL), Ok(FaultAnswer::Joined));
         machine.claim_progress(1, Gpa(BASE), Access::Write);
         assert_eq!((vm.size(page), vm.readers()), (BLOCK, 1));
         vm.end();
@@ -283,7 +287,7 @@ fn histories_of_faults_give_each_hart_what_kvm_decided() {
                 let mut hpa = machine.cpu(hart).read(gpa);
                 for _ in 0..2 {
                     hpa = hpa.or_else(|_| {
-                        assert_eq!(vm.fault(hart, gpa, PAGE, READS), Ok(Given::Rights));
+                        assert_eq!(vm.fault(hart, gpa, PAGE, READS), Ok(FaultAnswer::Rights));
                         machine.cpu(hart).read(gpa)
                     });
                 }

@@ -1,7 +1,7 @@
 //! Order in which pages are given up: by generations, or by two lists.
 //!
-//! Both work on numbers of pages, and ask for accessed bits through [`Accessed`]; neither knows of
-//! tables, frames or swap.
+//! Both work on numbers of pages, and ask for accessed bits through [`AccessedBits`]; neither knows
+//! of tables, frames or swap.
 //!
 //! Only the holder of the turn ([`PagedMemory::turn`](crate::paged::PagedMemory)) changes an order.
 //! The lock on it is for threads that read it meanwhile. It is held for short stretches, and never
@@ -35,7 +35,7 @@ pub(crate) enum Look {
 }
 
 /// The guest as the order of its pages sees it.
-pub(crate) trait Accessed {
+pub(crate) trait AccessedBits {
     /// Returns the number of pages of the guest.
     fn pages(&self) -> u32;
     /// Returns whether the page is in memory, or is being moved. A page that is neither leaves its
@@ -173,7 +173,7 @@ impl Order {
     /// Finds at most `want` pages to be given up. Before the next search, the caller puts back
     /// those that it does not give up after all, by [`Order::put_back`], as they may be in no list
     /// any more.
-    pub fn victims(&self, want: usize, guest: &mut impl Accessed) -> Victims {
+    pub fn victims(&self, want: usize, guest: &mut impl AccessedBits) -> Victims {
         match self {
             Self::Generations(order) => {
                 Generations::victims(&mut Stretches::new(order), want, guest)
@@ -235,7 +235,7 @@ pub(crate) mod tests {
         }
     }
 
-    impl Accessed for Memory {
+    impl AccessedBits for Memory {
         fn pages(&self) -> u32 {
             self.here.len() as u32
         }
@@ -297,12 +297,12 @@ pub(crate) mod tests {
     }
 
     /// A guest whose accessed bits may be tested only while the order is not locked.
-    struct Watched<'o, T> {
+    struct WatchedGuest<'o, T> {
         memory: Memory,
         order: &'o Mutex<T>,
     }
 
-    impl<T> Accessed for Watched<'_, T> {
+    impl<T> AccessedBits for WatchedGuest<'_, T> {
         fn pages(&self) -> u32 {
             self.memory.pages()
         }
@@ -336,7 +336,7 @@ pub(crate) mod tests {
             let looks = ScanOptions { window, around, frequency: true };
             let order = Mutex::new(Generations::new(PAGES, looks, 0));
             (0..PAGES).for_each(|page| order.lock().arrive(page, None, PAGES));
-            let mut guest = Watched { memory: Memory::all_here(PAGES), order: &order };
+            let mut guest = WatchedGuest { memory: Memory::all_here(PAGES), order: &order };
             (0..4).for_each(|_| Generations::walk(&mut Stretches::new(&order), &mut guest));
             guest.memory.uses(0..50);
             let found = Generations::victims(&mut Stretches::new(&order), 10, &mut guest);
@@ -344,7 +344,7 @@ pub(crate) mod tests {
         }
         let order = Mutex::new(Lists::new(PAGES));
         (0..PAGES).for_each(|page| order.lock().put_back(page, page < 80));
-        let mut guest = Watched { memory: Memory::all_here(PAGES), order: &order };
+        let mut guest = WatchedGuest { memory: Memory::all_here(PAGES), order: &order };
         assert_eq!(Lists::victims(&mut Stretches::new(&order), 10, &mut guest).pages.len(), 10);
     }
 

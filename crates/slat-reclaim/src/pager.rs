@@ -12,7 +12,7 @@ pub use pin::PagesPinned;
 pub use reclaim::{ReclaimCounts, ReclaimError};
 
 use crate::buffer::Buffer;
-use crate::order::{Accessed, Look};
+use crate::order::{AccessedBits, Look};
 use crate::page::{Claim, PageState};
 use crate::paged::{BORN_SHIFT, PagedBacking, PagedMemory};
 use crate::pool::Ram;
@@ -470,7 +470,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
     }
 }
 
-/// The guest as the order of its pages sees it: an implementation of [`Accessed`].
+/// The guest as the order of its pages sees it: an implementation of [`AccessedBits`].
 struct GuestView<'e, P> {
     pager: &'e mut P,
     /// The time, in the units of [`PagedMemory::born`].
@@ -484,7 +484,7 @@ impl<'e, 'a, 'w, F: Format, H: Host, B: PagedBacking> GuestView<'e, Pager<'a, 'w
     }
 }
 
-impl<F: Format, H: Host, B: PagedBacking> Accessed for GuestView<'_, Pager<'_, '_, F, H, B>> {
+impl<F: Format, H: Host, B: PagedBacking> AccessedBits for GuestView<'_, Pager<'_, '_, F, H, B>> {
     fn pages(&self) -> u32 {
         self.pager.paged.words.len() as u32
     }

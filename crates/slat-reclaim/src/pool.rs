@@ -260,8 +260,8 @@ impl<M: Ram, S: Swap> Pool<M, S> {
     }
 
     /// Withheld slots of `owner`, none yet.
-    pub(crate) const fn withheld(&self, owner: Owner) -> Withheld<'_, M, S> {
-        Withheld { pool: self, owner, slots: Vec::new() }
+    pub(crate) const fn withheld(&self, owner: Owner) -> WithheldSlots<'_, M, S> {
+        WithheldSlots { pool: self, owner, slots: Vec::new() }
     }
 
     /// Has swap forget what is in slots that no page has, and is content of `owner`, though it may
@@ -305,13 +305,13 @@ impl<M: Ram, S: Swap> Pool<M, S> {
 
 /// Slots that are handed out to no page until swap has forgotten their content. If swap unwinds,
 /// they are stale.
-pub(crate) struct Withheld<'p, M: Ram, S: Swap> {
+pub(crate) struct WithheldSlots<'p, M: Ram, S: Swap> {
     pool: &'p Pool<M, S>,
     owner: Owner,
     slots: Vec<u32>,
 }
 
-impl<M: Ram, S: Swap> Withheld<'_, M, S> {
+impl<M: Ram, S: Swap> WithheldSlots<'_, M, S> {
     /// Withholds `slot`, which a page had. Wipes all once there are [`RUN`] of them.
     pub fn add(&mut self, slot: u32) {
         self.pool.slots.withhold(slot, self.owner);
@@ -347,7 +347,7 @@ impl<M: Ram, S: Swap> Withheld<'_, M, S> {
     }
 }
 
-impl<M: Ram, S: Swap> Drop for Withheld<'_, M, S> {
+impl<M: Ram, S: Swap> Drop for WithheldSlots<'_, M, S> {
     fn drop(&mut self) {
         for slot in self.slots.drain(..) {
             self.pool.slots.wiped(slot..slot + 1, self.owner, false);

@@ -60,7 +60,7 @@ struct State {
 
 /// A slot for a page, or why there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Taken {
+pub(crate) enum TakenSlot {
     Slot(u32),
     /// All free slots are being wiped, some of them by threads of this guest: one will be free
     /// soon.
@@ -147,10 +147,10 @@ impl Slots {
         self.state.lock().gives
     }
 
-    pub fn take(&self, owner: Owner) -> Taken {
+    pub fn take(&self, owner: Owner) -> TakenSlot {
         let mut state = self.state.lock();
         if state.used == self.total {
-            return Taken::Full;
+            return TakenSlot::Full;
         }
         let clean = |state: &State| state.clean.first(state.next).or_else(|| state.clean.first(0));
         let slot = if let Some(slot) = state.lists.first(owner.list(STALE)) {
@@ -164,12 +164,12 @@ impl Slots {
             state.take_stale(slot, LENT);
             slot
         } else if state.lists.len(owner.list(WIPING)) != 0 {
-            return Taken::Wait;
+            return TakenSlot::Wait;
         } else {
-            return Taken::Wiping;
+            return TakenSlot::Wiping;
         };
         state.used += 1;
-        Taken::Slot(slot)
+        TakenSlot::Slot(slot)
     }
 
     /// Gives `slot` back, which has content of `owner`; it becomes stale.
@@ -290,7 +290,7 @@ mod tests {
 
     fn take(slots: &Slots) -> Option<u32> {
         match slots.take(FIRST) {
-            Taken::Slot(slot) => Some(slot),
+            TakenSlot::Slot(slot) => Some(slot),
             _ => None,
         }
     }
@@ -305,10 +305,10 @@ mod tests {
             assert!(slots.is_full());
             slots.give(total / 2, FIRST);
             assert_eq!((slots.stale(FIRST), slots.is_full()), (1, false));
-            assert_eq!(slots.take(FIRST), Taken::Slot(total / 2));
-            assert_eq!((slots.take(FIRST), slots.stale(FIRST)), (Taken::Full, 0));
+            assert_eq!(slots.take(FIRST), TakenSlot::Slot(total / 2));
+            assert_eq!((slots.take(FIRST), slots.stale(FIRST)), (TakenSlot::Full, 0));
         }
-        assert_eq!(slots(0).take(FIRST), Taken::Full);
+        assert_eq!(slots(0).take(FIRST), TakenSlot::Full);
     }
 
     #[test]
@@ -327,14 +327,18 @@ mod tests {
                 1 => slots.give(free, Owner(1)),
                 _ => {
                     slots.withhold(free, FIRST);
-                    assert_eq!(slots.take(FIRST), Taken::Wait, "it is free, and not to be had yet");
-                    assert_eq!(slots.take(Owner(1)), Taken::Wiping, "another guest's");
+                    assert_eq!(
+                        slots.take(FIRST),
+                        TakenSlot::Wait,
+                        "it is free, and not to be had yet"
+                    );
+                    assert_eq!(slots.take(Owner(1)), TakenSlot::Wiping, "another guest's");
                     slots.wiped(free..free + 1, FIRST, true);
                 }
             }
             assert!(slots.scarce());
-            assert_eq!(slots.take(FIRST), Taken::Slot(free));
-            assert_eq!(slots.take(FIRST), Taken::Full);
+            assert_eq!(slots.take(FIRST), TakenSlot::Slot(free));
+            assert_eq!(slots.take(FIRST), TakenSlot::Full);
             slots.written(free);
         }
     }
@@ -355,7 +359,7 @@ mod tests {
             let of = |kind| old.iter().filter(move |(_, is)| **is == (owner, kind)).count();
             match rng.u8(..8) {
                 0..3 => match slots.take(owner) {
-                    Taken::Slot(slot) => {
+                    TakenSlot::Slot(slot) => {
                         let before = old.get(&slot).copied();
                         match before {
                             Some((whose, kind)) => {
@@ -369,9 +373,9 @@ mod tests {
                         }
                         used.push((slot, owner));
                     }
-                    Taken::Wait => assert!(of(WIPING) > 0),
-                    Taken::Wiping => assert!(of(WIPING) == 0 && !wiping.is_empty()),
-                    Taken::Full => assert_eq!(used.len(), TOTAL as usize),
+                    TakenSlot::Wait => assert!(of(WIPING) > 0),
+                    TakenSlot::Wiping => assert!(of(WIPING) == 0 && !wiping.is_empty()),
+                    TakenSlot::Full => assert_eq!(used.len(), TOTAL as usize),
                 },
                 3 if !used.is_empty() => {
                     let (slot, owner) = used[rng.usize(..used.len())];
@@ -448,7 +452,7 @@ mod tests {
             let mut found = Vec::new();
             let calls: [&mut dyn FnMut(); 5] = [
                 &mut || slots.give(5, FIRST),
-                &mut || assert_eq!(slots.take(FIRST), Taken::Slot(5)),
+                &mut || assert_eq!(slots.take(FIRST), TakenSlot::Slot(5)),
                 &mut || assert!(!slots.return_unwritten(5, FIRST)),
                 &mut || assert_eq!(slots.in_flight(FIRST), []),
                 &mut || slots.withhold_stale(FIRST, RUN, &mut found),

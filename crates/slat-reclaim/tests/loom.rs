@@ -66,10 +66,10 @@ impl Swap for &'static Content {
     }
 }
 
-type ThePaged = PagedMemory<'static, &'static Content, &'static Content>;
-type TheGuest = Guest<'static, Tiny, World, &'static ThePaged>;
-type TheVcpu = Vcpu<'static, Tiny, World, &'static ThePaged>;
-type TheWorker = Worker<'static, Tiny, World, &'static ThePaged>;
+type TestMemory = PagedMemory<'static, &'static Content, &'static Content>;
+type TheGuest = Guest<'static, Tiny, World, &'static TestMemory>;
+type TheVcpu = Vcpu<'static, Tiny, World, &'static TestMemory>;
+type TheWorker = Worker<'static, Tiny, World, &'static TestMemory>;
 
 /// A guest of two pages, which may have both.
 fn guest() -> (&'static TheGuest, &'static Content) {
@@ -86,7 +86,7 @@ fn guest() -> (&'static TheGuest, &'static Content) {
     let pool = Box::leak(Box::new(Pool::new(content, layout, content).unwrap()));
     // Two lists, because walks are not part of these models.
     let config = Config { policy: Policy::TwoLists, batch: 1, ..Config::new(2) };
-    let paged: &'static ThePaged =
+    let paged: &'static TestMemory =
         Box::leak(Box::new(PagedMemory::new(pool, Hva(HOST), 2 * PAGE, config, 0).unwrap()));
     let world = World::new(BreakBeforeMake::Never);
     let TwoSlots(arm) = Tiny::default();

@@ -2,7 +2,7 @@
 
 use crate::arch::{Access, Arch, Descriptor, Fault, Sizes};
 use crate::lazy::Choice;
-use crate::marked::Marked;
+use crate::marked::MarkedEntries;
 use crate::state::{Root, State};
 use crate::tlb::{Entry, Scope, Walk};
 use crate::violation::Kind;
@@ -194,7 +194,7 @@ impl<A: Arch> State<A> {
                         }
                     };
                     let marks = write && !entry.leaf.dirty && new != raw;
-                    if marks && self.cpus[cpu].marked.as_ref().is_some_and(Marked::is_full) {
+                    if marks && self.cpus[cpu].marked.as_ref().is_some_and(MarkedEntries::is_full) {
                         return Err(Fault::LogFull);
                     }
                     if new != raw && !self.mark(&walk, index, found.cell, raw, new) {

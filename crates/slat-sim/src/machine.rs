@@ -4,7 +4,7 @@ use crate::arch::{Access, Arch, Descriptor, Ept, Fault, Npt, RiscV};
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::Memory;
-use crate::owned::Owned;
+use crate::owned::OwnedPages;
 use crate::state::{Cpu, Eye, Iommu, Root, State};
 use crate::tlb::{Scope, Walk};
 use crate::uses::UseLog;
@@ -104,7 +104,7 @@ impl<A: HasFirmware> Machine<A> {
             clock: 0,
             memory: Memory::default(),
             host: Host::default(),
-            owned: Owned::default(),
+            owned: OwnedPages::default(),
             iommu: Iommu::default(),
             uses: UseLog::default(),
             log: Log::default(),

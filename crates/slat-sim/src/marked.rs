@@ -4,12 +4,12 @@
 
 /// Addresses and levels in the order in which they were marked.
 #[derive(Debug)]
-pub(crate) struct Marked {
+pub(crate) struct MarkedEntries {
     pub entries: Vec<(u64, i8)>,
     pub room: usize,
 }
 
-impl Marked {
+impl MarkedEntries {
     pub fn is_full(&self) -> bool {
         self.entries.len() >= self.room
     }

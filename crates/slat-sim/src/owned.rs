@@ -15,7 +15,7 @@ pub(crate) const PAGE: u32 = 12;
 
 /// Pages that are assigned.
 #[derive(Default, Debug)]
-pub(crate) struct Owned {
+pub(crate) struct OwnedPages {
     /// The guest's page number, by the host's page number.
     pub pages: HashMap<u64, u64>,
     /// The call that the machine refuses, and its error code.
@@ -36,7 +36,7 @@ pub enum PrivateCall {
     Removed,
 }
 
-impl Owned {
+impl OwnedPages {
     /// Returns what is wrong if the guest reaches `hpa` at `gpa`.
     pub fn refuses(&self, hpa: u64, gpa: u64) -> Option<&'static str> {
         let owner = self.pages.get(&(hpa >> PAGE))?;

@@ -2,12 +2,12 @@
 
 use crate::arch::Arch;
 use crate::machine::Vcpu;
-use crate::marked::Marked;
+use crate::marked::MarkedEntries;
 
 impl<A: Arch> Vcpu<'_, A> {
     /// Makes the CPU log what it marks into a buffer of `room` entries.
     pub fn log_marks(&self, room: usize) {
-        let marked = Some(Marked { entries: Vec::new(), room });
+        let marked = Some(MarkedEntries { entries: Vec::new(), room });
         self.machine.state().cpus[self.index].marked = marked;
     }
 

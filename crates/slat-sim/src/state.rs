@@ -3,9 +3,9 @@
 use crate::arch::{Arch, Descriptor, Leaf, Rights};
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
-use crate::marked::Marked;
+use crate::marked::MarkedEntries;
 use crate::memory::{Cell, Memory, POISON};
-use crate::owned::Owned;
+use crate::owned::OwnedPages;
 use crate::tlb::{Clash, Entry, Holes, LateStore, Leaves, Scope, Walk, Walks};
 use crate::uses::UseLog;
 use crate::violation::{Kind, Log};
@@ -28,7 +28,7 @@ pub(crate) struct Cpu {
     pub walks: Walks,
     pub holes: Holes,
     /// The log of entries that hardware marked as dirty, if it keeps one.
-    pub marked: Option<Marked>,
+    pub marked: Option<MarkedEntries>,
     /// The address of the last access, if it faulted and the guest has not resumed.
     pub faulted: Option<u64>,
     /// Stores under way through translations that are gone.
@@ -63,7 +63,7 @@ pub(crate) struct State<A> {
     pub clock: u64,
     pub memory: Memory,
     pub host: Host,
-    pub owned: Owned,
+    pub owned: OwnedPages,
     pub iommu: Iommu,
     pub uses: UseLog,
     pub log: Log,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 /// A page of 4 KiB of a guest.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Used {
+pub(crate) struct UsedPage {
     /// Number of writes.
     pub written: u64,
     /// Number of writes that are in a copy of the host.
@@ -22,7 +22,7 @@ type Page = (u16, u64);
 
 #[derive(Default, Debug)]
 pub(crate) struct UseLog {
-    pages: HashMap<Page, Used>,
+    pages: HashMap<Page, UsedPage>,
     /// Ranges of addresses that must not be written now: VMID, first address, end.
     protected: Vec<(u16, u64, u64)>,
 }
@@ -37,7 +37,7 @@ impl UseLog {
         }
     }
 
-    pub fn within(&self, vmid: u16, start: u64, end: u64) -> Vec<(u64, Used)> {
+    pub fn within(&self, vmid: u16, start: u64, end: u64) -> Vec<(u64, UsedPage)> {
         let inside = |page: u64| (start..end).contains(&(page << 12));
         let pages = self.pages.iter().filter(|((of, page), _)| *of == vmid && inside(*page));
         let mut pages: Vec<_> = pages.map(|(&(_, page), &used)| (page << 12, used)).collect();
@@ -45,7 +45,7 @@ impl UseLog {
         pages
     }
 
-    pub fn update(&mut self, vmid: u16, start: u64, end: u64, update: impl Fn(&mut Used)) {
+    pub fn update(&mut self, vmid: u16, start: u64, end: u64, update: impl Fn(&mut UsedPage)) {
         for ((of, page), used) in &mut self.pages {
             if *of == vmid && (start..end).contains(&(page << 12)) {
                 update(used);

@@ -5,7 +5,7 @@ use crate::format::{Attributes, Geometry, Rights, Software};
 use crate::ops::UnmappedRun;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, SpaceError};
-use crate::tables::{Contended, Stopped, Translation};
+use crate::tables::{Contention, Interruption, Translation};
 
 macro_rules! any_address_space {
     ($($(#[$feature:meta])* $format:ident: $of:ty;)*) => {
@@ -78,7 +78,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         hpa: Hpa,
         attributes: Attributes,
         largest: PageSize,
-    ) -> Result<(), Stopped<SpaceError>> {
+    ) -> Result<(), Interruption<SpaceError>> {
         of_each!(self, space => space.map(range, hpa, attributes, largest))
     }
 
@@ -86,7 +86,11 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     ///
     /// # Errors
     /// The errors of [`AddressSpace::protect`].
-    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Stopped<SpaceError>> {
+    pub fn protect(
+        &mut self,
+        range: GpaRange,
+        rights: Rights,
+    ) -> Result<u64, Interruption<SpaceError>> {
         of_each!(self, space => space.protect(range, rights))
     }
 
@@ -99,7 +103,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         range: GpaRange,
         set: Software,
         clear: Software,
-    ) -> Result<u64, Stopped<SpaceError>> {
+    ) -> Result<u64, Interruption<SpaceError>> {
         of_each!(self, space => space.set_software(range, set, clear))
     }
 
@@ -116,7 +120,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         &mut self,
         range: GpaRange,
         removed: impl FnMut(UnmappedRun),
-    ) -> Result<u64, Stopped<SpaceError>> {
+    ) -> Result<u64, Interruption<SpaceError>> {
         of_each!(self, space => space.unmap(range, removed))
     }
 
@@ -124,7 +128,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     ///
     /// # Errors
     /// The errors of [`AddressSpace::discard`].
-    pub fn discard(&mut self, range: GpaRange) -> Result<(), Stopped<SpaceError>> {
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Interruption<SpaceError>> {
         of_each!(self, space => space.discard(range))
     }
 
@@ -132,7 +136,10 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     ///
     /// # Errors
     /// The errors of [`AddressSpace::unmap_leaf`].
-    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<UnmappedRun>, Stopped<SpaceError>> {
+    pub fn unmap_leaf(
+        &mut self,
+        gpa: Gpa,
+    ) -> Result<Option<UnmappedRun>, Interruption<SpaceError>> {
         of_each!(self, space => space.unmap_leaf(gpa))
     }
 
@@ -140,7 +147,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     ///
     /// # Errors
     /// The errors of [`AddressSpace::translate`].
-    pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         of_each!(self, space => space.translate(gpa))
     }
 

@@ -9,7 +9,7 @@ use crate::platform::Platform;
 use crate::reader::Reader;
 use crate::readers::Inside;
 use crate::shootdown::Shootdown;
-use crate::tables::{Start, Stopped, Tables};
+use crate::tables::{Interruption, Start, Tables};
 use crate::walk::WalkCounts;
 use core::fmt;
 
@@ -41,7 +41,7 @@ use core::fmt;
 ///     tables: &Tables<'p, F, P>,
 ///     reader: &mut Reader<'p, P>,
 ///     ram: GpaRange,
-/// ) -> Result<(), Stopped<ChangeError>> {
+/// ) -> Result<(), Interruption<ChangeError>> {
 ///     let mut guard = tables.enter(reader).expect("a reader of the same platform");
 ///     guard.write_protect(ram)?;
 ///     guard.invalidate();
@@ -52,7 +52,7 @@ use core::fmt;
 /// fn fault<F: Format, P: Platform>(
 ///     guard: &mut Guard<'_, '_, F, P>,
 ///     page: GpaRange,
-/// ) -> Result<(), Stopped<ChangeError>> {
+/// ) -> Result<(), Interruption<ChangeError>> {
 ///     guard.relax(page, Access::Write)?.flush_local();
 ///     Ok(())
 /// }
@@ -256,7 +256,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     /// Counts this guard before it clears dirty state. Until the invalidation of that has
     /// completed, an unmap reports a page without the dirty bit as possibly dirty
-    /// (`Pending::cleans`).
+    /// (`PendingWork::cleans`).
     pub(crate) fn begin_clean(&mut self) {
         if self.live != 0 && self.sums.owed.cleans() == 0 {
             self.tables.pending.cleans.begin();
@@ -266,8 +266,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     /// Ends an operation that was refused before it changed anything, or that stopped early.
     #[cold]
-    pub(crate) fn stopped<T, E>(at: Gpa, reason: E) -> Result<T, Stopped<E>> {
-        Err(Stopped { at, reason })
+    pub(crate) fn stopped<T, E>(at: Gpa, reason: E) -> Result<T, Interruption<E>> {
+        Err(Interruption { at, reason })
     }
 }
 

@@ -147,7 +147,9 @@ pub use ops::{
     UnmapEntry, UnmapError, UnmappedRun,
 };
 #[cfg(feature = "baselines")]
-pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};
+pub use ops::{
+    BatchedSplit, BoundedWalk, ChildlessWalk, EveryEntry, FlaggedWalk, PerEntry, SplitWalk,
+};
 pub use platform::{Maintenance, Platform};
 pub use reader::Reader;
 pub use readers::{GracePeriod, ReaderSlot, Readers, TooManyReaders};
@@ -155,5 +157,5 @@ pub use retired::RetiredTables;
 pub use shootdown::Shootdown;
 pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Pte};
-pub use tables::{Contended, NewError, Stopped, Tables, Translation};
+pub use tables::{Contention, Interruption, NewError, Tables, Translation};
 pub use unloaded::UnloadedTables;

@@ -255,9 +255,9 @@ impl Inside<'_> {
 }
 
 /// Leaves when it is dropped, also by a panic.
-pub(crate) struct Leaving<'m>(pub Option<Inside<'m>>);
+pub(crate) struct LeaveGuard<'m>(pub Option<Inside<'m>>);
 
-impl Drop for Leaving<'_> {
+impl Drop for LeaveGuard<'_> {
     fn drop(&mut self) {
         if let Some(inside) = self.0.take() {
             inside.leave();

@@ -100,13 +100,13 @@ impl List {
 /// what every walk reads.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Retired {
+pub(crate) struct RetiredFrames {
     /// Tables that hardware may still have in walk caches.
     unlinked: List,
     /// Tables that hardware has no entries of.
     invalidated: List,
     /// Tables of both kinds that only software walkers may still be in.
-    forgotten: Forgotten,
+    forgotten: ForgottenLists,
     /// The thread that has the turn is the only one to change `forgotten`.
     turn: Turn,
 }
@@ -117,12 +117,12 @@ pub(crate) struct Retired {
 /// invalidation that covers them. Lists are put here only where both are empty, so the reading is
 /// right for both.
 #[derive(Debug)]
-struct Forgotten {
+struct ForgottenLists {
     lists: [AtomicU64; 2],
     since: AtomicU64,
 }
 
-impl Forgotten {
+impl ForgottenLists {
     #[inline]
     fn lists(&self, order: Ordering) -> [u64; 2] {
         let [unlinked, invalidated] = &self.lists;
@@ -145,13 +145,13 @@ impl Forgotten {
     }
 }
 
-impl Retired {
+impl RetiredFrames {
     pub fn new() -> Self {
         let zero = || AtomicU64::new(0);
         Self {
             unlinked: List::new(),
             invalidated: List::new(),
-            forgotten: Forgotten { lists: [zero(), zero()], since: zero() },
+            forgotten: ForgottenLists { lists: [zero(), zero()], since: zero() },
             turn: Turn::new(),
         }
     }
@@ -282,8 +282,8 @@ fn free_list<F: Format>(platform: &impl Platform, mut next: u64) -> usize {
         let first = unsafe { &table::entries(platform, hpa, 1)[0] };
         next = F::table_address(first.load()).0;
         // SAFETY: the table came from a cache, which allocates `TABLE_BYTES`; it is unlinked; no
-        // hardware (`reclaim`) and no software (`passed`) can be in it; and `Forgotten::free` has
-        // taken it off the list, so no other code owns it.
+        // hardware (`reclaim`) and no software (`passed`) can be in it; and `ForgottenLists::free`
+        // has taken it off the list, so no other code owns it.
         unsafe {
             if let Some(frame) = Frame::from_hpa(hpa) {
                 platform.free(frame, F::TABLE_BYTES);

@@ -3,7 +3,7 @@
 use crate::format::Format;
 use crate::invalidation::{Invalidation, PendingFlush};
 use crate::platform::Platform;
-use crate::readers::{Inside, Leaving};
+use crate::readers::{Inside, LeaveGuard};
 use crate::tables::Tables;
 
 impl PendingFlush {
@@ -24,7 +24,7 @@ impl PendingFlush {
             (sizes, state): (u64, u64),
             inside: Option<Inside<'_>>,
         ) {
-            let _left = Leaving(inside);
+            let _left = LeaveGuard(inside);
             guest.release(PendingFlush { start, end, sizes, state });
         }
         words(guest, (self.start, self.end), (self.sizes, self.state), inside);

@@ -16,12 +16,13 @@ use crate::format::{Attributes, Format, Geometry, GuestRoot, Rights, Software};
 use crate::guard::Guard;
 use crate::invalidation::{PendingFlush, Vmid};
 use crate::ops::{
-    ChangeError, Exactly, MapError, Marked, Rule, UnmapError, UnmappedRun, leaf_bits, maintenance,
+    ChangeError, Exactly, MapError, Rule, SoftwareBitsRule, UnmapError, UnmappedRun, leaf_bits,
+    maintenance,
 };
 use crate::platform::{Maintenance, Platform};
 use crate::retired::Chain;
 use crate::sync::relax;
-use crate::tables::{Contended, NewError, Stopped, Tables, Translation};
+use crate::tables::{Contention, Interruption, NewError, Tables, Translation};
 use crate::walk::PATIENCE;
 use core::fmt;
 
@@ -209,8 +210,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         hpa: Hpa,
         attributes: Attributes,
         largest: PageSize,
-    ) -> Result<(), Stopped<SpaceError>> {
-        let refused = |reason| Stopped { at: range.start(), reason: SpaceError::Map(reason) };
+    ) -> Result<(), Interruption<SpaceError>> {
+        let refused = |reason| Interruption { at: range.start(), reason: SpaceError::Map(reason) };
         let plan = self.tables.plan(&range, hpa, attributes, largest).map_err(refused)?;
         let maintenance = maintenance(&attributes);
         if self.cursor.map_page(&self.tables, &plan, maintenance) {
@@ -224,7 +225,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         &mut self,
         plan: Plan,
         maintenance: Option<Maintenance>,
-    ) -> Result<(), Stopped<SpaceError>> {
+    ) -> Result<(), Interruption<SpaceError>> {
         let Self { tables, cursor } = self;
         let bounds = (plan.start, plan.end);
         // A single page cannot be half done.
@@ -249,13 +250,17 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// [`SpaceError::Change`] of [`ChangeError::Range`], or of [`ChangeError::Attributes`] for
     /// rights that the format, as configured, cannot express; [`SpaceError::OutOfFrames`] where a
     /// block that the range cuts cannot be split. No leaf's rights are changed.
-    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Stopped<SpaceError>> {
+    pub fn protect(
+        &mut self,
+        range: GpaRange,
+        rights: Rights,
+    ) -> Result<u64, Interruption<SpaceError>> {
         let format = self.tables.format;
         let Rights { read, write, execute } = rights;
         let leaf = Attributes { read, write, execute, ..Attributes::RAM };
         if let Err(reason) = format.encode(leaf) {
             let reason = SpaceError::Change(ChangeError::Attributes(reason));
-            return Err(Stopped { at: range.start(), reason });
+            return Err(Interruption { at: range.start(), reason });
         }
         if write {
             self.rewrite(range, Exactly::<F, true>(format, rights))
@@ -277,18 +282,24 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         range: GpaRange,
         set: Software,
         clear: Software,
-    ) -> Result<u64, Stopped<SpaceError>> {
+    ) -> Result<u64, Interruption<SpaceError>> {
         let bits = |software| {
-            let refused =
-                |Stopped { at, reason }| Stopped { at, reason: SpaceError::Change(reason) };
+            let refused = |Interruption { at, reason }| Interruption {
+                at,
+                reason: SpaceError::Change(reason),
+            };
             leaf_bits::<F>(&range, software).map_err(refused)
         };
         let (set, clear) = (bits(set)?, bits(clear)?);
-        self.rewrite(range, Marked { set, clear })
+        self.rewrite(range, SoftwareBitsRule { set, clear })
     }
 
     /// Rewrites each leaf by `rule`, and splits a block that the range cuts and that changes.
-    fn rewrite(&mut self, range: GpaRange, rule: impl Rule<F>) -> Result<u64, Stopped<SpaceError>> {
+    fn rewrite(
+        &mut self,
+        range: GpaRange,
+        rule: impl Rule<F>,
+    ) -> Result<u64, Interruption<SpaceError>> {
         let tables = &self.tables;
         let refused = |reason| SpaceError::Change(ChangeError::Range(reason));
         let bounds = self.bounds(&range, refused)?;
@@ -306,9 +317,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         &self,
         range: &GpaRange,
         refused: impl Fn(RangeError) -> SpaceError,
-    ) -> Result<(u64, u64), Stopped<SpaceError>> {
+    ) -> Result<(u64, u64), Interruption<SpaceError>> {
         let (at, end) = (range.start(), range.end());
-        self.tables.check(range).map_err(|reason| Stopped { at, reason: refused(reason) })?;
+        self.tables.check(range).map_err(|reason| Interruption { at, reason: refused(reason) })?;
         Ok((at.0, end.0))
     }
 
@@ -325,7 +336,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         &mut self,
         range: GpaRange,
         mut removed: impl FnMut(UnmappedRun),
-    ) -> Result<u64, Stopped<SpaceError>> {
+    ) -> Result<u64, Interruption<SpaceError>> {
         if let Some(page) = self.cursor.unmap_page(&self.tables, &range) {
             removed(page);
             return Ok(page.bytes);
@@ -339,7 +350,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         range: &GpaRange,
         runs: &'a mut [Option<UnmappedRun>],
         removed: Option<&'a mut dyn FnMut(UnmappedRun)>,
-    ) -> Result<u64, Stopped<SpaceError>> {
+    ) -> Result<u64, Interruption<SpaceError>> {
         let bounds = self.bounds(range, |reason| SpaceError::Unmap(UnmapError::Range(reason)))?;
         let Self { tables, cursor } = self;
         let mut owed = PendingFlush::NOTHING;
@@ -369,7 +380,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// # Errors
     /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
     /// cannot be split: nothing is unmapped.
-    pub fn discard(&mut self, range: GpaRange) -> Result<(), Stopped<SpaceError>> {
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Interruption<SpaceError>> {
         let bounds = self.bounds(&range, |reason| SpaceError::Unmap(UnmapError::Range(reason)))?;
         // Inside one table of pages nothing is cut, and no table is covered whole.
         if range.size() >= 1 << F::shift(1) || !self.cursor.covers::<F>(bounds) {
@@ -388,14 +399,17 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ///
     /// # Errors
     /// [`SpaceError::Unmap`], and [`SpaceError::Contended`]: nothing is unmapped.
-    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<UnmappedRun>, Stopped<SpaceError>> {
-        let held = |Contended { at }| Stopped { at, reason: SpaceError::Contended };
+    pub fn unmap_leaf(
+        &mut self,
+        gpa: Gpa,
+    ) -> Result<Option<UnmappedRun>, Interruption<SpaceError>> {
+        let held = |Contention { at }| Interruption { at, reason: SpaceError::Contended };
         let Some(Translation { size, .. }) = self.translate(gpa).map_err(held)? else {
             return Ok(None);
         };
         let start = Gpa(gpa.0 & !(size.bytes() - 1));
         let failed =
-            |reason| Stopped { at: gpa, reason: SpaceError::Unmap(UnmapError::Range(reason)) };
+            |reason| Interruption { at: gpa, reason: SpaceError::Unmap(UnmapError::Range(reason)) };
         let mut found = None;
         self.unmap(GpaRange::new(start, size.bytes()).map_err(failed)?, |run| found = Some(run))?;
         Ok(found)
@@ -425,10 +439,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// guard does if another thread's guard holds the entry.
     ///
     /// # Errors
-    /// [`Contended`]: the guard still holds the entry, which translates nothing now, and may be
+    /// [`Contention`]: the guard still holds the entry, which translates nothing now, and may be
     /// about to appear or to vanish.
     #[inline(always)]
-    pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         let found = self.tables.start().lookup_any::<F>(gpa.0);
         match self.tables.translation_alone(found, gpa) {
             Some(page) => Ok(Some(page)),
@@ -441,7 +455,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// longer.
     #[cold]
     #[inline(never)]
-    fn translate_other(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    fn translate_other(&self, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         for _ in 0..PATIENCE {
             let found = self.tables.translate_any(gpa);
             if found.is_ok() {
@@ -449,7 +463,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
             }
             relax();
         }
-        Err(Contended { at: gpa })
+        Err(Contention { at: gpa })
     }
 
     /// Gives back every table to the platform.

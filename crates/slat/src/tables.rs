@@ -12,12 +12,12 @@ use crate::format::{Attributes, Format, Geometry, GuestRoot, Kind};
 use crate::invalidation::{Invalidation, PendingFlush, Vmid};
 use crate::platform::Platform;
 use crate::readers::GracePeriod;
-use crate::retired::{Retired, RetiredTables};
+use crate::retired::{RetiredFrames, RetiredTables};
 use crate::sync::{AtomicU64, Ordering, Turn, acquired, agreed};
 use crate::table::{Frame, Pte};
-use crate::underway::Pending;
+use crate::underway::PendingWork;
 use crate::walk::{Budget, Outcome, Visitor, touch_each, walk};
-pub use ended::{Contended, NewError, Stopped};
+pub use ended::{Contention, Interruption, NewError};
 pub(crate) use lookup::{Found, Link, Start};
 use owners::Owners;
 use root::Root;
@@ -71,8 +71,8 @@ pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) reader_vmid: Vmid,
     geometry: Geometry,
     root: Root<'p>,
-    pub(crate) pending: Pending,
-    pub(crate) retired: Retired,
+    pub(crate) pending: PendingWork,
+    pub(crate) retired: RetiredFrames,
     pub(crate) tokens: Tokens,
     pub(crate) owners: Owners,
     /// Of the scan that clears tables.
@@ -115,8 +115,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             reader_vmid: vmid,
             geometry,
             root,
-            pending: Pending::new(),
-            retired: Retired::new(),
+            pending: PendingWork::new(),
+            retired: RetiredFrames::new(),
             tokens: Tokens::new(),
             owners: Owners::new(),
             exact_scan: Turn::new(),

@@ -14,17 +14,17 @@ use crate::sync::{AtomicU64, Ordering};
 /// The work that is left for later invalidations, on a cache line apart from what every walk reads.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Pending {
+pub(crate) struct PendingWork {
     /// Guards, shootdowns and batches that were dropped while they owed something.
-    dropped: Dropped,
+    dropped: DropCounts,
     pub removals: Underway,
     /// Cleans of dirty state.
     pub cleans: Underway,
 }
 
-impl Pending {
+impl PendingWork {
     pub fn new() -> Self {
-        Self { dropped: Dropped::new(), removals: Underway::new(), cleans: Underway::new() }
+        Self { dropped: DropCounts::new(), removals: Underway::new(), cleans: Underway::new() }
     }
 
     /// Returns whether completed invalidations of all of the guest cover all that was dropped.
@@ -83,12 +83,12 @@ impl Pending {
 /// *Invariant*: a value that is counted as covered was dropped before such an invalidation began,
 /// and that has completed. Both counts only grow.
 #[derive(Debug)]
-struct Dropped {
+struct DropCounts {
     count: AtomicU64,
     covered: AtomicU64,
 }
 
-impl Dropped {
+impl DropCounts {
     fn new() -> Self {
         Self { count: AtomicU64::new(0), covered: AtomicU64::new(0) }
     }
@@ -132,12 +132,12 @@ impl Dropped {
 #[derive(Debug)]
 pub(crate) struct Underway {
     now: AtomicU64,
-    dropped: Dropped,
+    dropped: DropCounts,
 }
 
 impl Underway {
     fn new() -> Self {
-        Self { now: AtomicU64::new(0), dropped: Dropped::new() }
+        Self { now: AtomicU64::new(0), dropped: DropCounts::new() }
     }
 
     /// Returns how many are under way.

@@ -50,7 +50,7 @@ enum View {
 
 /// Whether herd7 finds an execution with the forbidden outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Expected {
+enum Expectation {
     Never,
     Sometimes,
 }
@@ -89,9 +89,9 @@ fn code(cpu: &Tlbi, what: &Invalidation, view: View) -> Vec<String> {
 
 /// The answer that herd7 has to give where the instruction at `without` is left out, and the
 /// reason.
-fn expected(claim: Claim, code: &[String], without: Option<usize>) -> (Expected, &'static str) {
+fn expected(claim: Claim, code: &[String], without: Option<usize>) -> (Expectation, &'static str) {
     let Some(without) = without else {
-        return (Expected::Never, "the sequence is whole");
+        return (Expectation::Never, "the sequence is whole");
     };
     let left = &code[..without];
     let rest = &code[without + 1..];
@@ -99,22 +99,25 @@ fn expected(claim: Claim, code: &[String], without: Option<usize>) -> (Expected,
     let invalidates = |text: &String| text.starts_with("TLBI");
     match code[without].as_str() {
         "ISB" if claim == Claim::Itself => {
-            (Expected::Sometimes, "the load may have been translated before")
+            (Expectation::Sometimes, "the load may have been translated before")
         }
-        "ISB" => (Expected::Never, "only the CPU that executed the sequence needs it"),
+        "ISB" => (Expectation::Never, "only the CPU that executed the sequence needs it"),
         "DSB ISHST" if rest.iter().take_while(|text| !invalidates(text)).any(barrier) => {
-            (Expected::Never, "the barrier behind the other invalidation is in its place")
+            (Expectation::Never, "the barrier behind the other invalidation is in its place")
         }
-        "DSB ISHST" => (Expected::Sometimes, "a walk behind the invalidation finds the old entry"),
+        "DSB ISHST" => {
+            (Expectation::Sometimes, "a walk behind the invalidation finds the old entry")
+        }
         "DSB ISH" if !left.iter().any(invalidates) => (
-            Expected::Never,
+            Expectation::Never,
             "for the combined entry alone; it keeps the two invalidations apart, unseen here",
         ),
-        "DSB ISH" if left.last().is_some_and(barrier) || rest.first().is_some_and(barrier) => {
-            (Expected::Never, "the other barrier is in its place; between is what is unseen here")
-        }
-        "DSB ISH" => (Expected::Sometimes, "the invalidation may complete later"),
-        _ => (Expected::Sometimes, "nothing is invalidated"),
+        "DSB ISH" if left.last().is_some_and(barrier) || rest.first().is_some_and(barrier) => (
+            Expectation::Never,
+            "the other barrier is in its place; between is what is unseen here",
+        ),
+        "DSB ISH" => (Expectation::Sometimes, "the invalidation may complete later"),
+        _ => (Expectation::Sometimes, "nothing is invalidated"),
     }
 }
 

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A process that ends with this.
-struct Started(Child);
+struct ChildProcess(Child);
 
-impl Drop for Started {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -49,10 +49,11 @@ fn scraped() -> anyhow::Result<Outcome> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
-    let _guest = Started(guest.context("cannot start slat")?);
+    let _guest = ChildProcess(guest.context("cannot start slat")?);
     let mut watch = Command::new(&slat);
     watch.args(["watch", "--listen=127.0.0.1:0", "--for", "10m"]).stdout(Stdio::null());
-    let mut watch = Started(watch.stderr(Stdio::piped()).spawn().context("cannot start slat")?);
+    let mut watch =
+        ChildProcess(watch.stderr(Stdio::piped()).spawn().context("cannot start slat")?);
     let said = BufReader::new(watch.0.stderr.take().context("no stderr")?).lines().next();
     let said = said.context("the watch ended")??;
     let address =
@@ -75,7 +76,7 @@ fn scraped() -> anyhow::Result<Outcome> {
 }
 
 /// Starts a server that scrapes the address each second; returns its own address as well.
-fn server(folder: &Path, scraped: &str) -> anyhow::Result<(Started, String)> {
+fn server(folder: &Path, scraped: &str) -> anyhow::Result<(ChildProcess, String)> {
     let config = format!(
         "global:\n  scrape_interval: 1s\nscrape_configs:\n  - job_name: slat\n    static_configs:\n\
          {:6}- targets: ['{scraped}']\n",
@@ -89,7 +90,7 @@ fn server(folder: &Path, scraped: &str) -> anyhow::Result<(Started, String)> {
     server.arg("--storage.tsdb.path").arg(folder.join("data"));
     server.arg(format!("--web.listen-address={port}"));
     server.stdout(log.try_clone()?).stderr(log);
-    Ok((Started(server.spawn().context("cannot start prometheus")?), port.to_string()))
+    Ok((ChildProcess(server.spawn().context("cannot start prometheus")?), port.to_string()))
 }
 
 /// Asks the server again and again until it has an answer that is not empty.

@@ -7,7 +7,7 @@ mod bochs;
 use crate::workspace::{Outcome, cargo, ran};
 use crate::{in_ci, setup, stick, target};
 use anyhow::{Context, bail, ensure};
-use slat_kernel::vm::qemu::{AARCH64, CONSOLE, Ended, Machine, PPC64, Qemu, X86_64};
+use slat_kernel::vm::qemu::{AARCH64, CONSOLE, Machine, MachineEnd, PPC64, Qemu, X86_64};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ struct Walker {
     on: &'static str,
     format: &'static str,
     target: &'static str,
-    machine: Emulated,
+    machine: EmulatedMachine,
     /// Parts of an invalidation that its second CPU, which stays in a guest, must not be content
     /// with: else nobody would notice what is missing.
     too_little: &'static [&'static str],
@@ -38,7 +38,7 @@ enum Emulator {
 }
 
 /// An emulated machine.
-enum Emulated {
+enum EmulatedMachine {
     /// QEMU starts the program, with options beyond a console, and ends with this status if nothing
     /// was wrong.
     Kernel { qemu: Emulator, options: &'static [&'static str], status: i32 },
@@ -61,7 +61,7 @@ const WALKERS: [Walker; 9] = [
         on: "four levels",
         format: X86,
         target: "x86_64-unknown-none",
-        machine: Emulated::Kernel {
+        machine: EmulatedMachine::Kernel {
             qemu: Emulator::Installed(X86_64),
             options: &["-cpu", "max,la57=off", "-m", "64", "-device", NPT_END],
             status: 33,
@@ -73,7 +73,7 @@ const WALKERS: [Walker; 9] = [
         on: "five levels, 52 bits",
         format: X86,
         target: "x86_64-unknown-none",
-        machine: Emulated::Kernel {
+        machine: EmulatedMachine::Kernel {
             qemu: Emulator::Installed(X86_64),
             options: &["-cpu", "max,phys-bits=52", "-m", "64", "-device", NPT_END],
             status: 33,
@@ -85,7 +85,7 @@ const WALKERS: [Walker; 9] = [
         on: "Bochs",
         format: X86,
         target: "x86_64-unknown-none",
-        machine: Emulated::Bochs("ryzen"),
+        machine: EmulatedMachine::Bochs("ryzen"),
         too_little: &[],
     },
     Walker {
@@ -93,14 +93,14 @@ const WALKERS: [Walker; 9] = [
         on: "Bochs",
         format: X86,
         target: "x86_64-unknown-none",
-        machine: Emulated::Bochs("corei7_skylake_x"),
+        machine: EmulatedMachine::Bochs("corei7_skylake_x"),
         too_little: &[],
     },
     RISCV,
     POWER,
     Walker {
         on: "QEMU 10, R and C by interrupt",
-        machine: Emulated::Power(Emulator::Newer("qemu-system-ppc64")),
+        machine: EmulatedMachine::Power(Emulator::Newer("qemu-system-ppc64")),
         // QEMU 10 loses C of a page that its TLB has.
         too_little: &[],
         ..POWER
@@ -115,7 +115,7 @@ const POWER: Walker = Walker {
     on: "QEMU",
     format: "power",
     target: "powerpc64-unknown-linux-gnu",
-    machine: Emulated::Power(Emulator::Installed(PPC64)),
+    machine: EmulatedMachine::Power(Emulator::Installed(PPC64)),
     too_little: &["on this CPU alone: STALE; of another page", "of all, without barriers"],
 };
 
@@ -125,7 +125,7 @@ const RISCV: Walker = Walker {
     on: "QEMU 10",
     format: "riscv",
     target: "riscv64gc-unknown-none-elf",
-    machine: Emulated::Kernel {
+    machine: EmulatedMachine::Kernel {
         // Debian 12's own is in a package of all architectures, of 46 MB.
         qemu: Emulator::Newer("qemu-system-riscv64"),
         options: &["-M", "virt", "-cpu", "rv64", "-smp", "2", "-bios", "none"],
@@ -140,7 +140,7 @@ const STICK: Walker = Walker {
     on: "QEMU with firmware, x86-64",
     format: "stick",
     target: "x86_64-unknown-uefi",
-    machine: Emulated::Firmware {
+    machine: EmulatedMachine::Firmware {
         qemu: X86_64,
         options: &["-M", "q35", "-cpu", "max", "-device", "qemu-xhci"],
         firmware: &FIRMWARE,
@@ -152,7 +152,7 @@ const STICK: Walker = Walker {
 const ARM_STICK: Walker = Walker {
     on: "QEMU with firmware, arm64",
     target: "aarch64-unknown-uefi",
-    machine: Emulated::Firmware {
+    machine: EmulatedMachine::Firmware {
         qemu: AARCH64,
         options: &["-M", ARM_MACHINE, "-cpu", "max", "-device", "qemu-xhci"],
         firmware: &ARM_FIRMWARE,
@@ -163,7 +163,7 @@ const ARM_STICK: Walker = Walker {
 /// The same where the firmware describes the machine by a devicetree.
 const ARM_STICK_BY_TREE: Walker = Walker {
     on: "QEMU with firmware and a devicetree, arm64",
-    machine: Emulated::Firmware {
+    machine: EmulatedMachine::Firmware {
         qemu: AARCH64,
         options: &["-M", ARM_MACHINE, "-no-acpi", "-cpu", "max", "-device", "qemu-xhci"],
         firmware: &ARM_FIRMWARE,
@@ -177,11 +177,11 @@ const LONG: [Walker; 4] = [
     ARM_STICK_BY_TREE,
     Walker {
         on: "Bochs with firmware",
-        machine: Emulated::BochsFirmware("corei7_skylake_x"),
+        machine: EmulatedMachine::BochsFirmware("corei7_skylake_x"),
         ..STICK
     },
-    Walker { on: "Spike, Svadu", machine: Emulated::Spike("rv64gch_svadu"), ..RISCV },
-    Walker { on: "Spike, Svade", machine: Emulated::Spike("rv64gch"), ..RISCV },
+    Walker { on: "Spike, Svadu", machine: EmulatedMachine::Spike("rv64gch_svadu"), ..RISCV },
+    Walker { on: "Spike, Svade", machine: EmulatedMachine::Spike("rv64gch"), ..RISCV },
 ];
 
 /// `cargo xtask stick`: builds the stick's program and writes its image.
@@ -331,21 +331,21 @@ impl Walker {
     /// Installs what it needs.
     fn set_up(&self) -> anyhow::Result<()> {
         match self.machine {
-            Emulated::Kernel { qemu, .. } => qemu.set_up()?,
-            Emulated::Power(qemu) => {
+            EmulatedMachine::Kernel { qemu, .. } => qemu.set_up()?,
+            EmulatedMachine::Power(qemu) => {
                 qemu.set_up()?;
                 setup::package("binutils-powerpc64-linux-gnu", POWER_OBJCOPY)?;
             }
-            Emulated::Firmware { qemu, firmware, .. } => {
+            EmulatedMachine::Firmware { qemu, firmware, .. } => {
                 setup::emulator(qemu)?;
                 firmware.set_up()?;
             }
-            Emulated::Spike(_) => {
+            EmulatedMachine::Spike(_) => {
                 setup::package("device-tree-compiler", "dtc")?;
                 spike()?;
             }
-            Emulated::Bochs(_) => bochs::set_up()?,
-            Emulated::BochsFirmware(_) => {
+            EmulatedMachine::Bochs(_) => bochs::set_up()?,
+            EmulatedMachine::BochsFirmware(_) => {
                 bochs::set_up()?;
                 FIRMWARE.set_up()?;
             }
@@ -363,14 +363,14 @@ impl Walker {
         fs::create_dir_all(&folder).context("cannot make a folder")?;
         let all_right = |text: &str| text.lines().any(|line| line == "all right");
         let (well, console) = match self.machine {
-            Emulated::Kernel { qemu, options, status } => {
+            EmulatedMachine::Kernel { qemu, options, status } => {
                 let mut machine = qemu.machine(&folder)?;
                 machine.args(options).args([Path::new("-kernel"), &program]);
-                let Ended { status: found, console, complaints, .. } =
+                let MachineEnd { status: found, console, complaints, .. } =
                     machine.run(LIMIT, |_| Ok(false))?;
                 (found.and_then(|found| found.code()) == Some(status), console + &complaints)
             }
-            Emulated::Power(qemu) => {
+            EmulatedMachine::Power(qemu) => {
                 let image = folder.join("image");
                 objcopy(POWER_OBJCOPY, &program, &image, &[])?;
                 let mut machine = qemu.machine(&folder)?;
@@ -378,36 +378,37 @@ impl Walker {
                 machine.args(options).args([Path::new("-bios"), &image]);
                 let written = folder.join(CONSOLE);
                 let at_end = |text: &str| text.ends_with(" wrong\n");
-                let Ended { console, complaints, .. } = machine
+                let MachineEnd { console, complaints, .. } = machine
                     .run(LIMIT, |_| Ok(fs::read_to_string(&written).is_ok_and(|t| at_end(&t))))?;
                 (console.ends_with("\n0 wrong\n"), console + &complaints)
             }
-            Emulated::Firmware { qemu, options, firmware } => {
+            EmulatedMachine::Firmware { qemu, options, firmware } => {
                 let image = folder.join("image");
                 stick::write(&[(self.place(), program)], &image)?;
                 let drive = format!("id=stick,if=none,format=raw,file={}", image.display());
                 let mut machine = Machine::new(qemu, &folder)?;
                 machine.args(options).args(["-smp", "2", "-m", "256", "-bios", firmware.file]);
                 machine.args(["-drive", &drive, "-device", "usb-storage,drive=stick"]);
-                let Ended { status, complaints, .. } = machine.run(4 * LIMIT, |_| Ok(false))?;
+                let MachineEnd { status, complaints, .. } =
+                    machine.run(4 * LIMIT, |_| Ok(false))?;
                 let text = stick::report(&image)?;
                 (status.is_some() && all_right(&text), text + &complaints)
             }
-            Emulated::BochsFirmware(model) => {
+            EmulatedMachine::BochsFirmware(model) => {
                 let image = folder.join("image");
                 stick::write(&[(self.place(), program)], &image)?;
                 let console = bochs::boot(&image, FIRMWARE.file, model, &folder, 4 * LIMIT)?;
                 let text = stick::report(&image).unwrap_or(console);
                 (all_right(&text), text)
             }
-            Emulated::Spike(isa) => {
+            EmulatedMachine::Spike(isa) => {
                 let mut machine = Command::new("timeout");
                 machine.arg(LIMIT.as_secs().to_string()).arg(spike()?);
                 machine.args(["-p2", "-m0x80000000:0x10000000", &format!("--isa={isa}")]);
                 let ended = machine.arg(&program).stdin(Stdio::null()).output()?;
                 (ended.status.success(), String::from_utf8_lossy(&ended.stdout).into_owned())
             }
-            Emulated::Bochs(model) => {
+            EmulatedMachine::Bochs(model) => {
                 let console = bochs::run(&program, model, &folder, LIMIT)?;
                 (all_right(&console), console)
             }
@@ -438,7 +439,7 @@ impl Walker {
         build.args(["--no-default-features", "--features", self.format, "--bin", self.program]);
         // Spike looks for the program's ways to the host by name.
         build.env("CARGO_PROFILE_RELEASE_STRIP", "none");
-        if let Emulated::Power(_) = self.machine {
+        if let EmulatedMachine::Power(_) = self.machine {
             // The target is Linux's, as Rust has none without an operating system.
             build.env("CARGO_PROFILE_RELEASE_PANIC", "abort");
             build.env("CARGO_TARGET_POWERPC64_UNKNOWN_LINUX_GNU_RUSTFLAGS", POWER_FLAGS);

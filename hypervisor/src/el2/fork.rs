@@ -21,7 +21,7 @@ use core::sync::atomic::Ordering;
 use serde_json::{Value, json};
 use slat::Access;
 use slat_guest::{Backing, Cow, Frames, Hva, HvaRange, NoPage};
-use slat_hypervisor::cut::{self, Stamped};
+use slat_hypervisor::cut::{self, StampedPage};
 use slat_hypervisor::layout::GUEST_RAM;
 use slat_hypervisor::stalls::Stalls;
 
@@ -32,7 +32,7 @@ const TOGETHER: u64 = 2048;
 const GUEST_PAGE: u64 = 4096;
 
 /// The guest's memory, or a fork of it.
-type Shared = Cow<'static, Regions>;
+type ForkedMemory = Cow<'static, Regions>;
 
 /// Runs the job, and lets the guest check what it wrote.
 ///
@@ -133,14 +133,14 @@ fn told(stalls: &Stalls) -> Value {
 }
 
 /// Returns the address of a page of `memory`. A page without a frame is an error.
-fn place(here: &Forkable, memory: &Shared, page: u64) -> Result<u64, String> {
+fn place(here: &Forkable, memory: &ForkedMemory, page: u64) -> Result<u64, String> {
     let frame = memory.frame(Hva(GUEST.0 + page * PAGE));
     let frame = frame.ok_or_else(|| format!("page {page} is nowhere"))?;
     Ok(here.frames.memory().hpa(frame).0)
 }
 
 /// Returns a checksum of each page.
-fn sums(here: &Forkable, memory: &Shared, pages: u64) -> Result<Vec<u64>, String> {
+fn sums(here: &Forkable, memory: &ForkedMemory, pages: u64) -> Result<Vec<u64>, String> {
     (0..pages).map(|page| Ok(sum(place(here, memory, page)?))).collect()
 }
 
@@ -175,8 +175,8 @@ fn same(before: &[u64], after: &[u64], what: &str) -> Result<(), String> {
 fn stamps(
     hypervisor: &Hypervisor,
     here: &Forkable,
-    memory: &Shared,
-) -> Result<(u64, u64, Vec<Stamped>), String> {
+    memory: &ForkedMemory,
+) -> Result<(u64, u64, Vec<StampedPage>), String> {
     let frames = hypervisor.control.pages.lock();
     let each = hypervisor.control.declared.load(Ordering::Acquire);
     let threads = (frames.len() as u64).checked_div(each).unwrap_or_default();
@@ -195,7 +195,7 @@ fn stamps(
             return Err(outside());
         }
         let at = place(here, memory, offset / PAGE)? + offset % PAGE;
-        pages.push(Stamped { stamp: load(at), seen: load(at + 8) });
+        pages.push(StampedPage { stamp: load(at), seen: load(at + 8) });
     }
     Ok((threads, each, pages))
 }
@@ -216,7 +216,7 @@ fn until_it_writes(hypervisor: &Hypervisor, here: &Forkable) -> Result<(), Strin
 
 /// Checks that the stamps in the fork are of one moment. Returns how many numbers the guest's
 /// program had written.
-fn whole(hypervisor: &Hypervisor, here: &Forkable, fork: &Shared) -> Result<u64, String> {
+fn whole(hypervisor: &Hypervisor, here: &Forkable, fork: &ForkedMemory) -> Result<u64, String> {
     let (threads, each, pages) = stamps(hypervisor, here, fork)?;
     let at = |thread, page| pages[(thread * each + page) as usize];
     cut::check(threads, each, at).map_err(|torn| format!("the fork is of no moment: {torn}"))

@@ -19,8 +19,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use serde_json::json;
 use slat::{
-    Attributes, Gpa, GpaRange, Hpa, Invalidation, Leaf, MapError, Owner, Platform, Reader,
-    ReplaceError, Stopped, TableCache, Vmid,
+    Attributes, Gpa, GpaRange, Hpa, Interruption, Invalidation, Leaf, MapError, Owner, Platform,
+    Reader, ReplaceError, TableCache, Vmid,
 };
 use slat_guest::HvaRange;
 use slat_hypervisor::layout::{GUEST_RAM, away};
@@ -80,12 +80,12 @@ fn own(hypervisor: &'static Hypervisor) -> Result<(), String> {
     cache.fill(8).map_err(|error| error.to_string())?;
     let behind = Gpa(GUEST_RAM + hypervisor.options.memory);
     let page = GpaRange::new(behind, PAGE).map_err(|error| error.to_string())?;
-    let said = |stopped: Stopped<slat::OwnerError>| stopped.to_string();
+    let said = |stopped: Interruption<slat::OwnerError>| stopped.to_string();
     guard.set_owner(page, None, Some(HYPERVISOR), &mut cache).map_err(said)?;
     let found = guard.owner(behind).map_err(|error| error.to_string())?;
     let mapped = guard.map(page, Hpa(0), Attributes::RAM, PAGE_SIZE, &mut cache);
     let refused =
-        mapped == Err(Stopped { at: behind, reason: MapError::Owned { owner: HYPERVISOR } });
+        mapped == Err(Interruption { at: behind, reason: MapError::Owned { owner: HYPERVISOR } });
     if found != Some(HYPERVISOR) || !refused {
         return Err(format!("{behind} is {found:?}'s, and a mapping there came to {mapped:?}"));
     }
@@ -100,7 +100,7 @@ fn own(hypervisor: &'static Hypervisor) -> Result<(), String> {
 
 /// Counts of moved leaves.
 #[derive(Default)]
-struct Moved {
+struct MoveCounts {
     /// Bytes of leaves that were moved.
     bytes: u64,
     /// Copies that failed, because a vCPU wrote to the leaf.
@@ -128,7 +128,7 @@ impl Alike {
 }
 
 /// Moves leaves of the guest's RAM from one region to the other while the guest runs.
-fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, String> {
+fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<MoveCounts, String> {
     let mut reader = Reader::register(hypervisor.machine).map_err(|error| error.to_string())?;
     let tables = hypervisor.memory.tables();
     let mut guard = tables.enter(&mut reader).map_err(|error| error.to_string())?;
@@ -143,7 +143,7 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
             None => runs.push(Alike { first: leaf, bytes: leaf.size.bytes() }),
         }
     }
-    let mut moved = Moved::default();
+    let mut moved = MoveCounts::default();
     // The last leaves come first, because Linux puts programs at the end of RAM.
     for Alike { first, bytes } in runs.into_iter().rev() {
         if moved.bytes >= MOST || hypervisor.ended() {
@@ -166,7 +166,7 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
             guard.invalidate();
             let reached = match replaced {
                 Ok(_) => end,
-                Err(Stopped {
+                Err(Interruption {
                     at: Gpa(gpa),
                     reason: ReplaceError::Writable | ReplaceError::Contended,
                 }) => gpa - GUEST_RAM,

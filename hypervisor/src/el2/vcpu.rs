@@ -2,7 +2,7 @@
 
 use super::cpu::{self, Left, Registers, read, write};
 use super::guest::{Hypervisor, Thread};
-use super::inject::{self, Told};
+use super::inject::{self, Injection};
 use super::memory::Stage2;
 use super::psci::{self, Answer};
 use super::report::say;
@@ -27,7 +27,7 @@ pub fn run(hypervisor: &'static Hypervisor, id: u64) -> ! {
     let reason = {
         let mut storage = [const { None }; TABLE_PAGES];
         match Vcpu::new(&hypervisor.memory, id as u16, &mut storage) {
-            Ok(vcpu) => Running::new(hypervisor, vcpu).run(),
+            Ok(vcpu) => RunningVcpu::new(hypervisor, vcpu).run(),
             Err(error) => Some(format!("vCPU {id} cannot run: {error}")),
         }
     };
@@ -37,7 +37,7 @@ pub fn run(hypervisor: &'static Hypervisor, id: u64) -> ! {
     psci::cpu_off()
 }
 
-struct Running<'w> {
+struct RunningVcpu<'w> {
     hypervisor: &'static Hypervisor,
     vcpu: Thread<'w>,
     registers: Registers,
@@ -53,7 +53,7 @@ enum Next {
     End(String),
 }
 
-impl<'w> Running<'w> {
+impl<'w> RunningVcpu<'w> {
     /// Prepares the vCPU at its first instruction.
     fn new(hypervisor: &'static Hypervisor, mut vcpu: Thread<'w>) -> Self {
         let (entry, context) = hypervisor.vcpus[vcpu.id() as usize].get();
@@ -145,7 +145,7 @@ impl<'w> Running<'w> {
                     sysreg::Done::Caches(on) => Some(self.vcpu.set_caches(on)),
                     sysreg::Done::SetWay => Some(self.vcpu.set_way()),
                     sysreg::Done::Unknown => {
-                        inject::take(Told::Undefined);
+                        inject::take(Injection::Undefined);
                         return Next::Run;
                     }
                 };
@@ -197,7 +197,11 @@ impl<'w> Running<'w> {
                 return Next::Run;
             }
             Kind::AddressSize | Kind::External | Kind::Other(_) => {
-                inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
+                inject::take(Injection::ExternalAbort {
+                    fetch: abort.fetch,
+                    write: abort.write,
+                    far,
+                });
                 return Next::Run;
             }
             Kind::Translation | Kind::AccessFlag | Kind::Permission => {}
@@ -236,7 +240,11 @@ impl<'w> Running<'w> {
                 Next::Run
             }
             Outcome::Mmio | Outcome::Refused(Refusal::NoPage | Refusal::NotExecutable) => {
-                inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
+                inject::take(Injection::ExternalAbort {
+                    fetch: abort.fetch,
+                    write: abort.write,
+                    far,
+                });
                 self.moved_on(far, gpa, access, at)
             }
             Outcome::Refused(reason) => {

@@ -69,9 +69,9 @@ impl PageTableEntry for Entry {
 
 /// Three levels, blocks of 2 MiB and 1 GiB, and the count of invalidations.
 #[derive(Clone, Copy)]
-pub struct Counted;
+pub struct CountingMetaData;
 
-impl TableMeta for Counted {
+impl TableMeta for CountingMetaData {
     type P = Entry;
     const PAGE_SIZE: usize = PAGE;
     const LEVEL_BITS: &[usize] = &[9, 9, 9];
@@ -109,7 +109,7 @@ impl FrameAllocator for Pages {
     }
 }
 
-pub struct Today(PageTable<Counted, Pages>);
+pub struct Today(PageTable<CountingMetaData, Pages>);
 
 impl Today {
     pub fn new() -> Self {

@@ -43,7 +43,7 @@ const EVERY: usize = 0;
 const EXACT: usize = 3;
 
 /// A machine whose cache maintenance is done by the host's CPU.
-struct Flushing {
+struct FlushingMachine {
     machine: FastMachine<Arm>,
     /// Whether lines are flushed; otherwise they are only counted.
     real: bool,
@@ -51,7 +51,7 @@ struct Flushing {
 }
 
 // SAFETY: all methods are those of the fast machine, except `maintain`, which changes no memory.
-unsafe impl Platform for Flushing {
+unsafe impl Platform for FlushingMachine {
     slat_sim::forward!(
         machine: allocate free entries publish invalidate invalidate_local break_before_make readers
     );
@@ -66,7 +66,7 @@ unsafe impl Platform for Flushing {
     }
 }
 
-impl Host for Flushing {
+impl Host for FlushingMachine {
     fn now(&self) -> u64 {
         self.machine.now()
     }
@@ -212,7 +212,7 @@ impl Scenario for CacheToggle {
             .context("the host does not map the guest's memory; take a smaller --memory")?;
         machine.set_break_before_make(BreakBeforeMake::Never);
         let line = lines::line_bytes();
-        let flushing = Flushing { machine, real, line };
+        let flushing = FlushingMachine { machine, real, line };
         let rounds = args.rounds();
         session.start("cache-toggle", u64::from(rounds) + 1);
         let samples = take_turns(session, rounds, WAYS.len(), |way, _| {
@@ -274,7 +274,11 @@ fn results(recorder: &Recorder, samples: &[Vec<Boot>], args: &CacheToggleArgs) -
     results
 }
 
-fn boot(host: &Flushing, args: &CacheToggleArgs, caches: CachePolicy) -> anyhow::Result<Boot> {
+fn boot(
+    host: &FlushingMachine,
+    args: &CacheToggleArgs,
+    caches: CachePolicy,
+) -> anyhow::Result<Boot> {
     let config = Config { caches, ..Config::new(args.vcpus, PageSize::SIZE_2M) };
     let format: Arm64K4 = Arm64 { hardware_dirty: true, ..Arm64::default() };
     let ram = Ram(host.machine.memory_base().0);
@@ -312,8 +316,8 @@ fn boot(host: &Flushing, args: &CacheToggleArgs, caches: CachePolicy) -> anyhow:
 
 /// Boots; returns how long each vCPU's switch took.
 fn switches(
-    host: &Flushing,
-    guest: &Guest<'_, Arm64K4, Flushing, Ram>,
+    host: &FlushingMachine,
+    guest: &Guest<'_, Arm64K4, FlushingMachine, Ram>,
     args: &CacheToggleArgs,
 ) -> anyhow::Result<Vec<f64>> {
     let (memory, image) = (args.memory(), args.image.bytes());
@@ -339,8 +343,8 @@ fn switches(
 
 /// The vCPU writes to memory from `start` to `end`, and handles its faults.
 fn touch(
-    host: &Flushing,
-    vcpu: &mut Vcpu<'_, Arm64K4, Flushing, Ram>,
+    host: &FlushingMachine,
+    vcpu: &mut Vcpu<'_, Arm64K4, FlushingMachine, Ram>,
     start: u64,
     end: u64,
     step: u64,

@@ -2,7 +2,7 @@
 
 use crate::linux::tree::{HEADER_FOLDER, PGTABLE, next_id};
 use crate::linux::{Error, Tree};
-use slat_kernel::{Edited, Edits, Files, Version};
+use slat_kernel::{EditedTree, Edits, Files, Version};
 
 impl Files for Tree {
     fn name(&self) -> &str {
@@ -33,7 +33,7 @@ impl Tree {
     /// # Errors
     /// [`Error::Edit`].
     pub fn with(&self, edits: &Edits, names: &[String]) -> Result<Self, Error> {
-        let edited = Edited::new(self, edits.find(names)?)?;
+        let edited = EditedTree::new(self, edits.find(names)?)?;
         let mut tree = Self { id: next_id(), ..self.clone() };
         if let Some(text) = edited.files.get(PGTABLE) {
             tree.pgtable.clone_from(text);

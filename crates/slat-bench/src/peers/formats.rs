@@ -34,7 +34,7 @@ use std::rc::Rc;
 const BESIDE: &str = ": ";
 
 /// Memory for tables, shared by the formats of one page size.
-type Shared = Rc<RefCell<Arena>>;
+type SharedArena = Rc<RefCell<Arena>>;
 
 /// An operation that several formats have.
 struct Common {
@@ -136,7 +136,7 @@ fn arenas(
     works: &[Common],
     memory: u64,
     session: &Session,
-) -> anyhow::Result<BTreeMap<u64, Shared>> {
+) -> anyhow::Result<BTreeMap<u64, SharedArena>> {
     let mut bytes: BTreeMap<u64, u64> = BTreeMap::new();
     // Operations by tables need as much memory as a split to pages.
     let least = formats.iter().map(|format| {
@@ -171,7 +171,7 @@ fn enter<'a, F: Format>(
     name: TableFormat,
     format: F,
     work: Work,
-    arena: Shared,
+    arena: SharedArena,
 ) -> Contest<'a> {
     let setting = Setting { chunk: CHUNK, fwb: false, caches: Caches::Warm };
     let left = Left::default();

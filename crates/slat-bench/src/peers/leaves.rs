@@ -58,7 +58,7 @@ fn push(runs: &mut Vec<Run>, leaf: Leaf) {
 }
 
 /// An allowed difference between leaf entries.
-pub struct Allowed {
+pub struct Allowance {
     /// The bits that may differ.
     pub bits: u64,
     /// Returns whether the difference is allowed, given the operation, and these bits of the
@@ -74,25 +74,25 @@ pub const ACCESSED: u64 = 1 << 10;
 pub const SOFTWARE: u64 = 0b1111 << 55;
 
 /// All allowed differences.
-pub const ALLOWED: [Allowed; 3] = [
-    Allowed {
+pub const ALLOWED: [Allowance; 3] = [
+    Allowance {
         bits: WRITE,
         right: |op, ours, theirs| {
             matches!(op, Op::Clear(word) if word != u64::MAX) && ours != 0 && theirs == 0
         },
         known: PROTECTED_IN_HULL,
     },
-    Allowed {
+    Allowance {
         bits: ACCESSED,
         right: |op, ours, theirs| op.splits() && ours == 0 && theirs != 0,
         known: MADE_YOUNG,
     },
-    Allowed { bits: SOFTWARE, right: |_, _, theirs| theirs == 0, known: SOFTWARE_BITS },
+    Allowance { bits: SOFTWARE, right: |_, _, theirs| theirs == 0, known: SOFTWARE_BITS },
 ];
 
 /// Number of leaves that were compared, and how many differed in each allowed way.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Compared {
+pub struct LeafComparison {
     /// All leaves.
     pub leaves: u64,
     /// Leaves with a difference, in the order of [`ALLOWED`].
@@ -103,8 +103,13 @@ pub struct Compared {
 ///
 /// # Errors
 /// The first leaf that one side lacks, or that differs in another way than [`ALLOWED`] has.
-pub fn compare(ours: &[Run], theirs: &[Run], after: Op, whose: &str) -> anyhow::Result<Compared> {
-    let mut compared = Compared::default();
+pub fn compare(
+    ours: &[Run],
+    theirs: &[Run],
+    after: Op,
+    whose: &str,
+) -> anyhow::Result<LeafComparison> {
+    let mut compared = LeafComparison::default();
     let (mut ours, mut theirs) = (ours.iter().copied(), theirs.iter().copied());
     let (mut our, mut their) = (ours.next(), theirs.next());
     loop {

@@ -14,8 +14,8 @@ use crate::settings::peers::Caches;
 use crate::stopwatch::Stopwatch;
 use anyhow::ensure;
 use slat::{
-    Access, AgeBitmaps, AgeOptions, Attributes, Batched, Format, GpaRange, Guard, OpCounts, Pages,
-    Reader, TableCache, Tables, UnmapBatch, UnmapEntry,
+    Access, AgeBitmaps, AgeOptions, Attributes, BatchedSplit, Format, GpaRange, Guard, OpCounts,
+    Pages, Reader, TableCache, Tables, UnmapBatch, UnmapEntry,
 };
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -349,7 +349,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         }
         for chunk in steps(fixture.range(), CHUNK) {
             let mut guard = self.tables.enter(reader)?;
-            split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
+            split_range::<F, BatchedSplit>(&mut guard, chunk, work.page, &mut cache)?;
             self.counts += guard.counts();
             guard.invalidate();
         }
@@ -369,7 +369,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         let watch = Stopwatch::start();
         for (chunk, bits) in steps(fixture.range(), CHUNK).zip(bitmaps.named.chunks(words)) {
             let mut guard = self.tables.enter(reader)?;
-            split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
+            split_range::<F, BatchedSplit>(&mut guard, chunk, work.page, &mut cache)?;
             guard.write_protect_pages(&Pages { start: chunk.start(), bits })?;
             self.counts += guard.counts();
             guard.invalidate();

@@ -1,11 +1,11 @@
 //! Claims about Linux's walks, replayed on Linux's own code: unchanged, and with each change as an
 //! edit to a copy of it.
 
-use super::{Cells, GRANULES, KINDS, Rows, SKIP, Told, mean};
+use super::{Cells, ClaimFields, GRANULES, KINDS, Rows, SKIP, mean};
 use crate::peers;
 use crate::published::{Ran, quotients};
 use crate::split::Split;
-use crate::split::When;
+use crate::split::SplitMoment;
 use serde_json::json;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
@@ -48,8 +48,8 @@ fn changes(results: &[Measurement], operation: &str, backing: u64, edit: &str) -
     quotients(&of(edit), &of("")).iter().map(|ratio| (ratio - 1.0) * 100.0).collect()
 }
 
-fn told(command: String) -> Told {
-    Told { claim: SKIP, command, why: WHY }
+fn told(command: String) -> ClaimFields {
+    ClaimFields { claim: SKIP, command, why: WHY }
 }
 
 /// Replays the proposal: both hints, 1 GiB, the split alone.
@@ -95,8 +95,8 @@ pub fn skip_levels_hardware(
     let told = told(commands.join("; "));
     for (when, name, published) in cells {
         let operation = match when {
-            When::Enable => "protect and split",
-            When::Clear => "clear the log and split",
+            SplitMoment::Enable => "protect and split",
+            SplitMoment::Clear => "clear the log and split",
         };
         for (kind, published) in published.iter().enumerate() {
             for (edit, published, what) in

@@ -1,6 +1,6 @@
 //! Limits of the machine's memory: the least time that the same work can take here.
 
-use super::{What, When};
+use super::{SplitMoment, What};
 use serde_json::{Map, Value};
 use slat_lab::cli::param_of;
 use slat_lab::numbers::{three_digits, with_spread};
@@ -35,10 +35,10 @@ impl Limit {
         let already_split = backing == target;
         let (what, when) = (param_of(&row.params, "what")?, param_of(&row.params, "when")?);
         Some(match (already_split, what, when) {
-            (false, What::Call, When::Clear) => Self::FillAndSwap,
+            (false, What::Call, SplitMoment::Clear) => Self::FillAndSwap,
             (false, ..) => Self::Fill,
             (true, What::Call, _) => Self::CompareAndSwap,
-            (true, _, When::Clear) => Self::Nothing,
+            (true, _, SplitMoment::Clear) => Self::Nothing,
             (true, ..) => Self::ReadUpper,
         })
     }

@@ -1,7 +1,7 @@
 //! Reports of splits by the engine: the times of each walk, and the entries that each reads.
 
 use super::limits::{self, Limit, limit_of};
-use super::{Split, What, When};
+use super::{Split, SplitMoment, What};
 use crate::format::TableFormat;
 use crate::published::{self, SKIP_LEVELS};
 use slat_lab::cli::param_of;
@@ -60,7 +60,7 @@ fn said(results: &[Measurement], walk: &str) -> Option<String> {
 /// measured.
 fn published(row: &Row) -> Option<&'static str> {
     let granule = row.params.get("granule").and_then(|g| g.as_u64());
-    let same = param_of(&row.params, "when") == Some(When::Enable)
+    let same = param_of(&row.params, "when") == Some(SplitMoment::Enable)
         && param_of(&row.params, "what") == Some(What::Split)
         && granule.is_none_or(|granule| granule == 4096)
         && [None, Some(TableFormat::Arm64K4)].contains(&param_of(&row.params, "format"))
@@ -183,10 +183,10 @@ fn charts(results: &[Measurement]) -> Vec<Chart> {
     for row in &rows {
         let name = |key: &str| row.param(key).unwrap_or("?").to_owned();
         let title = match (param_of(&row.params, "when"), param_of(&row.params, "what")) {
-            (Some(When::Enable), Some(What::Split)) => "Split all at once: the split alone",
-            (Some(When::Enable), Some(What::Call)) => "Split all at once: the whole call",
-            (Some(When::Clear), Some(What::Split)) => "64 pages at a time: the split alone",
-            (Some(When::Clear), Some(What::Call)) => "64 pages at a time: the whole call",
+            (Some(SplitMoment::Enable), Some(What::Split)) => "Split all at once: the split alone",
+            (Some(SplitMoment::Enable), Some(What::Call)) => "Split all at once: the whole call",
+            (Some(SplitMoment::Clear), Some(What::Split)) => "64 pages at a time: the split alone",
+            (Some(SplitMoment::Clear), Some(What::Call)) => "64 pages at a time: the whole call",
             _ => "Splits",
         };
         let strips = row.measurements.iter().map(|m| Strip {

@@ -1,14 +1,15 @@
 //! Takes one sample: builds tables, splits them as a VMM's call would, and checks them.
 
-use super::{Case, Cost, Sample, Walk, What, When};
+use super::{Case, Cost, Sample, SplitMoment, Walk, What};
 use crate::arena::Arena;
 use crate::fixture::{split_range, steps};
 use crate::limit::{self, Limit, TablePages};
 use crate::stopwatch::Stopwatch;
 use anyhow::{Context, ensure};
 use slat::{
-    Attributes, Batched, Bounded, Childless, EveryEntry, Format, Frame, Gpa, GpaRange, Guard, Hpa,
-    PageSize, Reader, SplitWalk, TableCache, Tables, Tested, UnloadedTables, Vmid,
+    Attributes, BatchedSplit, BoundedWalk, ChildlessWalk, EveryEntry, FlaggedWalk, Format, Frame,
+    Gpa, GpaRange, Guard, Hpa, PageSize, Reader, SplitWalk, TableCache, Tables, UnloadedTables,
+    Vmid,
 };
 
 /// Guest address at which RAM begins, as on arm64's `virt` machines.
@@ -98,10 +99,10 @@ impl<F: Format> Work<F> {
         let tables = self.build(arena, case.backing)?;
         let run = match walk {
             Walk::EveryEntry => run::<F, EveryEntry>,
-            Walk::Bounded => run::<F, Bounded>,
-            Walk::Childless => run::<F, Childless>,
-            Walk::Tested => run::<F, Tested>,
-            Walk::Batched => run::<F, Batched>,
+            Walk::Bounded => run::<F, BoundedWalk>,
+            Walk::Childless => run::<F, ChildlessWalk>,
+            Walk::Tested => run::<F, FlaggedWalk>,
+            Walk::Batched => run::<F, BatchedSplit>,
         };
         let mut storage: Vec<Option<Frame>> = Vec::new();
         storage.resize_with(Self::chunk_tables() as usize, || None);
@@ -179,7 +180,7 @@ fn run<F: Format, W: SplitWalk>(
     cache: &mut Cache<'_, F>,
 ) -> anyhow::Result<()> {
     match case.when {
-        When::Enable => {
+        SplitMoment::Enable => {
             if case.what == What::Call {
                 guard.write_protect(pte)?;
                 guard.invalidate();
@@ -188,7 +189,7 @@ fn run<F: Format, W: SplitWalk>(
                 split_range::<F, W>(guard, chunk, target, cache)?;
             }
         }
-        When::Clear => {
+        SplitMoment::Clear => {
             for word in steps(pte, WORD << F::PAGE_SHIFT) {
                 split_range::<F, W>(guard, word, target, cache)?;
                 // Protects after the split, so that only the pages asked for are protected.

@@ -1,6 +1,6 @@
 //! Histories, run one after the other in turns of the classes.
 
-use super::{FORMAT, Finding, Report, Tried, Verdict};
+use super::{FORMAT, Finding, HistoryClass, Report, Verdict};
 use slat_kvm::Error;
 use slat_kvm::check::{
     Act, Class, Counts, History, HistoryEnd, Host, Loss, minimise, moved, outlast, run,
@@ -126,7 +126,7 @@ impl<'a> Tries<'a> {
 
     /// Runs histories of the classes until the time is up.
     pub fn all(&self, classes: &[&'static Class], limits: &Limits) -> Report {
-        let mut tried: Vec<Tried> = classes.iter().map(|class| self.before(class)).collect();
+        let mut tried: Vec<HistoryClass> = classes.iter().map(|class| self.before(class)).collect();
         let mut spent = vec![Duration::ZERO; classes.len()];
         let mut numbers = vec![0; classes.len()];
         let mut seconds = 0;
@@ -150,7 +150,7 @@ impl<'a> Tries<'a> {
         self.report(tried, limits)
     }
 
-    fn report(&self, classes: Vec<Tried>, limits: &Limits) -> Report {
+    fn report(&self, classes: Vec<HistoryClass>, limits: &Limits) -> Report {
         let uname = rustix::system::uname();
         Report {
             slat_check: FORMAT,
@@ -179,7 +179,7 @@ impl<'a> Tries<'a> {
     }
 
     /// Returns what is known of a class before it is tried.
-    pub fn before(&self, class: &Class) -> Tried {
+    pub fn before(&self, class: &Class) -> HistoryClass {
         let lacks = |act: Act| {
             let why = self.host.lacks.get(&act)?;
             let name = serde_json::to_value(act).ok()?;
@@ -191,10 +191,10 @@ impl<'a> Tries<'a> {
             Some("") => Verdict::Untried(std::mem::take(&mut untried).join("; ")),
             Some(why) => Verdict::Untried(why.to_owned()),
         };
-        Tried { name: class.name.to_owned(), verdict, counts: Counts::default(), untried }
+        HistoryClass { name: class.name.to_owned(), verdict, counts: Counts::default(), untried }
     }
 
-    fn next(&self, class: &Class, number: u64, seed: u64, tried: &mut Tried) {
+    fn next(&self, class: &Class, number: u64, seed: u64, tried: &mut HistoryClass) {
         let Some(history) = class.history(seed, number, &self.host.means) else {
             tried.verdict = Verdict::Untried("this host lacks what it takes".to_owned());
             return;
@@ -203,7 +203,7 @@ impl<'a> Tries<'a> {
         self.judge(ended, &history, number, tried);
     }
 
-    fn judge(&self, ended: HistoryEnd, history: &History, number: u64, tried: &mut Tried) {
+    fn judge(&self, ended: HistoryEnd, history: &History, number: u64, tried: &mut HistoryClass) {
         match ended {
             HistoryEnd::Held(counts) => tried.counts.add(counts),
             HistoryEnd::Stopped(Error::Stopped) => {}
@@ -263,7 +263,8 @@ impl<'a> Tries<'a> {
         limits: &Limits,
     ) -> Report {
         let (verdict, counts) = (Verdict::Held, Counts::default());
-        let mut tried = Tried { name: history.class.clone(), verdict, counts, untried: Vec::new() };
+        let mut tried =
+            HistoryClass { name: history.class.clone(), verdict, counts, untried: Vec::new() };
         let report = self.report(vec![tried.clone()], limits);
         self.beat.now().report = Some(report);
         while tried.verdict == Verdict::Held

@@ -6,7 +6,7 @@ use slat_kernel::vm::console::{complaint, is_wrong, warnings};
 use slat_kernel::vm::qemu::{CONSOLE, last_lines};
 use slat_kernel::vm::stuck::functions;
 use slat_lab::failure::no_report;
-use slat_lab::first::job::{Answer, Arrived, decode};
+use slat_lab::first::job::{Answer, AnswerPart, decode};
 use slat_lab::numbers::bytes;
 use slat_lab::session::Session;
 use std::fs;
@@ -52,17 +52,17 @@ pub fn run(
     let folder = folder.context("cannot make a temporary directory")?;
     let (mut machine, line) = linux.machine(folder.path())?;
     let file = folder.path().join("pid");
-    let mut held = linux.reports_free_pages.then_some(Held { file, most: 0, last: 0 });
+    let mut held = linux.reports_free_pages.then_some(HeldMemory { file, most: 0, last: 0 });
     if let Some(held) = &held {
         machine.args([Path::new("-pidfile"), &held.file]);
     }
     let linger = if linux.reports_free_pages { LINGER } else { 0 };
     let last = LAST + Duration::from_secs(linger.into());
-    let (mut arrived, mut read, mut answered) = (Arrived::Nothing, 0, None);
-    let mut console = Watched::new(folder.path().join(CONSOLE));
+    let (mut arrived, mut read, mut answered) = (AnswerPart::Nothing, 0, None);
+    let mut console = WatchedConsole::new(folder.path().join(CONSOLE));
     let ended = machine.run(limit, |_| {
         session.check()?;
-        held.iter_mut().for_each(Held::look);
+        held.iter_mut().for_each(HeldMemory::look);
         if !keep_running && console.has_complained_for(REST) {
             return Ok(true);
         }
@@ -71,7 +71,7 @@ pub fn run(
             read = length;
             arrived = decode(&fs::read(&line).unwrap_or_default());
         }
-        let whole = matches!(arrived, Arrived::All(_));
+        let whole = matches!(arrived, AnswerPart::All(_));
         Ok(whole && answered.get_or_insert_with(Instant::now).elapsed() > last)
     })?;
     if let (Some(held), Some(_)) = (&held, answered) {
@@ -81,8 +81,8 @@ pub fn run(
         session.note(&format!("the kernel in the machine warned at {place}"));
     }
     let answer = match (arrived, complaint(&ended.console)) {
-        (Arrived::All(answer), None) => Ok(*answer),
-        (Arrived::All(answer), Some(it)) if keep_running => {
+        (AnswerPart::All(answer), None) => Ok(*answer),
+        (AnswerPart::All(answer), Some(it)) if keep_running => {
             session.note(&format!("the kernel in the machine said: {}", it.cause));
             Ok(*answer)
         }
@@ -103,7 +103,7 @@ pub fn run(
 }
 
 /// Memory of this host that QEMU holds.
-struct Held {
+struct HeldMemory {
     /// The file with QEMU's process.
     file: PathBuf,
     /// Bytes, at most and at last.
@@ -111,7 +111,7 @@ struct Held {
     last: u64,
 }
 
-impl Held {
+impl HeldMemory {
     /// Looks again, while QEMU is there.
     fn look(&mut self) {
         let pid = fs::read_to_string(&self.file).unwrap_or_default();
@@ -144,14 +144,14 @@ fn hung(at: &[u64], kernel: &Path) -> String {
 }
 
 /// The file of a console that is watched for complaints.
-struct Watched {
+struct WatchedConsole {
     path: PathBuf,
     /// What was read of it: whole lines.
     read: usize,
     since: Option<Instant>,
 }
 
-impl Watched {
+impl WatchedConsole {
     const fn new(path: PathBuf) -> Self {
         Self { path, read: 0, since: None }
     }
@@ -174,10 +174,10 @@ impl Watched {
 
 /// Returns why a machine gave no answer. It ended with `status`, or was ended at the time limit
 /// (`None`).
-fn reason(status: Option<ExitStatus>, arrived: &Arrived, limit: Duration) -> String {
+fn reason(status: Option<ExitStatus>, arrived: &AnswerPart, limit: Duration) -> String {
     let arrived = match arrived {
-        Arrived::Part(some, all) => format!("after {some} of {all} bytes of its report"),
-        Arrived::Damaged => "after a report that was damaged on its way".to_owned(),
+        AnswerPart::Part(some, all) => format!("after {some} of {all} bytes of its report"),
+        AnswerPart::Damaged => "after a report that was damaged on its way".to_owned(),
         _ => "without a report".to_owned(),
     };
     match status {
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn what_a_process_holds_is_kept_when_it_has_ended() {
         let folder = tempfile::tempdir().unwrap();
-        let mut held = Held { file: folder.path().join("pid"), most: 0, last: 0 };
+        let mut held = HeldMemory { file: folder.path().join("pid"), most: 0, last: 0 };
         held.look();
         assert_eq!((held.most, held.last), (0, 0));
         fs::write(&held.file, format!("{}\n", std::process::id())).unwrap();
@@ -235,10 +235,10 @@ mod tests {
         let limit = Duration::from_secs(90);
         let reason = |status, arrived| reason(status, &arrived, limit);
         assert_eq!(
-            reason(None, Arrived::Part(3, 9)),
+            reason(None, AnswerPart::Part(3, 9)),
             "the machine was ended after 1m 30s (--time-limit) after 3 of 9 bytes of its report"
         );
-        let ended = reason(Some(ExitStatus::default()), Arrived::Nothing);
+        let ended = reason(Some(ExitStatus::default()), AnswerPart::Nothing);
         assert_eq!(ended, "the machine ended without a report");
     }
 
@@ -246,7 +246,7 @@ mod tests {
     fn a_console_complains_only_once_the_whole_line_is_there() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(CONSOLE);
-        let mut watched = Watched::new(path.clone());
+        let mut watched = WatchedConsole::new(path.clone());
         let mut complained = |text: &str| {
             fs::write(&path, text).unwrap();
             watched.has_complained_for(Duration::ZERO)

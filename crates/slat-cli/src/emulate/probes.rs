@@ -1,7 +1,7 @@
 //! Counts calls of the kernel's functions. A second machine counts them, because a kprobe takes
 //! hundreds of instructions, which would be added to those of the phases.
 
-use super::Ended;
+use super::CommandEnd;
 use crate::cli::EmulateArgs;
 use slat_kernel::vm::Architecture;
 use slat_kvm::probes::CALLS;
@@ -76,7 +76,7 @@ pub fn words(words: &[String], probes: &[String]) -> Vec<String> {
 /// # Errors
 /// [`Failure::NoReport`](slat_lab::failure::Failure::NoReport) if the run that counted calls
 /// failed.
-pub fn merge(mut ended: Ended, counted: Ended) -> anyhow::Result<Ended> {
+pub fn merge(mut ended: CommandEnd, counted: CommandEnd) -> anyhow::Result<CommandEnd> {
     if counted.exit_code != 0 {
         return Err(no_report(format!(
             "calls could not be counted (--probe none counts none):\n{}",

@@ -7,7 +7,7 @@ use serde_json::Value;
 use slat_kernel::vm::Architecture;
 use slat_lab::numbers::several;
 use slat_lab::record::SCHEMA;
-use slat_lab::record::{Measurement, Skipped};
+use slat_lab::record::{Measurement, Omission};
 use slat_lab::unit::Unit;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,16 +86,16 @@ fn joined(boots: &[BTreeMap<String, u64>]) -> BTreeMap<String, u64> {
 
 /// A report from an emulated machine.
 #[derive(Clone, Debug)]
-pub struct Emulated {
+pub struct EmulatedReport {
     /// The report as JSON.
     value: Value,
     /// The results of the report.
     pub results: Vec<Measurement>,
     /// What the report leaves out, with reasons.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<Omission>,
 }
 
-impl Emulated {
+impl EmulatedReport {
     /// Reads a report, and removes its times, or converts them where the clock counts instructions.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl Emulated {
         let mut value: Value = serde_json::from_str(text)?;
         ensure!(value["schema"] == SCHEMA, "its schema is {}, not {SCHEMA}", value["schema"]);
         let mut results: Vec<Measurement> = serde_json::from_value(value["results"].take())?;
-        let mut skipped: Vec<Skipped> = serde_json::from_value(value["skipped"].take())?;
+        let mut skipped: Vec<Omission> = serde_json::from_value(value["skipped"].take())?;
         if emulator.counts_instructions {
             results.iter_mut().for_each(as_instructions);
         }
@@ -116,7 +116,7 @@ impl Emulated {
         results.iter_mut().for_each(|m| m.counts.retain(|name, _| !hangs_on_time(name)));
         results.retain(|m| !m.samples.is_empty() || !m.counts.is_empty());
         if emulator.counts_instructions {
-            skipped.push(Skipped {
+            skipped.push(Omission {
                 what: "cycles".to_owned(),
                 reason: "an emulator counts instructions: a cache miss, a barrier and an \
                          invalidation of a TLB count one, and caches are not there"
@@ -124,7 +124,7 @@ impl Emulated {
                 failed: false,
             });
         } else if timed > 0 {
-            skipped.push(Skipped {
+            skipped.push(Omission {
                 what: "emulator".to_owned(),
                 reason: format!(
                     "{} interprets every instruction, so times, and ratios of them, say nothing of \
@@ -244,9 +244,9 @@ mod tests {
         }
     }
 
-    fn emulated() -> Emulated {
+    fn emulated() -> EmulatedReport {
         let text = json::render(&fake::report()).unwrap();
-        Emulated::read(&text, emulator()).unwrap()
+        EmulatedReport::read(&text, emulator()).unwrap()
     }
 
     #[test]
@@ -257,7 +257,7 @@ mod tests {
             Measurement { unit: Unit::RATIO, counts: [].into(), ..report.results[0].clone() };
         report.results.push(ratio);
         let text = json::render(&report).unwrap();
-        let (before, after) = (report.results, Emulated::read(&text, emulator()).unwrap());
+        let (before, after) = (report.results, EmulatedReport::read(&text, emulator()).unwrap());
         assert!(after.results.iter().all(|m| m.samples.is_empty()));
         let counts = |results: &[Measurement]| -> Vec<_> {
             results.iter().map(|m| m.counts.clone()).filter(|counts| !counts.is_empty()).collect()
@@ -276,7 +276,7 @@ mod tests {
         report.results[0].samples = vec![0.002_118_417];
         let text = json::render(&report).unwrap();
         let emulator = Emulator { counts_instructions: true, ..emulator() };
-        let after = Emulated::read(&text, emulator).unwrap();
+        let after = EmulatedReport::read(&text, emulator).unwrap();
         assert_eq!(after.results[0].unit, Unit::INSTRUCTIONS);
         assert_eq!(after.results[0].samples, [2_118_417.0]);
         assert!(after.skipped.iter().any(|skipped| skipped.what == "cycles"));
@@ -293,7 +293,7 @@ mod tests {
             if counts.len() > 1 {
                 m.params.insert("probes".to_owned(), "f".into());
             }
-            Emulated::read(&json::render(&report).unwrap(), emulator()).unwrap()
+            EmulatedReport::read(&json::render(&report).unwrap(), emulator()).unwrap()
         };
         let mut one = run(&[("other", 1)]);
         one.add(&run(&[("calls_f", 7), ("other", 2)]), "calls_").unwrap();
@@ -312,19 +312,19 @@ mod tests {
             m.unit = Unit::INSTRUCTIONS;
             m.samples = vec![1.0, 2.0, 3.0];
             m.counts = counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
-            Emulated::read(&json::render(&report).unwrap(), emulator()).unwrap()
+            EmulatedReport::read(&json::render(&report).unwrap(), emulator()).unwrap()
         };
         let all = [
             boot(&[("same", 4), ("one", 5)]),
             boot(&[("same", 4), ("one_first", 6), ("one_min", 5), ("one_max", 9)]),
         ];
-        let all = Emulated::join(all.into()).unwrap().unwrap();
+        let all = EmulatedReport::join(all.into()).unwrap().unwrap();
         let m = &all.results[0];
         assert_eq!((m.samples.len(), &*m.groups), (6, &[3, 3][..]));
         let counts = m.counts.iter().map(|(name, count)| (&**name, *count));
         let counts: Vec<(&str, u64)> = counts.collect();
         assert_eq!(counts, [("one_max", 9), ("one_min", 5), ("same", 4)]);
-        assert!(Emulated::join(Vec::new()).unwrap().is_none());
+        assert!(EmulatedReport::join(Vec::new()).unwrap().is_none());
     }
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
         report.results.truncate(1);
         report.results[0].unit = Unit::OPERATIONS;
         let text = json::render(&report).unwrap();
-        let after = Emulated::read(&text, emulator()).unwrap();
+        let after = EmulatedReport::read(&text, emulator()).unwrap();
         assert_eq!(after.results, report.results);
         assert_eq!(after.skipped.len(), report.skipped.len());
     }
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn what_is_no_report_is_refused() {
         for text in ["", "{}", "{\"schema\": 99}", "{\"schema\": 1}"] {
-            assert!(Emulated::read(text, emulator()).is_err(), "{text}");
+            assert!(EmulatedReport::read(text, emulator()).is_err(), "{text}");
         }
     }
 }

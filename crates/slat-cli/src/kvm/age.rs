@@ -8,7 +8,7 @@ use crate::needs;
 use clap::{Args, ValueEnum};
 use slat_kvm::Setting;
 use slat_kvm::guest::Shape;
-use slat_kvm::idle::Tracking;
+use slat_kvm::idle::AccessTracking;
 use slat_kvm::scenario::age;
 use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
@@ -48,26 +48,26 @@ pub enum By {
 
 impl By {
     /// Returns whether it is this interface, or one of its ways.
-    fn is(self, tracking: Tracking) -> bool {
-        (self == Self::PageIdle) == (tracking == Tracking::IdlePages)
+    fn is(self, tracking: AccessTracking) -> bool {
+        (self == Self::PageIdle) == (tracking == AccessTracking::IdlePages)
     }
 }
 
 impl AgeArgs {
     /// Returns the interfaces to use.
-    fn tracking(&self) -> anyhow::Result<Vec<Tracking>> {
-        let found = Tracking::all_of_host()?;
+    fn tracking(&self) -> anyhow::Result<Vec<AccessTracking>> {
+        let found = AccessTracking::all_of_host()?;
         let has = |by: &By| found.iter().any(|tracking| by.is(*tracking));
         if let Some(missing) = self.tracking.iter().find(|by| !has(by)) {
             let missing =
                 missing.to_possible_value().map_or_else(String::new, |it| it.get_name().into());
-            let found: Vec<String> = found.iter().map(Tracking::to_string).collect();
+            let found: Vec<String> = found.iter().map(AccessTracking::to_string).collect();
             return Err(bad_input(format!(
                 "--tracking: this host lets nobody write {missing}; it has {}",
                 found.join(", ")
             )));
         }
-        let is_asked = |tracking: &Tracking| self.tracking.iter().any(|by| by.is(*tracking));
+        let is_asked = |tracking: &AccessTracking| self.tracking.iter().any(|by| by.is(*tracking));
         Ok(found.into_iter().filter(|it| self.tracking.is_empty() || is_asked(it)).collect())
     }
 }

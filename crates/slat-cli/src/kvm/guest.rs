@@ -16,14 +16,14 @@ use slat_lab::session::Session;
 use slat_lab::size::Size;
 
 /// The options that describe a guest.
-pub struct Asked<'a> {
+pub struct GuestOptions<'a> {
     pub guest: &'a GuestArgs,
     pub overlap: bool,
     pub mode: Mode,
     pub eager_split: Option<Size>,
 }
 
-impl Asked<'_> {
+impl GuestOptions<'_> {
     /// Returns the shape of the guest, for `slat-kvm`.
     ///
     /// # Errors

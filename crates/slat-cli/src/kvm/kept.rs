@@ -9,7 +9,7 @@ use slat_kvm::phase::PhaseRun;
 /// The first run warms the host's memory up. The next complete run replaces its results. If the
 /// session is stopped before that, the results of the warm-up stay, with the parameter `warm_up`,
 /// so that they are not compared with those of a warm guest.
-pub struct Kept<R: 'static> {
+pub struct KeptResults<R: 'static> {
     pub phases: Vec<PhaseRun>,
     pub reports: Vec<R>,
     pub outcome: &'static Outcome<R>,
@@ -18,7 +18,7 @@ pub struct Kept<R: 'static> {
     counts: bool,
 }
 
-impl<R> Kept<R> {
+impl<R> KeptResults<R> {
     pub fn new(outcome: &'static Outcome<R>) -> Self {
         let (phases, reports, answers) = Default::default();
         Self { phases, reports, outcome, answers, warm: false, counts: false }
@@ -76,7 +76,7 @@ mod tests {
             figures: &[(TOTAL, |report| Some(f64::from(*report)))],
             ..Outcome::of(TOTAL)
         };
-        let mut kept = Kept::new(&OUTCOME);
+        let mut kept = KeptResults::new(&OUTCOME);
         kept.add(Vec::new(), Some(1));
         assert_eq!(kept.reports, [1]);
         assert_eq!(kept.params(&Map::new())["warm_up"], true);

@@ -1,6 +1,6 @@
 //! Options of a guest whose dirty pages are logged, and the guest and log that they describe.
 
-use super::guest::{Asked, Pattern};
+use super::guest::{GuestOptions, Pattern};
 use super::options::{GuestArgs, LogArgs, QUICK_RUN};
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -79,8 +79,8 @@ pub fn mode(args: &DirtyLogArgs) -> anyhow::Result<Mode> {
 }
 
 /// Returns the guest that the options describe.
-pub fn asked(args: &DirtyLogArgs) -> anyhow::Result<Asked<'_>> {
-    Ok(Asked {
+pub fn asked(args: &DirtyLogArgs) -> anyhow::Result<GuestOptions<'_>> {
+    Ok(GuestOptions {
         guest: &args.guest,
         overlap: args.log.overlap,
         mode: mode(args)?,

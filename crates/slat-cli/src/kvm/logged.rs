@@ -13,7 +13,7 @@ use slat_lab::table::Table;
 use slat_lab::verdict::Verdict;
 
 /// Figures of a guest that was logged in one way.
-struct Logged {
+struct LogFigures {
     pages: String,
     way: KvmWay,
     /// Seconds that a vCPU takes for a page: `touch` for its first touch, `plain` for a write
@@ -30,9 +30,9 @@ struct Logged {
     calls: f64,
 }
 
-fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
+fn guests(results: &[Measurement]) -> Option<Vec<LogFigures>> {
     let rows = rows(results, dirty_log::NAME, &["vcpu"]);
-    let all: Vec<Logged> = rows
+    let all: Vec<LogFigures> = rows
         .iter()
         .filter_map(|row| {
             let all = |phase: Phase| {
@@ -60,7 +60,7 @@ fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
             };
             let logging =
                 row.whole(Figure::Stall(Phase::Dirty, Stall::Page)).map(stalls).unwrap_or_default();
-            Some(Logged {
+            Some(LogFigures {
                 pages: row.param("backing")?.to_owned(),
                 way,
                 touch: page(Phase::Populate)?,
@@ -104,7 +104,7 @@ pub fn verdict(results: &[Measurement]) -> Verdict {
                 .to_owned(),
         ]);
     };
-    let said = |it: &Logged| {
+    let said = |it: &LogFigures| {
         let rounds = if it.way.rounds_for_nothing() > 0 { " from round 2 on" } else { "" };
         format!("{} ({} pages, {}{rounds})", it.shown, it.pages, it.way)
     };

@@ -1,6 +1,6 @@
 //! The scenario `migrate`: migrates a running guest into a second memory, in each way of logging.
 
-use super::guest::{Asked, Pattern};
+use super::guest::{GuestOptions, Pattern};
 use super::migrate_tables;
 use super::options::{GuestArgs, LogArgs};
 use super::runs::{Guest, admits, in_turns};
@@ -148,7 +148,7 @@ fn prepare(
     rate: Rate,
 ) -> anyhow::Result<(Config, Map<String, Value>)> {
     let mode = way.mode(args.dirty_ring_size);
-    let asked = Asked {
+    let asked = GuestOptions {
         guest: &args.guest,
         overlap: args.log.overlap,
         mode,

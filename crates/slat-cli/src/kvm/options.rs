@@ -2,7 +2,7 @@
 //!
 //! They have the names that Linux's KVM selftests use for the same options.
 
-use super::patterns::Recorded;
+use super::patterns::Recording;
 use super::repeat::{Repeat, Times};
 use super::values::{ClearChunk, HotSet, KvmBacking, Others, SEED};
 use clap::Args;
@@ -140,7 +140,7 @@ pub struct VisitArgs {
 
     /// Visit the pages of a recorded guest, not random ones: idle, requests, script, or a file
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "accesses")]
-    pub pattern: Option<Recorded>,
+    pub pattern: Option<Recording>,
 }
 
 impl VisitArgs {

@@ -19,13 +19,13 @@ const PAGE: u64 = 4096;
 
 /// A recorded order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recorded {
+pub struct Recording {
     name: String,
     /// The pages, which stay for the life of the process: a guest's work refers to them.
     pub pages: &'static [u64],
 }
 
-impl FromStr for Recorded {
+impl FromStr for Recording {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
@@ -47,7 +47,7 @@ impl FromStr for Recorded {
     }
 }
 
-impl fmt::Display for Recorded {
+impl fmt::Display for Recording {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
@@ -98,10 +98,10 @@ mod tests {
         }
         assert!(pages("# nothing\n").is_err());
         for (name, _) in SHIPPED {
-            let recorded: Recorded = name.parse().unwrap();
+            let recorded: Recording = name.parse().unwrap();
             assert!(recorded.pages.len() > 100, "{name}");
             assert!(recorded.pages.iter().all(|page| page * PAGE < 128 << 20), "{name}");
         }
-        assert!("/nonexistent".parse::<Recorded>().unwrap_err().contains("requests"));
+        assert!("/nonexistent".parse::<Recording>().unwrap_err().contains("requests"));
     }
 }

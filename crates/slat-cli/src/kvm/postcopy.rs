@@ -1,6 +1,6 @@
 //! The scenario `postcopy`: a guest that runs on before its memory is there.
 
-use super::guest::Asked;
+use super::guest::GuestOptions;
 use super::options::{GuestArgs, VisitArgs};
 use super::runs::{Guest, admits, asked, in_turns};
 use super::tables::{renderer, said};
@@ -154,7 +154,7 @@ impl Scenario for Postcopy {
 }
 
 fn config(args: &PostcopyArgs, way: Way, link: Link) -> anyhow::Result<Config> {
-    let asked = Asked { mode: Mode::Manual, ..asked(&args.guest, false) };
+    let asked = GuestOptions { mode: Mode::Manual, ..asked(&args.guest, false) };
     Ok(Config {
         shape: asked.shape()?,
         way,

@@ -34,27 +34,27 @@ pub const RENDERER: Renderer = Renderer {
 };
 
 /// A way of logging, and its measurements.
-struct Ranked<'a> {
+struct RankedWay<'a> {
     way: &'a str,
     row: Row<'a>,
     /// Stall for each page, in seconds: a sample for each run.
     stalls: &'a [f64],
 }
 
-impl Ranked<'_> {
+impl RankedWay<'_> {
     fn middle(&self) -> f64 {
         median(self.stalls).unwrap_or(0.0)
     }
 }
 
 /// Returns the ways, ordered by their median stall, the shortest first.
-fn ranked(results: &[Measurement]) -> Vec<Ranked<'_>> {
-    let mut ranked: Vec<Ranked<'_>> = rows(results, SCENARIO, &["vcpu"])
+fn ranked(results: &[Measurement]) -> Vec<RankedWay<'_>> {
+    let mut ranked: Vec<RankedWay<'_>> = rows(results, SCENARIO, &["vcpu"])
         .into_iter()
         .filter_map(|row| {
             let stalls = &row.whole(BY)?.samples;
             let way = row.whole(BY)?.params.get("way")?.as_str()?;
-            Some(Ranked { way, row, stalls })
+            Some(RankedWay { way, row, stalls })
         })
         .collect();
     ranked.sort_by(|a, b| a.middle().total_cmp(&b.middle()));
@@ -63,7 +63,7 @@ fn ranked(results: &[Measurement]) -> Vec<Ranked<'_>> {
 
 /// Returns the interval of the ratio of another way's stalls to those of the first, if the
 /// difference is significant.
-fn more(ranked: &[Ranked<'_>], other: &Ranked<'_>) -> Option<(f64, f64)> {
+fn more(ranked: &[RankedWay<'_>], other: &RankedWay<'_>) -> Option<(f64, f64)> {
     let pairs = (ranked.len() * ranked.len().saturating_sub(1) / 2).max(1);
     let level = LEVEL / pairs as f64;
     let enough = |stalls: &[f64]| stalls.len() >= LEAST;
@@ -72,10 +72,10 @@ fn more(ranked: &[Ranked<'_>], other: &Ranked<'_>) -> Option<(f64, f64)> {
     contrast.interval(level).filter(|_| contrast.p() < level)
 }
 
-fn verdict(ranked: &[Ranked<'_>]) -> Verdict {
+fn verdict(ranked: &[RankedWay<'_>]) -> Verdict {
     let Some(first) = ranked.first() else { return Verdict::default() };
     let none = "No setting was shown to be better";
-    let runs = |it: &Ranked<'_>| it.row.whole(BY)?.params.get("runs")?.as_u64();
+    let runs = |it: &RankedWay<'_>| it.row.whole(BY)?.params.get("runs")?.as_u64();
     let asked = ranked.iter().filter_map(runs).min().unwrap_or(0) as usize;
     let fewest = ranked.iter().map(|it| it.stalls.len()).min().unwrap_or(0);
     if fewest < LEAST && asked >= LEAST {
@@ -91,9 +91,9 @@ fn verdict(ranked: &[Ranked<'_>]) -> Verdict {
              --runs {LEAST} or more."
         )]);
     }
-    let said = |it: &Ranked<'_>| format!("{} a page that it writes", time(it.stalls));
+    let said = |it: &RankedWay<'_>| format!("{} a page that it writes", time(it.stalls));
     let own = ranked.iter().find(|it| it.way == Way::OF_QEMU);
-    let over = |other: &Ranked<'_>| more(ranked, other).map(|(low, high)| percent(low, high));
+    let over = |other: &RankedWay<'_>| more(ranked, other).map(|(low, high)| percent(low, high));
     let mut verdict = Verdict::default();
     match own.map(|own| (own, over(own))) {
         Some((own, _)) if own.way == first.way => verdict.says.push(format!(
@@ -168,7 +168,7 @@ const FIGURES: [Column; 6] = [
     (Figure::LOSS, "guest lost"),
 ];
 
-fn table(ranked: &[Ranked<'_>]) -> Option<Table> {
+fn table(ranked: &[RankedWay<'_>]) -> Option<Table> {
     let first = ranked.first()?;
     let common: Vec<Row<'_>> = ranked
         .iter()
@@ -179,7 +179,7 @@ fn table(ranked: &[Ranked<'_>]) -> Option<Table> {
             Row { params, measurements: Vec::new() }
         })
         .collect();
-    let cells = |it: &Ranked<'_>| {
+    let cells = |it: &RankedWay<'_>| {
         let figures = FIGURES.iter().map(|(figure, _)| {
             let m = it.row.whole(*figure)?;
             Some(m.unit.with_spread(&Summary::of(&m.samples)?))
@@ -213,7 +213,7 @@ fn table(ranked: &[Ranked<'_>]) -> Option<Table> {
     })
 }
 
-fn chart(ranked: &[Ranked<'_>]) -> Option<Chart> {
+fn chart(ranked: &[RankedWay<'_>]) -> Option<Chart> {
     let strips: Vec<Strip<'_>> = ranked
         .iter()
         .map(|it| Strip {

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use slat_lab::first::is_timeless;
-use slat_lab::record::Repeated;
+use slat_lab::record::Repetition;
 use slat_lab::session::Session;
 use slat_lab::stats::median_precision;
 use slat_lab::turns::order;
@@ -123,7 +123,7 @@ impl Repeat {
         if self.times.is_range() {
             for guest in guests {
                 let (variant, answers) = guest.answer();
-                session.repeat(Repeated::new(guest.name(), variant, answers, self.percent));
+                session.repeat(Repetition::new(guest.name(), variant, answers, self.percent));
             }
         }
         Ok(())
@@ -148,12 +148,12 @@ mod tests {
     use crate::kvm::populate::Populate;
 
     /// A guest whose answers are given.
-    struct Known {
+    struct KnownGuest {
         answers: Vec<f64>,
         runs: usize,
     }
 
-    impl Repeatable for Known {
+    impl Repeatable for KnownGuest {
         fn name(&self) -> String {
             "known".to_owned()
         }
@@ -188,7 +188,7 @@ mod tests {
         let guest = |last: f64| {
             let mut answers = vec![1.0; 100];
             (answers[0], answers[1]) = (last, last);
-            Known { answers, runs: 0 }
+            KnownGuest { answers, runs: 0 }
         };
         let (mut quiet, mut noisy) = (guest(1.0), guest(2.0));
         let mut session = Session::quiet();
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_time_limit_leaves_out_the_turn_that_would_not_fit() {
-        struct Slow(Known);
+        struct Slow(KnownGuest);
         impl Repeatable for Slow {
             fn name(&self) -> String {
                 self.0.name()
@@ -219,7 +219,7 @@ mod tests {
             }
         }
         let answers = (0..100).map(f64::from).collect();
-        let mut slow = Slow(Known { answers, runs: 0 });
+        let mut slow = Slow(KnownGuest { answers, runs: 0 });
         let mut session = Session::quiet();
         session.limit(Duration::from_millis(600));
         repeat("--runs 6-60 --until 1").run(&mut [&mut slow], &mut session).unwrap();

@@ -29,7 +29,7 @@ fn verdict(results: &[Measurement]) -> Verdict {
         // The way that needs it most.
         if other.before > one.before { other } else { one }
     });
-    let prefetched = prefetched.map(|Saved { way, before, after, times: [slow, fast] }| {
+    let prefetched = prefetched.map(|PrefetchGain { way, before, after, times: [slow, fast] }| {
         format!(
             "Prefetch of the recorded order removes {:.1} % of the host's faults (way {way}: {} to \
              {}), and the working set is there after {} in place of {}.",
@@ -56,7 +56,7 @@ fn verdict(results: &[Measurement]) -> Verdict {
 }
 
 /// What prefetch did for a way.
-struct Saved {
+struct PrefetchGain {
     way: String,
     before: f64,
     after: f64,
@@ -64,7 +64,7 @@ struct Saved {
 }
 
 /// Returns what prefetch did, if the row has it and its like without it was measured, too.
-fn saved(rows: &[Row<'_>], row: &Row<'_>) -> Option<Saved> {
+fn saved(rows: &[Row<'_>], row: &Row<'_>) -> Option<PrefetchGain> {
     let prefetch = |row: &Row<'_>| param_of::<Switch>(&row.params, "prefetch");
     if prefetch(row)? != Switch::On {
         return None;
@@ -77,7 +77,7 @@ fn saved(rows: &[Row<'_>], row: &Row<'_>) -> Option<Saved> {
                 .all(|(name, value)| name == "prefetch" || row.params.get(name) == Some(value))
     })?;
     let before = median_of(without, restore::FAULTS).filter(|faults| *faults > 0.0)?;
-    Some(Saved {
+    Some(PrefetchGain {
         way: row.param("way")?.to_owned(),
         before,
         after: median_of(row, restore::FAULTS)?,

@@ -1,7 +1,7 @@
 //! Guests that are run several times, and the results of their runs.
 
-use super::guest::{Asked, course, figures, observe};
-use super::kept::Kept;
+use super::guest::{GuestOptions, course, figures, observe};
+use super::kept::KeptResults;
 use super::options::{GuestArgs, RunArgs};
 use super::phases;
 use super::repeat::{Repeat, Repeatable};
@@ -30,7 +30,7 @@ pub struct Guest<'a, R: 'static> {
     pub params: Map<String, Value>,
     pin: Vec<usize>,
     repeat: Repeat,
-    kept: Kept<R>,
+    kept: KeptResults<R>,
     run: Run<'a, R>,
     notes: Notes<R>,
 }
@@ -48,7 +48,7 @@ impl<'a, R> Guest<'a, R> {
         outcome: &'static Outcome<R>,
         run: impl FnMut(Setting<'_>) -> Result<R, Error> + 'a,
     ) -> anyhow::Result<Self> {
-        let (repeat, pin, kept) = (args.repeat(), args.kvm.cpus()?, Kept::new(outcome));
+        let (repeat, pin, kept) = (args.repeat(), args.kvm.cpus()?, KeptResults::new(outcome));
         let (run, notes) = (Box::new(run), (|_, _, _| Vec::new()) as Notes<R>);
         let guest = Self { scenario, name, params, pin, repeat, kept, run, notes };
         Ok(guest.with("runs", repeat.param()))
@@ -60,7 +60,7 @@ impl<'a, R> Guest<'a, R> {
     /// Values that cannot be right.
     pub fn of(
         scenario: &'static str,
-        asked: &Asked<'_>,
+        asked: &GuestOptions<'_>,
         outcome: &'static Outcome<R>,
         mut run: impl FnMut(&Shape, Setting<'_>) -> Result<R, Error> + 'a,
     ) -> anyhow::Result<Self> {
@@ -112,7 +112,7 @@ impl<'a, R> Guest<'a, R> {
     /// Returns the measurements so far: of the phases, and of what the reports of the runs give. A
     /// run that was stopped has no report.
     pub fn measurements(&self) -> Vec<Measurement> {
-        let Kept { phases, reports, outcome, .. } = &self.kept;
+        let KeptResults { phases, reports, outcome, .. } = &self.kept;
         let (scenario, params) = (self.scenario, self.kept.params(&self.params));
         let mut results = phases::measurements(scenario, &params, phases);
         let last = &reports[reports.len().saturating_sub(1)..];
@@ -192,6 +192,6 @@ pub fn admits(
 }
 
 /// Returns a guest that is not logged.
-pub fn asked(guest: &GuestArgs, overlap: bool) -> Asked<'_> {
-    Asked { guest, overlap, mode: Mode::Legacy, eager_split: None }
+pub fn asked(guest: &GuestArgs, overlap: bool) -> GuestOptions<'_> {
+    GuestOptions { guest, overlap, mode: Mode::Legacy, eager_split: None }
 }

@@ -1,6 +1,6 @@
 //! The scenario `snapshot`: incremental snapshots of a guest, in each way to find written pages.
 
-use super::guest::Asked;
+use super::guest::GuestOptions;
 use super::options::{GuestArgs, VisitArgs};
 use super::runs::{Guest, admits, in_turns};
 use super::tables::{renderer, said};
@@ -73,7 +73,8 @@ impl Scenario for Snapshot {
         let mut guests = Vec::new();
         for &way in all_or(&args.way) {
             let (mode, visits) = (way.mode(), args.visits.visits());
-            let asked = Asked { guest: &args.guest, overlap: false, mode, eager_split: None };
+            let asked =
+                GuestOptions { guest: &args.guest, overlap: false, mode, eager_split: None };
             let config = Config { shape: asked.shape()?, way, epochs: args.epochs, visits };
             let name = format!("snapshot, {}", name_of(way));
             if admits(config.check(&host), &name, !args.way.is_empty(), session)? {

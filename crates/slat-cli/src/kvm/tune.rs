@@ -4,7 +4,7 @@
 //! ways by the time that a vCPU stood still for each page that it touched, taking the worst vCPU of
 //! each run.
 
-use super::guest::{Asked, Pattern};
+use super::guest::{GuestOptions, Pattern};
 use super::live::guest;
 use super::options::{GuestArgs, QUICK_RUN};
 use super::ranking;
@@ -113,7 +113,7 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
 }
 
 fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<(Config, Map<String, Value>)> {
-    let asked = Asked {
+    let asked = GuestOptions {
         guest: &args.guest,
         overlap: false,
         mode: way.mode,

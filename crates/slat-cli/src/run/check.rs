@@ -1,6 +1,6 @@
 //! `slat check`, from the command line to the exit code.
 
-use crate::check::{Limits, Report, Tried, Tries, Verdict};
+use crate::check::{HistoryClass, Limits, Report, Tries, Verdict};
 use crate::cli::CheckArgs;
 use anyhow::Context;
 use slat_kvm::Error;
@@ -58,7 +58,7 @@ fn told(args: &CheckArgs, report: &Report) -> anyhow::Result<ExitCode> {
     let json = serde_json::to_string_pretty(report)? + "\n";
     if let Some(folder) = &args.output {
         write_whole(&folder.join(RESULTS), json.as_bytes())?;
-        for (class, finding) in report.classes.iter().filter_map(Tried::lost) {
+        for (class, finding) in report.classes.iter().filter_map(HistoryClass::lost) {
             let history = serde_json::to_string_pretty(&finding.history)? + "\n";
             write_whole(&folder.join(finding.file(&class.name)), history.as_bytes())?;
         }

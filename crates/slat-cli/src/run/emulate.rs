@@ -2,7 +2,7 @@
 
 use crate::PROGRAM;
 use crate::cli::EmulateArgs;
-use crate::emulate::{self, Emulated};
+use crate::emulate::{self, EmulatedReport};
 use slat_lab::failure::bad_input;
 use slat_lab::files::{check, write_whole};
 use slat_lab::report::tables::counts;
@@ -45,7 +45,7 @@ pub fn emulate(args: &EmulateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(ended.exit_code))
 }
 
-fn shown(report: &Emulated, width: u16) -> String {
+fn shown(report: &EmulatedReport, width: u16) -> String {
     let mut shown = report.machine() + "\n";
     for table in counts::tables(&report.results) {
         text::grid(&mut shown, &table, width);

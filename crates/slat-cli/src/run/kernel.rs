@@ -13,7 +13,7 @@ use crate::selftests;
 use anyhow::Context;
 use serde_json::json;
 use slat_kernel::vm::Architecture;
-use slat_kernel::{Author, Edited, Edits, Mail};
+use slat_kernel::{Author, EditedTree, Edits, Mail};
 use slat_lab::failure::bad_input;
 use slat_lab::files::{check, writable, write_whole};
 use slat_lab::numbers::several;
@@ -49,7 +49,7 @@ fn list(args: &ListArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         let found = tree.as_ref().map(|tree| {
             session.check()?;
             let names = [series.name.clone()];
-            let edited = edits.find(&names).and_then(|edits| Edited::new(tree, edits));
+            let edited = edits.find(&names).and_then(|edits| EditedTree::new(tree, edits));
             Ok::<_, anyhow::Error>(edited.map_err(|error| error.to_string()))
         });
         rows.push((series, found.transpose()?));

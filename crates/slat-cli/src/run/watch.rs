@@ -1,8 +1,8 @@
 //! `slat watch`.
 
 use crate::cli::WatchArgs;
-use crate::watch::migration::{self, Asked, Monitor};
-use crate::watch::report::{Ended, Report};
+use crate::watch::migration::{self, MigrationOptions, Monitor};
+use crate::watch::report::{Report, WatchEnd};
 use crate::watch::serve::Server;
 use crate::watch::{exposition, live, page};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -100,7 +100,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         Err(why) => why.clone(),
     };
     let guests: Vec<_> = watch.guests().iter().map(|guest| guest.total()).collect();
-    let asked = Asked {
+    let asked = MigrationOptions {
         link: args.link,
         dirty_rate: args.dirty_rate,
         hot_set: args.hot_set.map(|size| size.bytes()),
@@ -148,7 +148,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
         report.text(output::width())
     })?;
     Ok(match (ended, args.time) {
-        (Ended::Interrupted, Some(_)) => ExitCode::from(130),
+        (WatchEnd::Interrupted, Some(_)) => ExitCode::from(130),
         _ => ExitCode::SUCCESS,
     })
 }
@@ -160,7 +160,7 @@ fn run(
     session: &Session,
     mut monitor: Option<&mut Monitor>,
     view: &mut View,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<WatchEnd> {
     let begin = Instant::now();
     let end = args.time.map(|time| begin + time);
     let mut next = begin + args.every;
@@ -181,14 +181,14 @@ fn run(
         let step = watch.step();
         view.show(watch, &step)?;
         if is_over {
-            return Ok(Ended::ProcessEnded);
+            return Ok(WatchEnd::ProcessEnded);
         }
         if session.interrupted() {
-            return Ok(Ended::Interrupted);
+            return Ok(WatchEnd::Interrupted);
         }
         let now = Instant::now();
         if end.is_some_and(|end| now >= end) {
-            return Ok(Ended::Time);
+            return Ok(WatchEnd::Time);
         }
         // What came late is not made up for.
         while next <= now {

@@ -5,8 +5,8 @@ use super::ops::{Op, What};
 use super::text;
 use slat::{
     Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa,
-    GpaRange, Guard, Hpa, MapError, Memory, PageSize, Software, SplitError, Stopped, TableCache,
-    Tables, UnmapEntry, UnmapError, Vmid,
+    GpaRange, Guard, Hpa, Interruption, MapError, Memory, PageSize, Software, SplitError,
+    TableCache, Tables, UnmapEntry, UnmapError, Vmid,
 };
 use slat_bench::arena::Arena;
 use slat_bench::format::TableFormat;
@@ -150,7 +150,7 @@ impl<F: Format> Work<'_, '_, '_, F> {
         range: GpaRange,
         largest: PageSize,
         rights: Rights,
-    ) -> anyhow::Result<Result<(), Stopped<MapError>>> {
+    ) -> anyhow::Result<Result<(), Interruption<MapError>>> {
         let mut rest = range;
         // A format that has no leaf of this size uses its largest.
         let largest = largest.min(F::size(F::LARGEST_LEAF));
@@ -159,7 +159,7 @@ impl<F: Format> Work<'_, '_, '_, F> {
             let hpa = Hpa(rest.start().0 + HOST_OFFSET);
             match self.guard.map(rest, hpa, attributes(rights), largest, &mut self.cache) {
                 Ok(_) => return Ok(Ok(())),
-                Err(Stopped { at, reason: MapError::CacheEmpty }) => {
+                Err(Interruption { at, reason: MapError::CacheEmpty }) => {
                     rest = GpaRange::new(at, range.end().0 - at.0)?;
                 }
                 Err(stopped) => return Ok(Err(stopped)),
@@ -171,13 +171,13 @@ impl<F: Format> Work<'_, '_, '_, F> {
         &mut self,
         range: GpaRange,
         to: PageSize,
-    ) -> anyhow::Result<Result<(), Stopped<SplitError>>> {
+    ) -> anyhow::Result<Result<(), Interruption<SplitError>>> {
         let mut rest = range;
         loop {
             self.fill()?;
             match self.guard.split(rest, to, &mut self.cache) {
                 Ok(_) => return Ok(Ok(())),
-                Err(Stopped { at, reason: SplitError::CacheEmpty }) => {
+                Err(Interruption { at, reason: SplitError::CacheEmpty }) => {
                     rest = GpaRange::new(at, range.end().0 - at.0)?;
                 }
                 Err(stopped) => return Ok(Err(stopped)),
@@ -185,7 +185,7 @@ impl<F: Format> Work<'_, '_, '_, F> {
         }
     }
 
-    fn unmap(&mut self, range: GpaRange) -> Result<(), Stopped<UnmapError>> {
+    fn unmap(&mut self, range: GpaRange) -> Result<(), Interruption<UnmapError>> {
         let mut storage = [UnmapEntry::EMPTY; AT_HAND];
         let mut batch = self.guard.unmap_batch(&mut storage);
         let mut rest = range;
@@ -193,10 +193,10 @@ impl<F: Format> Work<'_, '_, '_, F> {
             let done = self.guard.unmap(rest, &mut batch);
             batch.complete().for_each(drop);
             match done {
-                Err(Stopped { at, reason: UnmapError::Full }) => {
+                Err(Interruption { at, reason: UnmapError::Full }) => {
                     let range = GpaRange::new(at, range.end().0 - at.0);
-                    rest =
-                        range.map_err(|error| Stopped { at, reason: UnmapError::Range(error) })?;
+                    rest = range
+                        .map_err(|error| Interruption { at, reason: UnmapError::Range(error) })?;
                 }
                 done => return done.map(drop),
             }

@@ -186,7 +186,7 @@ mod tests {
 
     /// A family as a strict reader of OpenMetrics sees it.
     #[derive(Debug, Default, PartialEq)]
-    struct Read {
+    struct ReadFamily {
         kind: String,
         unit: String,
         help: String,
@@ -220,9 +220,9 @@ mod tests {
 
     /// Reads OpenMetrics text by its rules: metadata first, once, families in one piece, units as
     /// suffixes, counters that end in `_total`, no sample twice, an end.
-    fn read(text: &str) -> BTreeMap<String, Read> {
+    fn read(text: &str) -> BTreeMap<String, ReadFamily> {
         let body = text.strip_suffix("# EOF\n").expect("an end");
-        let mut families: BTreeMap<String, Read> = BTreeMap::new();
+        let mut families: BTreeMap<String, ReadFamily> = BTreeMap::new();
         let mut now = String::new();
         for line in body.lines() {
             assert!(!line.is_empty() && !line.ends_with(' '), "{line:?}");
@@ -231,7 +231,10 @@ mod tests {
                 let [key, name, rest] = [(); 3].map(|()| words.next().unwrap());
                 if key == "TYPE" {
                     now = name.to_owned();
-                    assert!(families.insert(now.clone(), Read::default()).is_none(), "{name}");
+                    assert!(
+                        families.insert(now.clone(), ReadFamily::default()).is_none(),
+                        "{name}"
+                    );
                 }
                 assert_eq!(name, now, "metadata is beside its family");
                 let family = families.get_mut(name).unwrap();

@@ -80,7 +80,7 @@ pub struct Prediction {
 
 /// The user's options.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct MigrationOptions {
     /// Bandwidth of the link, in bytes per second on the wire.
     pub link: Option<Rate>,
     /// A dirty rate that the user knows.
@@ -112,7 +112,11 @@ fn sampled(mean: f64, memory: Option<u64>, rates: &[DirtyRate]) -> String {
 }
 
 /// Returns the dirty rates of a guest, the best first.
-pub fn rates(guest: &GuestTotal, monitor: Option<&Monitor>, asked: &Asked) -> Vec<Dirty> {
+pub fn rates(
+    guest: &GuestTotal,
+    monitor: Option<&Monitor>,
+    asked: &MigrationOptions,
+) -> Vec<Dirty> {
     let pid = guest.pid;
     let given = asked.dirty_rate.map(|Rate(bytes_per_second)| Dirty {
         pid,
@@ -143,7 +147,7 @@ pub fn predict(
     rate: &Dirty,
     memory: u64,
     link: Rate,
-    asked: &Asked,
+    asked: &MigrationOptions,
 ) -> Prediction {
     let max_downtime = asked.max_downtime.as_secs_f64();
     let of = Guest {
@@ -207,7 +211,7 @@ pub fn predict(
 
 /// Dirty rates and predictions, as they are shown.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct MigrationFigures {
     /// Rates by guest, the best first.
     pub rates: Vec<Dirty>,
     /// Predictions for the guests whose rate and size are known.
@@ -217,8 +221,12 @@ pub struct Told {
 }
 
 /// Collects the results that the user asked for.
-pub fn tell(guests: &[&GuestTotal], monitor: Option<&Monitor>, asked: &Asked) -> Told {
-    let mut told = Told::default();
+pub fn tell(
+    guests: &[&GuestTotal],
+    monitor: Option<&Monitor>,
+    asked: &MigrationOptions,
+) -> MigrationFigures {
+    let mut told = MigrationFigures::default();
     if let Some(why) = monitor.and_then(Monitor::why) {
         told.missing.push(format!("QEMU's monitor: {why}"));
     }
@@ -263,7 +271,7 @@ fn of_process(guest: &GuestTotal) -> Option<u64> {
     Some(bytes(Metric::RssBytes)?.saturating_add(bytes(Metric::SwapBytes)?))
 }
 
-impl Told {
+impl MigrationFigures {
     /// Formats the results as text, one paragraph each.
     pub fn text(&self) -> Vec<String> {
         let mut said = Vec::new();

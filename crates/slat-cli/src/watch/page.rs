@@ -1,7 +1,7 @@
 //! The report as an HTML page: tables, and charts of each guest over time.
 
 use super::live::{self, label};
-use super::migration::Told;
+use super::migration::MigrationFigures;
 use super::report::{AVERAGE, Report};
 use super::stalls;
 use super::timeline::Event;
@@ -91,7 +91,7 @@ impl By {
 
 /// Renders the page.
 pub fn render(report: &Report<'_>) -> String {
-    let told = Told {
+    let told = MigrationFigures {
         rates: report.dirty_rates.clone(),
         predictions: report.predictions.clone(),
         missing: report.missing.clone(),
@@ -177,7 +177,7 @@ fn charts(guest: &GuestTotal, verdict: &Verdict) -> Vec<Chart> {
 mod tests {
     use super::*;
     use crate::watch::fake::guest;
-    use crate::watch::report::Ended;
+    use crate::watch::report::WatchEnd;
     use slat_kvm::watch::ThreadChange;
 
     #[test]
@@ -187,7 +187,7 @@ mod tests {
         later.at = 4.0;
         one.samples.push(later);
         one.threads = vec![ThreadChange { at: 3.0, vcpu: 0, came: false, thread: Some(4712) }];
-        let page = render(&Report::new(vec![&one], Ended::Time));
+        let page = render(&Report::new(vec![&one], WatchEnd::Time));
         assert_eq!(page.matches("<figure>").count(), 2);
         for text in [
             "4711 &lt;b&gt;qemu",
@@ -215,9 +215,9 @@ mod tests {
         }
         // A guest with one sample has no chart, and a report without guests has no table.
         assert_eq!(
-            render(&Report::new(vec![&guest("q")], Ended::Time)).matches("<figure>").count(),
+            render(&Report::new(vec![&guest("q")], WatchEnd::Time)).matches("<figure>").count(),
             0
         );
-        assert!(!render(&Report::new(Vec::new(), Ended::Time)).contains("<table"));
+        assert!(!render(&Report::new(Vec::new(), WatchEnd::Time)).contains("<table"));
     }
 }

@@ -1,7 +1,7 @@
 //! The report after the watch: totals, their sources, and the reasons for unknown values.
 
 use super::live::{count, label, row, table};
-use super::migration::{Dirty, Prediction, Told};
+use super::migration::{Dirty, MigrationFigures, Prediction};
 use super::stalls;
 use super::verdict::{self, Verdict};
 use serde::Serialize;
@@ -22,7 +22,7 @@ const SCHEMA: u32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Ended {
+pub enum WatchEnd {
     /// The time that the user asked for is over.
     Time,
     /// The user pressed Ctrl-C, or a signal asked the program to end.
@@ -46,7 +46,7 @@ pub struct Report<'a> {
     /// Seconds between samples.
     pub every: f64,
     /// Why the watch ended.
-    pub ended: Ended,
+    pub ended: WatchEnd,
     /// CPU time of the watch itself, in seconds.
     pub cpu_seconds: f64,
     /// Number of processes whose descriptors could not be read.
@@ -79,7 +79,7 @@ pub struct Report<'a> {
 
 impl<'a> Report<'a> {
     /// Makes a report of guests. The caller sets its other fields.
-    pub fn new(guests: Vec<&'a GuestTotal>, ended: Ended) -> Self {
+    pub fn new(guests: Vec<&'a GuestTotal>, ended: WatchEnd) -> Self {
         let verdicts = guests.iter().map(|guest| verdict::of(guest)).collect();
         Self {
             schema: SCHEMA,
@@ -119,9 +119,9 @@ impl<'a> Report<'a> {
             count(self.guests.len()),
             self.seconds,
             match self.ended {
-                Ended::Time => "",
-                Ended::Interrupted => ", until it was interrupted",
-                Ended::ProcessEnded => ", until the process ended",
+                WatchEnd::Time => "",
+                WatchEnd::Interrupted => ", until it was interrupted",
+                WatchEnd::ProcessEnded => ", until the process ended",
             },
             self.cpu_seconds,
         );
@@ -170,7 +170,7 @@ impl<'a> Report<'a> {
                 );
             }
         }
-        let told = Told {
+        let told = MigrationFigures {
             rates: self.dirty_rates.clone(),
             predictions: self.predictions.clone(),
             missing: self.missing.clone(),
@@ -299,7 +299,7 @@ mod tests {
             hidden: 3,
             debugfs: "not mounted".to_owned(),
             transition_ns: Some(812),
-            ..Report::new(vec![guest], Ended::ProcessEnded)
+            ..Report::new(vec![guest], WatchEnd::ProcessEnded)
         }
     }
 

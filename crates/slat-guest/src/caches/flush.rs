@@ -11,7 +11,7 @@ use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{
-    Contended, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables, WrongTables,
+    Contention, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables, WrongTables,
 };
 
 impl Flush {
@@ -185,7 +185,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 for leaf in guard.leaves(rest).into_iter().flatten() {
                     let leaf = match leaf {
                         Ok(leaf) => leaf,
-                        Err(Contended { at }) => return at.0,
+                        Err(Contention { at }) => return at.0,
                     };
                     let code = leaf.attributes.execute != Execute::None;
                     let what = match what {

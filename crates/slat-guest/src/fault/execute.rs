@@ -6,7 +6,7 @@ use crate::config::ExecuteHuge;
 use crate::host::Host;
 use crate::outcome::{Outcome, Refusal};
 use crate::worker::Inside;
-use slat::{ChangeError, Format, Relax, Stopped, Translation};
+use slat::{ChangeError, Format, Interruption, Relax, Translation};
 
 impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
     pub(super) fn execute(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
@@ -68,10 +68,10 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
                     Ok(granted) if granted.is_changed() => granted.flush_local(),
                     // The rights of the page itself are checked below.
                     Ok(granted) => granted.not_needed_here(),
-                    Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
+                    Err(Interruption { reason: ChangeError::CutsBlock { .. }, .. }) => {
                         return Step::Again;
                     }
-                    Err(Stopped { reason, .. }) => return Outcome::from(reason).into(),
+                    Err(Interruption { reason, .. }) => return Outcome::from(reason).into(),
                 }
             }
             _ => 0,

@@ -10,7 +10,7 @@ use crate::ranges::pieces;
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
 use slat::{
-    Access, ChangeError, Format, GpaRange, Guard, LocalFlush, PageSize, Pages, Relax, Stopped,
+    Access, ChangeError, Format, GpaRange, Guard, Interruption, LocalFlush, PageSize, Pages, Relax,
     Tables,
 };
 
@@ -92,8 +92,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.until_done(tables, range, |guard, rest| {
             let mut from = rest;
             loop {
-                let leaves =
-                    guard.leaves(from).map_err(|reason| Stopped { at: from.start(), reason })?;
+                let leaves = guard
+                    .leaves(from)
+                    .map_err(|reason| Interruption { at: from.start(), reason })?;
                 // No thread makes a block in a memslot that logs (`blocks`), so there is none
                 // behind this.
                 let block = leaves.flatten().find(|leaf| leaf.size > F::size(0));
@@ -120,11 +121,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 });
                 match result {
                     Ok(_) => break,
-                    Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
+                    Err(Interruption { reason: ChangeError::CutsBlock { .. }, .. }) => {
                         while self.cut_ends(spec).is_err() {}
                     }
-                    Err(Stopped { reason: ChangeError::Contended, .. }) => tables.platform().wait(),
-                    Err(Stopped { reason, .. }) => {
+                    Err(Interruption { reason: ChangeError::Contended, .. }) => {
+                        tables.platform().wait()
+                    }
+                    Err(Interruption { reason, .. }) => {
                         unreachable!("a memslot's pages, and bits: {reason}")
                     }
                 }

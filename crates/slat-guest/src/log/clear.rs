@@ -18,7 +18,8 @@ use crate::ranges::widened;
 use crate::worker::{Inside, PATIENCE, Worker, fill};
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contended, Format, Gpa, GpaRange, Guard, PageSize, Pages, SplitError, Stopped,
+    ChangeError, Contention, Format, Gpa, GpaRange, Guard, Interruption, PageSize, Pages,
+    SplitError,
 };
 
 /// The result of a clear.
@@ -207,7 +208,7 @@ fn keep<F: Format, H: Host, B: Backing>(
             let (at, bytes) = match leaf {
                 Ok(leaf) if !leaf.attributes.software.contains(MAY_WRITE) => continue,
                 Ok(leaf) => (leaf.gpa.0, leaf.size.bytes()),
-                Err(Contended { at }) => (at.0, 1 << F::PAGE_SHIFT),
+                Err(Contention { at }) => (at.0, 1 << F::PAGE_SHIFT),
             };
             let leaf = GpaRange::new(Gpa(at), bytes).expect("a leaf");
             // Only the named pages of a block: `whole` keeps the rest if it cleans the block as a
@@ -308,13 +309,13 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         if let Some(to) = to {
             match self.split_for(clear, hull, to) {
                 Ok(()) => {}
-                Err(Stopped { reason: SplitError::CacheEmpty, .. }) => {
+                Err(Interruption { reason: SplitError::CacheEmpty, .. }) => {
                     return self.whole(clear, hull);
                 }
-                Err(Stopped { at, reason: SplitError::Contended }) => {
+                Err(Interruption { at, reason: SplitError::Contended }) => {
                     return Ok(Step::Again(LogError::Contended { at }));
                 }
-                Err(Stopped { at, reason }) => return Err(LogError::splitting(at, reason)),
+                Err(Interruption { at, reason }) => return Err(LogError::splitting(at, reason)),
             }
         }
         let result = match self.guest.config.logging {
@@ -328,7 +329,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         };
         match result {
             Ok(_) => Ok(Step::Done),
-            Err(Stopped { at, reason: ChangeError::CutsBlock { .. } }) => match to {
+            Err(Interruption { at, reason: ChangeError::CutsBlock { .. } }) => match to {
                 // Another thread has made a block there after the split.
                 Some(to) if to == F::size(0) => Ok(Step::Again(LogError::Contended { at })),
                 _ => self.whole(clear, hull),
@@ -351,10 +352,10 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         clear: &mut Clear<'_>,
         range: GpaRange,
         to: PageSize,
-    ) -> Result<(), Stopped<SplitError>> {
+    ) -> Result<(), Interruption<SplitError>> {
         let before = self.guard.counts().bytes_changed;
         let mut result = self.guard.split(range, to, self.cache);
-        while let Err(Stopped { reason: SplitError::CacheEmpty, .. }) = result {
+        while let Err(Interruption { reason: SplitError::CacheEmpty, .. }) = result {
             if fill(self.cache, 1).is_err() {
                 break;
             }
@@ -412,11 +413,11 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
     }
 }
 
-fn again(stopped: Stopped<ChangeError>) -> Result<Step, LogError> {
+fn again(stopped: Interruption<ChangeError>) -> Result<Step, LogError> {
     match stopped {
-        Stopped { at, reason: ChangeError::Contended | ChangeError::CutsBlock { .. } } => {
+        Interruption { at, reason: ChangeError::Contended | ChangeError::CutsBlock { .. } } => {
             Ok(Step::Again(LogError::Contended { at }))
         }
-        Stopped { at, reason } => Err(LogError::changing(at, reason)),
+        Interruption { at, reason } => Err(LogError::changing(at, reason)),
     }
 }

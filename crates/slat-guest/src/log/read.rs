@@ -8,7 +8,7 @@ use crate::memslots::spec::{MemslotId, MemslotSpec};
 use crate::sync::{AtomicU64, Ordering};
 use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::sync::Arc;
-use slat::{ChangeError, Contended, Format, Stopped, Tables};
+use slat::{ChangeError, Contention, Format, Interruption, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Copies the log of `id` into `bitmap`, one bit for each page; returns the number of dirty
@@ -108,14 +108,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             })?;
             match step {
                 Ok(_) => return Ok(()),
-                Err(Stopped { at, reason: ChangeError::CutsBlock { .. } }) => {
+                Err(Interruption { at, reason: ChangeError::CutsBlock { .. } }) => {
                     result = Err(LogError::Contended { at });
                     match self.cut_ends(spec) {
                         Ok(()) => {}
-                        Err(Contended { at }) => return Err(LogError::Contended { at }),
+                        Err(Contention { at }) => return Err(LogError::Contended { at }),
                     }
                 }
-                Err(Stopped { at, reason }) => {
+                Err(Interruption { at, reason }) => {
                     result = Err(LogError::changing(at, reason));
                     tables.platform().wait();
                 }

@@ -145,12 +145,12 @@ on_all! {
     }
 }
 
-type Then<'b> = Box<dyn FnOnce() + Send + 'b>;
+type Callback<'b> = Box<dyn FnOnce() + Send + 'b>;
 
 /// A page arrives while a fault asks for it, after a number of answers.
 struct Hasty<'b> {
     ram: &'b Ram,
-    then: Mutex<Option<(u32, Then<'b>)>>,
+    then: Mutex<Option<(u32, Callback<'b>)>>,
 }
 
 impl Backing for &Hasty<'_> {
@@ -181,12 +181,12 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         machine.cpu(0).load(VMID, vcpu.root());
         vcpu.worker().set_memslot(memslot(M2)).unwrap();
         let (guest, ram) = (&guest, &ram);
-        let then: Then<'_> = Box::new(move || {
+        let then: Callback<'_> = Box::new(move || {
             ram.change(HOST, |page| page.ready = true);
             guest.arrived(host_range(HOST, K4));
         });
         // SAFETY: the closure runs inside `fault` below, while all that it borrows lives.
-        let then: Then<'static> = unsafe { core::mem::transmute(then) };
+        let then: Callback<'static> = unsafe { core::mem::transmute(then) };
         *backing.then.lock().unwrap() = Some((answers, then));
         // It arrives after the first answer, and the second has it; or after the second, when the
         // vCPU already waits, and is woken.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, mpsc};
 const PAGES: u64 = 64;
 const BYTES: u64 = PAGES * K4;
 
-type Then = Box<dyn FnOnce() + Send>;
+type Callback = Box<dyn FnOnce() + Send>;
 
 /// The content of the frames.
 #[derive(Clone)]
@@ -23,7 +23,7 @@ struct Content {
     /// The number of reports that a frame was freed.
     freed: Arc<AtomicU64>,
     /// What runs before the next copy.
-    copying: Arc<Mutex<Option<Then>>>,
+    copying: Arc<Mutex<Option<Callback>>>,
 }
 
 impl fmt::Debug for Content {

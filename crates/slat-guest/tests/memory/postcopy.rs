@@ -101,7 +101,7 @@ on_all! {
                 }
             }
             assert!(waits.is_empty() && vcpu.waiting().count() == 0);
-            let PostCopied { asked, background, blocks, .. } = late.counts();
+            let PostCopyCounts { asked, background, blocks, .. } = late.counts();
             assert_eq!((asked + background, blocks), (PAGES, BYTES / M2));
             assert_eq!(late.next(1).map(|fetch| fetch.host()), None);
             let stats = guest.stats();
@@ -141,7 +141,7 @@ on_all! {
             land::<C>(&machine, &fetch, &ram);
             fetch.arrived(vcpu.worker());
         }
-        let all = PostCopied { background: PAGES, blocks: 1, ..Default::default() };
+        let all = PostCopyCounts { background: PAGES, blocks: 1, ..Default::default() };
         assert_eq!(late.counts(), all);
         assert_eq!(vcpu.fault(Gpa(BASE + M2), Access::Read), Outcome::Mapped(PageSize::SIZE_2M));
         drop(vcpu);

@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, AgeOptions, Gpa, Hpa, PageSize, Stopped, TableBits};
+use slat::{Access, AgeOptions, Gpa, Hpa, Interruption, PageSize, TableBits};
 use slat_guest::*;
 use slat_sim::{Kind, PrivateCall};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -231,7 +231,7 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         machine.refuse_private(Some((PrivateCall::Convert(private), 5)));
         let refused = vcpu.worker().convert(range(BASE, M2), private, |_| {}).unwrap_err();
-        assert_eq!(refused, Stopped { at: Gpa(BASE), reason: ConvertError::Denied(Denial(5)) });
+        assert_eq!(refused, Interruption { at: Gpa(BASE), reason: ConvertError::Denied(Denial(5)) });
         assert!(machine.cpu(0).write(BASE).is_ok());
         machine.refuse_private(Some((PrivateCall::Map, 6)));
         convert::<C>(&machine, vcpu.worker(), BASE, 2 * M2, private);
@@ -241,7 +241,7 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let refused = vcpu.worker().convert(range(BASE + K4, K4), shared, |_| {}).unwrap_err();
         let denied = ConvertError::Denied(Denial(7));
-        assert_eq!(refused, Stopped { at: Gpa(BASE + K4), reason: denied });
+        assert_eq!(refused, Interruption { at: Gpa(BASE + K4), reason: denied });
         assert_eq!(refused.reason.to_string().matches("0x7").count(), 1);
         assert!(machine.cpu(0).write(BASE + K4).is_ok());
         let part = private_range(HIDDEN + K4, K4);
@@ -285,7 +285,7 @@ fn what_cannot_be_private_says_why() {
         worker.convert(range(gpa, bytes), to, |_| {}).unwrap_err()
     };
     assert_eq!(refused(BASE + 1, K4).reason, ConvertError::Unaligned);
-    let beyond = Stopped { at: Gpa(BASE + M2), reason: ConvertError::NotPrivate };
+    let beyond = Interruption { at: Gpa(BASE + M2), reason: ConvertError::NotPrivate };
     assert_eq!(refused(BASE, 2 * M2), beyond);
     assert_eq!(refused(BASE + G1, K4).at, Gpa(BASE + G1));
     let unaligned = worker.invalidate_private(private_range(1, K4), |_| {}).map(drop);

@@ -117,7 +117,7 @@ impl Machine {
         mut self,
         limit: Duration,
         mut look: impl FnMut(bool) -> anyhow::Result<bool>,
-    ) -> anyhow::Result<Ended> {
+    ) -> anyhow::Result<MachineEnd> {
         let complaints = self.folder.join("qemu");
         let file = File::create(&complaints).context("cannot write QEMU's messages")?;
         self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
@@ -134,7 +134,7 @@ impl Machine {
         let child = self.command.spawn();
         let child = child
             .with_context(|| format!("cannot start {}", self.command.get_program().display()))?;
-        let mut running = Running(child);
+        let mut running = QemuProcess(child);
         let status = loop {
             // Checked before `look` reads the output, so that after the end `look` reads all of it.
             let status = running.0.try_wait().context("cannot wait for QEMU")?;
@@ -152,14 +152,14 @@ impl Machine {
             String::from_utf8_lossy(&bytes).replace('\r', "")
         };
         let console = text(&self.folder.join(CONSOLE));
-        Ok(Ended { status, console, complaints: text(&complaints), at })
+        Ok(MachineEnd { status, console, complaints: text(&complaints), at })
     }
 }
 
 /// A running QEMU, which is killed when this is dropped.
-struct Running(Child);
+struct QemuProcess(Child);
 
-impl Drop for Running {
+impl Drop for QemuProcess {
     fn drop(&mut self) {
         // Killing fails if it has already ended.
         let _ = self.0.kill();
@@ -169,7 +169,7 @@ impl Drop for Running {
 
 /// A machine that has ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct MachineEnd {
     /// QEMU's exit status, if it ended by itself.
     pub status: Option<ExitStatus>,
     /// The whole output of the console.
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     /// Runs a shell script instead of QEMU.
-    fn run(script: &str, limit: Duration, enough: bool) -> (Duration, anyhow::Result<Ended>) {
+    fn run(script: &str, limit: Duration, enough: bool) -> (Duration, anyhow::Result<MachineEnd>) {
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", script]).env("CONSOLE", folder.path().join(CONSOLE));

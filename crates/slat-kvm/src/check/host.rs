@@ -2,7 +2,7 @@
 
 use super::history::{Act, Span};
 use crate::Error;
-use crate::idle::{Marker, Tracking};
+use crate::idle::{AccessTracking, Marker};
 use crate::memory::HostMemory;
 use rustix::io::Errno;
 use std::fs;
@@ -24,7 +24,7 @@ pub(super) struct Hands {
     /// Whether the memory is a file, so that other mappings may have it as well.
     shared: bool,
     child: Option<Child>,
-    tracking: Option<Tracking>,
+    tracking: Option<AccessTracking>,
     nodes: Vec<u32>,
     moved: usize,
 }
@@ -32,7 +32,7 @@ pub(super) struct Hands {
 impl Hands {
     pub fn new(bytes: u64, page_size: u64, shared: bool) -> Result<Self, Error> {
         let spare = HostMemory::new(bytes, crate::Backing::Small)?;
-        let tracking = Tracking::of_host().ok();
+        let tracking = AccessTracking::of_host().ok();
         let nodes = crate::numa::nodes();
         Ok(Self { spare, page_size, shared, child: None, tracking, nodes, moved: 0 })
     }
@@ -189,7 +189,7 @@ pub(super) fn able(bytes: u64) -> Vec<(Act, Result<(), String>)> {
 fn ages(page: u64) -> Result<(), Error> {
     let memory = HostMemory::new(page, crate::Backing::Small)?;
     memory.write(0, 1);
-    Marker::new(Tracking::of_host()?, &memory)?.mark()
+    Marker::new(AccessTracking::of_host()?, &memory)?.mark()
 }
 
 /// A mapping's pages may be given back, moved and protected while a guest has them: all access of

@@ -8,7 +8,7 @@ use super::live::check_reads;
 use crate::Error;
 use crate::figure::{Figure::Time, Outcome, Results, Sentence, WHOLE_PHASES};
 use crate::guest::Shape;
-use crate::idle::{Marker, Tracking};
+use crate::idle::{AccessTracking, Marker};
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Setting, perform};
 use crate::work::{Touch, Work};
@@ -58,7 +58,7 @@ pub struct Report {
 /// # Errors
 /// The errors of [`Shape::check`]; [`Error::NoAccessTracking`]; [`Error::Stopped`];
 /// [`Error::Misread`] if a page is wrong; any other [`Error`] of the guest or the kernel.
-pub fn run(shape: &Shape, tracking: Tracking, setting: Setting<'_>) -> Result<Report, Error> {
+pub fn run(shape: &Shape, tracking: AccessTracking, setting: Setting<'_>) -> Result<Report, Error> {
     let (report, phases) = perform(shape, setting, |stage| {
         let (write, read) = (Work::each_page(Touch::Write), Work::each_page(Touch::Read));
         stage.populate(read)?;

@@ -189,7 +189,7 @@ impl<'a> Harvester<'a> {
         let mut may = DirtyBitmap::new(self.guest.pages());
         // Writes that may have been in progress during a fetch. Each is in that log or in a later
         // one, up to the first log that was fetched after the write.
-        let mut open: Vec<Open> = Vec::new();
+        let mut open: Vec<OpenWrite> = Vec::new();
         for (index, round) in self.rounds.iter().enumerate() {
             if let Log::Dropped = round.log {
                 return Ok(verified);
@@ -197,7 +197,7 @@ impl<'a> Harvester<'a> {
             verified.rounds += 1;
             may.reset();
             let last = index + 1 == self.rounds.len();
-            let mut judge = |write: &Open, may: &mut DirtyBitmap| {
+            let mut judge = |write: &OpenWrite, may: &mut DirtyBitmap| {
                 may.insert(write.page);
                 let over = write.number < round.before[write.vcpu];
                 // A write around the time when logging was enabled need not be in the log.
@@ -221,7 +221,7 @@ impl<'a> Harvester<'a> {
                 // The step with the number of the position may have been in progress.
                 let end = if last { round.after[vcpu] } else { round.after[vcpu] + 1 };
                 while let Some((number, page)) = steps.next(end, stop)? {
-                    let write = Open { vcpu, number, page, since: index };
+                    let write = OpenWrite { vcpu, number, page, since: index };
                     if !judge(&write, &mut may)? {
                         still_open.push(write);
                     }
@@ -249,7 +249,7 @@ impl<'a> Harvester<'a> {
 }
 
 /// A write, and the index of the first log that may have it.
-struct Open {
+struct OpenWrite {
     vcpu: usize,
     number: u64,
     page: u64,

@@ -53,7 +53,7 @@ pub struct Test {
 
 /// The result of a test program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Tested {
+pub struct TestResult {
     /// Exit code; `None` if a signal or the time limit ended the test.
     pub exit_code: Option<i32>,
     /// Whether the time limit ended the test.
@@ -88,7 +88,7 @@ pub struct Answer {
     pub report: Option<String>,
     /// The result of each test.
     #[serde(default)]
-    pub tests: Vec<Tested>,
+    pub tests: Vec<TestResult>,
     /// The text of each file of [`Job::read`] that is there.
     #[serde(default)]
     pub read: BTreeMap<String, String>,
@@ -113,7 +113,7 @@ pub fn encode(answer: &Answer) -> serde_json::Result<Vec<u8>> {
 
 /// The part of an answer that has arrived.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Arrived {
+pub enum AnswerPart {
     /// No part of an answer.
     Nothing,
     /// A part of an answer: the bytes that have arrived, and the bytes of the whole answer.
@@ -125,24 +125,24 @@ pub enum Arrived {
 }
 
 /// Looks for an answer in the bytes from the serial line.
-pub fn decode(bytes: &[u8]) -> Arrived {
+pub fn decode(bytes: &[u8]) -> AnswerPart {
     let Some(start) = bytes.windows(MAGIC.len()).position(|window| window == MAGIC) else {
-        return Arrived::Nothing;
+        return AnswerPart::Nothing;
     };
     let rest = &bytes[start + MAGIC.len()..];
-    let Some((sizes, body)) = rest.split_at_checked(SIZES) else { return Arrived::Part(0, 0) };
+    let Some((sizes, body)) = rest.split_at_checked(SIZES) else { return AnswerPart::Part(0, 0) };
     let number = |digits: &[u8]| {
         let digits = std::str::from_utf8(digits).ok()?;
         u32::from_str_radix(digits, 16).ok()
     };
     let (Some(length), Some(sum)) = (number(&sizes[..8]), number(&sizes[9..17])) else {
-        return Arrived::Damaged;
+        return AnswerPart::Damaged;
     };
     let length = length as usize;
-    let Some(body) = body.get(..length) else { return Arrived::Part(body.len(), length) };
+    let Some(body) = body.get(..length) else { return AnswerPart::Part(body.len(), length) };
     match serde_json::from_slice(body) {
-        Ok(answer) if crc32fast::hash(body) == sum => Arrived::All(Box::new(answer)),
-        _ => Arrived::Damaged,
+        Ok(answer) if crc32fast::hash(body) == sum => AnswerPart::All(Box::new(answer)),
+        _ => AnswerPart::Damaged,
     }
 }
 
@@ -166,7 +166,7 @@ mod tests {
         let mut line = b"noise\r\n".to_vec();
         line.extend(encode(&answer()).unwrap());
         line.extend(b"more");
-        assert_eq!(decode(&line), Arrived::All(Box::new(answer())));
+        assert_eq!(decode(&line), AnswerPart::All(Box::new(answer())));
     }
 
     #[test]
@@ -191,9 +191,9 @@ mod tests {
     fn an_answer_that_breaks_off_is_a_part_at_every_byte() {
         let whole = encode(&answer()).unwrap();
         for end in MAGIC.len()..whole.len() {
-            assert!(matches!(decode(&whole[..end]), Arrived::Part(..)), "{end}");
+            assert!(matches!(decode(&whole[..end]), AnswerPart::Part(..)), "{end}");
         }
-        assert_eq!(decode(&whole[..MAGIC.len() - 1]), Arrived::Nothing);
+        assert_eq!(decode(&whole[..MAGIC.len() - 1]), AnswerPart::Nothing);
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
             line[place] ^= 1;
             // Changes of the space or the end of line in the header have no effect.
             let carries = ![MAGIC.len() + 8, MAGIC.len() + 17].contains(&place);
-            assert!(!carries || !matches!(decode(&line), Arrived::All(_)), "{place}");
+            assert!(!carries || !matches!(decode(&line), AnswerPart::All(_)), "{place}");
         }
     }
 }

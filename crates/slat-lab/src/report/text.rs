@@ -2,8 +2,8 @@
 
 use super::tables;
 use crate::numbers::several;
+use crate::record::Omission;
 use crate::record::Report;
-use crate::record::Skipped;
 use crate::renderer::Renderer;
 use crate::table::Table;
 use crate::verdict::{Setting, Verdict};
@@ -185,7 +185,7 @@ fn constraint(table: &Table, index: usize) -> Option<ColumnConstraint> {
 }
 
 /// Appends what was not measured, and why.
-pub fn skipped(text: &mut String, skipped: &[Skipped], width: u16) {
+pub fn skipped(text: &mut String, skipped: &[Omission], width: u16) {
     if skipped.is_empty() {
         return;
     }

@@ -16,7 +16,7 @@
 
 use super::heat::{Coldest, Heat};
 use super::queue::{Links, Queue};
-use super::{Accessed, LOOKS, Look, STRETCH, ScanOptions, Stretches, Victims};
+use super::{AccessedBits, LOOKS, Look, STRETCH, ScanOptions, Stretches, Victims};
 use crate::work;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -54,7 +54,7 @@ pub(crate) struct Generations {
     /// counts all longer idle times.
     woken: [u64; IDLE],
     walks: u64,
-    /// The part of [`Accessed::progress`] that walks of searches have used up.
+    /// The part of [`AccessedBits::progress`] that walks of searches have used up.
     spent: u64,
     young: Vec<u64>,
     /// How often pages were used, if [`ScanOptions::frequency`] is set.
@@ -144,7 +144,7 @@ impl Generations {
 
     /// Returns whether a search may walk: enough pages came in or were given up since searches
     /// walked. What is saved up is enough for two walks.
-    fn affords_walk(&mut self, guest: &impl Accessed) -> bool {
+    fn affords_walk(&mut self, guest: &impl AccessedBits) -> bool {
         let (price, progress) = (u64::from(guest.pages() / LOOKED_AT).max(1), guest.progress());
         let spent = self.spent.max(progress.saturating_sub(2 * price));
         let affords = progress.saturating_sub(spent) >= price;
@@ -157,7 +157,7 @@ impl Generations {
     /// Walks if the search may, and returns whether it did.
     fn walk_for(
         order: &mut Stretches<'_, Self>,
-        guest: &mut impl Accessed,
+        guest: &mut impl AccessedBits,
         found: &mut Victims,
     ) -> bool {
         let walks = found.walks < 2 && order.get().affords_walk(guest);
@@ -169,7 +169,7 @@ impl Generations {
     }
 
     /// Walks over all memory, and puts the pages that were used into a new generation.
-    pub fn walk(order: &mut Stretches<'_, Self>, guest: &mut impl Accessed) {
+    pub fn walk(order: &mut Stretches<'_, Self>, guest: &mut impl AccessedBits) {
         let now = guest.now();
         let this = order.get();
         this.settle();
@@ -196,7 +196,7 @@ impl Generations {
     }
 
     /// Chooses, at the end of a walk, the pages that heat would give up until the next walk.
-    fn draw_up(order: &mut Stretches<'_, Self>, guest: &impl Accessed) {
+    fn draw_up(order: &mut Stretches<'_, Self>, guest: &impl AccessedBits) {
         let Some(heat) = &mut order.get().heat else { return };
         heat.begin();
         for first in (0..guest.pages()).step_by(STRETCH as usize) {
@@ -250,7 +250,7 @@ impl Generations {
     pub fn victims(
         order: &mut Stretches<'_, Self>,
         want: usize,
-        guest: &mut impl Accessed,
+        guest: &mut impl AccessedBits,
     ) -> Victims {
         let mut found = Victims::default();
         let this = order.get();
@@ -326,7 +326,7 @@ impl Generations {
     fn coldest(
         order: &mut Stretches<'_, Self>,
         want: usize,
-        guest: &mut impl Accessed,
+        guest: &mut impl AccessedBits,
         found: &mut Victims,
     ) {
         let patience = LOOKS + want as u64;
@@ -359,7 +359,7 @@ impl Generations {
     fn take_regardless(
         order: &mut Stretches<'_, Self>,
         want: usize,
-        guest: &mut impl Accessed,
+        guest: &mut impl AccessedBits,
         found: &mut Victims,
     ) {
         let mut tests = if found.walks < 2 && !found.cut { 2 * want as u64 } else { 0 };
@@ -399,7 +399,7 @@ impl Generations {
     }
 
     /// Returns whether the page was used according to the last walk, or to a test since.
-    fn was_used(order: &mut Stretches<'_, Self>, page: u32, guest: &mut impl Accessed) -> bool {
+    fn was_used(order: &mut Stretches<'_, Self>, page: u32, guest: &mut impl AccessedBits) -> bool {
         if !order.get().looks.around {
             order.pause();
             return guest.was_used(page);
@@ -413,7 +413,7 @@ impl Generations {
     fn was_used_since(
         order: &mut Stretches<'_, Self>,
         page: u32,
-        guest: &mut impl Accessed,
+        guest: &mut impl AccessedBits,
     ) -> bool {
         if !order.get().looks.around {
             order.pause();
@@ -424,7 +424,7 @@ impl Generations {
     }
 
     /// Tests the 64 pages around `page`, once in a search.
-    fn look_around(order: &mut Stretches<'_, Self>, page: u32, guest: &mut impl Accessed) {
+    fn look_around(order: &mut Stretches<'_, Self>, page: u32, guest: &mut impl AccessedBits) {
         let this = order.get();
         let (number, first) = (page / AROUND, page / AROUND * AROUND);
         let youngest = this.youngest();

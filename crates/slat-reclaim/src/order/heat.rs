@@ -321,7 +321,7 @@ mod tests {
 
     /// The model's state of a page.
     #[derive(Clone, Default)]
-    struct Known {
+    struct PageState {
         heat: u32,
         used: bool,
         here: bool,
@@ -330,7 +330,7 @@ mod tests {
 
     /// A model that has each page by itself, and sorts all of them where `Heat` counts classes.
     struct Model {
-        pages: Vec<Known>,
+        pages: Vec<PageState>,
         walks: u32,
         misses: [u64; 2],
         beyond: [Vec<u64>; 2],
@@ -396,7 +396,7 @@ mod tests {
             let mut rng = Rng::with_seed(seed);
             let mut heat = Heat::new(PAGES);
             let mut model = Model {
-                pages: std::vec![Known::default(); PAGES as usize],
+                pages: std::vec![PageState::default(); PAGES as usize],
                 walks: 0,
                 misses: [0; 2],
                 beyond: [(); 2].map(|()| std::vec![0; PAGES as usize]),

@@ -8,7 +8,7 @@
 //! only marked with its new list, and moves there when its turn comes.
 
 use super::queue::{Links, Queue};
-use super::{Accessed, LOOKS, Stretches, Victims};
+use super::{AccessedBits, LOOKS, Stretches, Victims};
 use crate::work;
 use alloc::boxed::Box;
 use alloc::vec;
@@ -61,7 +61,7 @@ impl Lists {
     pub fn victims(
         order: &mut Stretches<'_, Self>,
         want: usize,
-        guest: &mut impl Accessed,
+        guest: &mut impl AccessedBits,
     ) -> Victims {
         let mut found = Victims::default();
         let mut patience = (2 * u64::from(guest.pages())).min(LOOKS) + want as u64;

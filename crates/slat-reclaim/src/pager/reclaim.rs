@@ -1,11 +1,11 @@
 //! Reclaim: the choice of pages to give up, their unmap, and their write to swap.
 
 use super::{GuestView, Pager, ranges};
-use crate::order::{Accessed, Generations, LOOKS, Order, Stretches, Victims};
+use crate::order::{AccessedBits, Generations, LOOKS, Order, Stretches, Victims};
 use crate::page::PageState;
 use crate::paged::{BORN_SHIFT, PagedBacking, PagedMemory, Turn};
 use crate::pool::Ram;
-use crate::slots::Taken;
+use crate::slots::TakenSlot;
 use crate::stats::Counters;
 use crate::swap::{Swap, SwapError};
 use crate::undo::Undo;
@@ -92,7 +92,7 @@ impl core::error::Error for ReclaimError {}
 
 /// A claimed page, and the slot of swap that it will go to.
 #[derive(Clone, Copy)]
-struct Claimed {
+struct ClaimedPage {
     page: u32,
     frame: u32,
     copy: Option<u32>,
@@ -255,7 +255,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let mut reason = None;
         // Faults on a page wait while it is claimed.
         for pages in pages.chunks(paged.config.batch.max(1) as usize) {
-            let mut leaving = Leaving {
+            let mut leaving = LeavingBatch {
                 paged,
                 claimed: Vec::with_capacity(pages.len()),
                 stays: Vec::new(),
@@ -296,7 +296,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     fn claim(
         &mut self,
         pages: &[u32],
-        leaving: &mut Leaving<'_, '_, B::Ram, B::Swap>,
+        leaving: &mut LeavingBatch<'_, '_, B::Ram, B::Swap>,
         turn: &mut Turn,
     ) -> Option<ReclaimError> {
         let paged = self.paged;
@@ -327,7 +327,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             match slot {
                 Ok(slot) => {
                     release.done();
-                    leaving.claimed.push(Claimed { page, frame, copy, slot, used: false });
+                    leaving.claimed.push(ClaimedPage { page, frame, copy, slot, used: false });
                 }
                 Err(reason) => {
                     none = Some(reason);
@@ -345,7 +345,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     }
 
     /// Unmaps the claimed pages from the guest.
-    fn unmap(&mut self, claimed: &mut [Claimed]) {
+    fn unmap(&mut self, claimed: &mut [ClaimedPage]) {
         let paged = self.paged;
         if claimed.is_empty() {
             return;
@@ -371,7 +371,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     }
 
     /// Writes a page that is unmapped and claimed to swap, unless swap has a copy.
-    fn send_away(&mut self, page: &Claimed) -> Result<(), SwapError> {
+    fn send_away(&mut self, page: &ClaimedPage) -> Result<(), SwapError> {
         let (paged, pool) = (self.paged, self.paged.pool);
         if page.copy.is_some() {
             Counters::add(&paged.counters.clean, 1);
@@ -402,15 +402,15 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let uncharge = Undo::new(|| paged.uncharge());
         let reason = loop {
             match pool.slots.take(paged.owner) {
-                Taken::Slot(slot) => {
+                TakenSlot::Slot(slot) => {
                     uncharge.done();
                     return Ok(slot);
                 }
                 // The thread of this guest that wipes them waits for no other thread meanwhile, so
                 // this wait ends.
-                Taken::Wait => self.wait(),
-                Taken::Wiping => break ReclaimError::Wiping,
-                Taken::Full => break ReclaimError::Swap(SwapError::Full),
+                TakenSlot::Wait => self.wait(),
+                TakenSlot::Wiping => break ReclaimError::Wiping,
+                TakenSlot::Full => break ReclaimError::Swap(SwapError::Full),
             }
         };
         drop(uncharge);
@@ -486,16 +486,16 @@ impl Turn {
 }
 
 /// A batch of pages that leave. If a callback unwinds, those that are still here stay in memory.
-struct Leaving<'p, 'h, M: Ram, S: Swap> {
+struct LeavingBatch<'p, 'h, M: Ram, S: Swap> {
     paged: &'p PagedMemory<'h, M, S>,
-    claimed: Vec<Claimed>,
+    claimed: Vec<ClaimedPage>,
     /// Pages that do not leave, each with whether it was used.
     stays: Vec<(u32, bool)>,
     /// Number of pages that have left.
     sent: u32,
 }
 
-impl<M: Ram, S: Swap> Leaving<'_, '_, M, S> {
+impl<M: Ram, S: Swap> LeavingBatch<'_, '_, M, S> {
     /// Keeps the last claimed page in memory, and releases it.
     fn keep(&mut self) {
         let Some(page) = self.claimed.pop() else { return };
@@ -520,7 +520,7 @@ impl<M: Ram, S: Swap> Leaving<'_, '_, M, S> {
     }
 }
 
-impl<M: Ram, S: Swap> Drop for Leaving<'_, '_, M, S> {
+impl<M: Ram, S: Swap> Drop for LeavingBatch<'_, '_, M, S> {
     fn drop(&mut self) {
         let paged = self.paged;
         // Pages of this batch that came back already were subtracted before this addition; that

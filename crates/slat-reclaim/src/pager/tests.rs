@@ -27,12 +27,12 @@ impl Ram for Mem<'_> {
 }
 
 /// Swap that keeps nothing.
-struct Nothing {
+struct NoSwap {
     slots: u32,
     broken: AtomicBool,
 }
 
-impl Swap for Nothing {
+impl Swap for NoSwap {
     fn slots(&self) -> u32 {
         self.slots
     }
@@ -54,7 +54,7 @@ impl Swap for Nothing {
     }
 }
 
-type Memory<'h> = PagedMemory<'h, Mem<'h>, &'h Nothing>;
+type Memory<'h> = PagedMemory<'h, Mem<'h>, &'h NoSwap>;
 type Thread<'w, 'h> = Worker<'w, Ept1G, FastMachine<Ept>, &'h Memory<'h>>;
 
 fn at(page: u32) -> Hva {
@@ -70,13 +70,13 @@ fn guests(
     frames: u32,
     slots: u32,
     guests: &[(u32, Config)],
-    work: impl for<'w, 'h> FnOnce(&'h Nothing, Vec<Thread<'w, 'h>>),
+    work: impl for<'w, 'h> FnOnce(&'h NoSwap, Vec<Thread<'w, 'h>>),
 ) {
     let bytes = |pages: u32| u64::from(pages) * K4;
     let machine = FastMachine::new(Ept::default(), 1, bytes(frames), 64 << 20).unwrap();
     let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
     let layout = Layout { base: machine.memory_base(), bytes: bytes(frames), page, block };
-    let swap = Nothing { slots, broken: AtomicBool::new(false) };
+    let swap = NoSwap { slots, broken: AtomicBool::new(false) };
     let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
     let new =
         |&(pages, config)| PagedMemory::new(&pool, Hva(HOST), bytes(pages), config, 0).unwrap();
@@ -162,10 +162,10 @@ fn a_refused_fault_costs_no_more_if_the_guest_is_larger() {
         name: &'static str,
         config: fn(Config) -> Config,
         slots: u32,
-        ready: fn(&Nothing, &mut Thread<'_, '_>, u32),
+        ready: fn(&NoSwap, &mut Thread<'_, '_>, u32),
         is: fn(ReclaimError) -> bool,
     }
-    let nothing: fn(&Nothing, &mut Thread<'_, '_>, u32) = |_, _, _| ();
+    let nothing: fn(&NoSwap, &mut Thread<'_, '_>, u32) = |_, _, _| ();
     let same: fn(Config) -> Config = |config| config;
     let new = |name, config, slots, ready, is| Case { name, config, slots, ready, is };
     let cases = [

@@ -124,9 +124,9 @@ impl Swap for Flaky {
     }
 }
 
-pub type ThePaged<'h, A> = PagedMemory<'h, Mem<'h, A>, &'h Flaky>;
-pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
-pub type TheWorker<'w, 'h, F, A> = Worker<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>;
+pub type TestMemory<'h, A> = PagedMemory<'h, Mem<'h, A>, &'h Flaky>;
+pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h TestMemory<'h, A>>;
+pub type TheWorker<'w, 'h, F, A> = Worker<'w, F, FastMachine<A>, &'h TestMemory<'h, A>>;
 
 pub fn storage() -> TableStorage {
     [const { None }; TABLE_PAGES]
@@ -192,7 +192,7 @@ pub struct Bench<'h, F: Format, A: Arch> {
     pub machine: &'h FastMachine<A>,
     pub pool: &'h Pool<Mem<'h, A>, &'h Flaky>,
     pub swap: &'h Flaky,
-    pub paged: &'h ThePaged<'h, A>,
+    pub paged: &'h TestMemory<'h, A>,
     pub guest: &'h TheGuest<'h, F, A>,
     /// The last write to each page by the one vCPU that writes it.
     pub stamps: Vec<AtomicU64>,
@@ -259,7 +259,7 @@ pub fn check_accounts<M: Ram, S: Swap>(pool: &Pool<M, S>, guests: &[&PagedMemory
 /// A vCPU with its CPU, which handles its own faults.
 pub struct Runner<'w, 'h, F: Format, A: Arch> {
     bench: &'w Bench<'h, F, A>,
-    vcpu: Vcpu<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>,
+    vcpu: Vcpu<'w, F, FastMachine<A>, &'h TestMemory<'h, A>>,
     cpu: FastCpu<'h, A>,
 }
 

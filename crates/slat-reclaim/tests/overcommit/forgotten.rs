@@ -129,19 +129,19 @@ fn soon(what: impl Fn() -> bool) -> bool {
 }
 
 /// Swap whose writes call a function first, which may let them fail before they touch the slot.
-struct Called<'f> {
+struct HookedSwap<'f> {
     flaky: Flaky,
     first: Mutex<Box<dyn FnMut() -> Result<(), SwapError> + Send + 'f>>,
 }
 
-impl<'f> Called<'f> {
+impl<'f> HookedSwap<'f> {
     fn new(slots: u32, first: impl FnMut() -> Result<(), SwapError> + Send + 'f) -> Self {
         let first = Mutex::new(Box::new(first) as Box<_>);
         Self { flaky: Flaky::new(slots, PageSize::SIZE_4K), first }
     }
 }
 
-impl Swap for Called<'_> {
+impl Swap for HookedSwap<'_> {
     fn slots(&self) -> u32 {
         self.flaky.slots()
     }
@@ -164,16 +164,16 @@ impl Swap for Called<'_> {
     }
 }
 
-/// Lets writes of a [`Called`] swap fail: once `blocks` is set, each says that it was `asked`, and
-/// waits for `go`.
+/// Lets writes of a [`HookedSwap`] swap fail: once `blocks` is set, each says that it was `asked`,
+/// and waits for `go`.
 #[derive(Default)]
-struct Failing {
+struct FailingWrites {
     blocks: AtomicBool,
     asked: AtomicBool,
     go: AtomicBool,
 }
 
-impl Failing {
+impl FailingWrites {
     fn write(&self, error: SwapError) -> Result<(), SwapError> {
         if !self.blocks.load(Relaxed) {
             return Ok(());
@@ -189,9 +189,9 @@ impl Failing {
 #[test]
 fn a_balloon_does_not_wait_for_a_slot_that_another_guest_has() {
     let error = SwapError::System { errno: 5 };
-    let failing = Failing::default();
-    let Failing { blocks, asked, go } = &failing;
-    let swap = Called::new(1, || failing.write(error));
+    let failing = FailingWrites::default();
+    let FailingWrites { blocks, asked, go } = &failing;
+    let swap = HookedSwap::new(1, || failing.write(error));
     let config = slat_reclaim::Config::new(64);
     guests(&swap, 128, &[(64, config), (64, config)], |pool, mut threads| {
         let mut other = threads.pop().unwrap();
@@ -221,9 +221,9 @@ fn a_balloon_does_not_wait_for_a_slot_that_another_guest_has() {
 /// While a write finds no room on the disk, the disk fails in another way.
 #[test]
 fn an_error_of_the_disk_is_not_replaced_by_a_lack_of_room() {
-    let failing = Failing::default();
-    let Failing { blocks, asked, go } = &failing;
-    let swap = Called::new(64, || failing.write(SwapError::Full));
+    let failing = FailingWrites::default();
+    let FailingWrites { blocks, asked, go } = &failing;
+    let swap = HookedSwap::new(64, || failing.write(SwapError::Full));
     let config = slat_reclaim::Config::new(64);
     guests(&swap, 128, &[(64, config), (64, config)], |pool, mut threads| {
         let mut other = threads.pop().unwrap();

@@ -25,12 +25,12 @@ pub struct Unwound;
 
 pub type Hook<'k> = &'k (dyn Fn(Call) + Sync);
 
-pub struct Hooked<'k, T> {
+pub struct HookWrapper<'k, T> {
     pub inner: T,
     hook: Hook<'k>,
 }
 
-impl Ram for Hooked<'_, Mem<'_, Ept>> {
+impl Ram for HookWrapper<'_, Mem<'_, Ept>> {
     fn read(&self, hpa: Hpa, page: &mut [u8]) {
         (self.hook)(Call::RamRead);
         self.inner.read(hpa, page);
@@ -42,7 +42,7 @@ impl Ram for Hooked<'_, Mem<'_, Ept>> {
     }
 }
 
-impl Swap for Hooked<'_, Flaky> {
+impl Swap for HookWrapper<'_, Flaky> {
     fn slots(&self) -> u32 {
         self.inner.slots()
     }
@@ -68,13 +68,13 @@ impl Swap for Hooked<'_, Flaky> {
 }
 
 // SAFETY: the machine keeps the contract.
-unsafe impl Platform for Hooked<'_, &FastMachine<Ept>> {
+unsafe impl Platform for HookWrapper<'_, &FastMachine<Ept>> {
     slat_sim::forward!(
         inner: allocate free entries publish invalidate break_before_make readers maintain
     );
 }
 
-impl Host for Hooked<'_, &FastMachine<Ept>> {
+impl Host for HookWrapper<'_, &FastMachine<Ept>> {
     fn now(&self) -> u64 {
         Host::now(self.inner)
     }
@@ -85,9 +85,9 @@ impl Host for Hooked<'_, &FastMachine<Ept>> {
     }
 }
 
-pub type ThePool<'h> = Pool<Hooked<'h, Mem<'h, Ept>>, &'h Hooked<'h, Flaky>>;
-pub type Memory<'h> = PagedMemory<'h, Hooked<'h, Mem<'h, Ept>>, &'h Hooked<'h, Flaky>>;
-pub type Thread<'w, 'h> = Worker<'w, Ept1G, Hooked<'h, &'h FastMachine<Ept>>, &'h Memory<'h>>;
+pub type ThePool<'h> = Pool<HookWrapper<'h, Mem<'h, Ept>>, &'h HookWrapper<'h, Flaky>>;
+pub type Memory<'h> = PagedMemory<'h, HookWrapper<'h, Mem<'h, Ept>>, &'h HookWrapper<'h, Flaky>>;
+pub type Thread<'w, 'h> = Worker<'w, Ept1G, HookWrapper<'h, &'h FastMachine<Ept>>, &'h Memory<'h>>;
 
 /// Makes guests of these numbers of pages on one pool, and two workers for each, and calls `work`.
 /// Then checks that all accounts add up, and that nothing is left of the guests.
@@ -102,9 +102,9 @@ pub fn hooked(
     let bytes = |pages: u64| pages << page.shift();
     let machine = FastMachine::new(Ept::default(), 1, bytes(frames), 32 << 20).unwrap();
     let layout = Layout { base: machine.memory_base(), bytes: bytes(frames), page, block };
-    let swap = Hooked { inner: Flaky::new(slots, page), hook };
-    let host = Hooked { inner: &machine, hook };
-    let pool = Pool::new(Hooked { inner: Mem(&machine), hook }, layout, &swap).unwrap();
+    let swap = HookWrapper { inner: Flaky::new(slots, page), hook };
+    let host = HookWrapper { inner: &machine, hook };
+    let pool = Pool::new(HookWrapper { inner: Mem(&machine), hook }, layout, &swap).unwrap();
     let new =
         |&(pages, config): &(u64, _)| PagedMemory::new(&pool, Hva(HOST), bytes(pages), config, 0);
     let memory: Vec<_> = guests.iter().map(|guest| new(guest).unwrap()).collect();

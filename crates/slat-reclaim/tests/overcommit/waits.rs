@@ -11,13 +11,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 /// A disk whose writes block until the test lets them continue.
-struct Held {
+struct BlockedDisk {
     flaky: Flaky,
     reached: Mutex<Sender<()>>,
     go_on: Mutex<Receiver<()>>,
 }
 
-impl Swap for Held {
+impl Swap for BlockedDisk {
     fn slots(&self) -> u32 {
         self.flaky.slots()
     }
@@ -45,7 +45,7 @@ fn a_query_of_a_guests_load_never_waits_for_a_disk() {
         let (reached, at_disk) = channel();
         let (go, go_on) = channel();
         let flaky = Flaky::new(256, PageSize::SIZE_4K);
-        let swap = Held { flaky, reached: Mutex::new(reached), go_on: Mutex::new(go_on) };
+        let swap = BlockedDisk { flaky, reached: Mutex::new(reached), go_on: Mutex::new(go_on) };
         let config = slat_reclaim::Config { policy, ..slat_reclaim::Config::new(128) };
         guests(&swap, 128, &[(128, config)], |_, mut threads| {
             let mut thread = threads.pop().unwrap();

@@ -119,8 +119,8 @@ mod tests {
     /// A CPU begins a window while the generation changes, repeatedly, at slightly different times.
     fn crossing(barriers: Barriers) {
         const ROUNDS: u64 = 20_000;
-        let (door, generation) = (&Door::default(), &Padded::default());
-        let (start, looked) = (&Padded::default(), &Padded::default());
+        let (door, generation) = (&Door::default(), &PaddedCounter::default());
+        let (start, looked) = (&PaddedCounter::default(), &PaddedCounter::default());
         let blind = std::thread::scope(|scope| {
             scope.spawn(move || {
                 for round in 1..=ROUNDS {
@@ -149,7 +149,7 @@ mod tests {
 
     #[derive(Default)]
     #[repr(align(128))]
-    struct Padded(AtomicU64);
+    struct PaddedCounter(AtomicU64);
 
     #[test]
     fn of_a_window_and_an_invalidation_one_sees_the_other() {

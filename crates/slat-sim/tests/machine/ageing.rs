@@ -34,9 +34,9 @@ fn bit(bits: &[u64], page: usize) -> bool {
 }
 
 /// Numbers of pages that are young, or for which a scan has no answer.
-type Known = Vec<usize>;
+type YoungPages = Vec<usize>;
 
-fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, skip: TableBits) -> Known {
+fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, skip: TableBits) -> YoungPages {
     let (mut young, mut unanswered) = ([0u64; PAGES / 64], [0u64; PAGES / 64]);
     let mut reader = Reader::register(guest.machine).unwrap();
     let mut guard = guest.tables.enter(&mut reader).unwrap();
@@ -54,7 +54,11 @@ fn see<A: Arch>(machine: &Machine<A>, known: &[usize]) {
 }
 
 /// Does `other`; returns the young pages that it learns of.
-fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: TableBits) -> Known {
+fn beside<F: Format, A: Arch>(
+    guest: &Guest<'_, F, A>,
+    other: Other,
+    skip: TableBits,
+) -> YoungPages {
     let machine = guest.machine;
     let mut storage = [const { None }; 8];
     let mut cache = TableCache::new(machine, &mut storage);
@@ -118,7 +122,7 @@ fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: TableBits, nth: usize)
         guest.read(0, table + (page << 12));
     }
     guest.read(1, BASE + 0x9000);
-    let known = Arc::new(Mutex::new(Known::new()));
+    let known = Arc::new(Mutex::new(YoungPages::new()));
     let (inner, mut calls) = (known.clone(), 0);
     let met = Arc::new(Mutex::new(false));
     let done = met.clone();

@@ -3,7 +3,7 @@
 use crate::cases::Case;
 use crate::common::*;
 use slat::{
-    Access, Attributes, ChangeError, Format, Hpa, MapError, Reader, SplitError, Stopped,
+    Access, Attributes, ChangeError, Format, Hpa, Interruption, MapError, Reader, SplitError,
     TableCache, UnmapBatch, UnmapError,
 };
 use slat_sim::{Arch, Arm, Machine};
@@ -21,7 +21,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 /// may need. The engine itself waits some tens of microseconds only.
 fn patiently<T, E: PartialEq + std::fmt::Debug>(
     contended: E,
-    mut operation: impl FnMut() -> Result<T, Stopped<E>>,
+    mut operation: impl FnMut() -> Result<T, Interruption<E>>,
 ) -> T {
     let started = std::time::Instant::now();
     loop {

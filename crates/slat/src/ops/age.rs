@@ -31,7 +31,7 @@ use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::sync::agreed;
 use crate::table::{Pte, folded, pte};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::{
     Budget, Entry, Flow, Visitor, WalkCounts, change_run, exchange_each, links, pages_alone,
 };
@@ -97,7 +97,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         ages: &mut AgeBitmaps<'_>,
         how: AgeOptions,
-    ) -> Result<AgeCounts, Stopped<ChangeError>> {
+    ) -> Result<AgeCounts, Interruption<ChangeError>> {
         let tables = self.tables;
         let shorter = ages.young.len().min(ages.unanswered.len());
         let refusal = tables.check(&range).map_err(ChangeError::Range);
@@ -147,7 +147,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         ages: &mut AgeBitmaps<'_>,
         how: AgeOptions,
-    ) -> Result<AgeCounts, Stopped<ChangeError>> {
+    ) -> Result<AgeCounts, Interruption<ChangeError>> {
         let tables = self.tables;
         let ages = AgeBitmaps { young: ages.young, unanswered: ages.unanswered };
         let sums = &mut self.sums;
@@ -188,7 +188,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         gpa: Gpa,
         clear: bool,
-    ) -> Result<Option<(GpaRange, bool)>, Stopped<ChangeError>> {
+    ) -> Result<Option<(GpaRange, bool)>, Interruption<ChangeError>> {
         let tables = self.tables;
         let start = gpa.0 & !((1 << F::PAGE_SHIFT) - 1);
         let page = GpaRange::new(Gpa(start), 1 << F::PAGE_SHIFT);
@@ -210,7 +210,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         gpa: Gpa,
         start: u64,
         clear: bool,
-    ) -> Result<Option<(GpaRange, bool)>, Stopped<ChangeError>> {
+    ) -> Result<Option<(GpaRange, bool)>, Interruption<ChangeError>> {
         let (tables, sums) = (self.tables, &mut self.sums);
         let mut visitor = One { tables, clear, young: false, found: None, held: false, sums };
         let result = tables.walk(start, start + (1 << F::PAGE_SHIFT), &mut visitor);

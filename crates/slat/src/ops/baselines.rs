@@ -12,7 +12,7 @@ use crate::format::{Format, Kind};
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::{self, Frame};
-use crate::tables::Stopped;
+use crate::tables::Interruption;
 use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts, walk};
 use core::hint::black_box;
 
@@ -25,12 +25,12 @@ pub struct PerEntry<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bo
 /// 7.3.
 pub type EveryEntry = PerEntry<true, true, false>;
 /// The same without the last level: the walk of "Optimize S2 page splitting" (May 2026).
-pub type Bounded = PerEntry<false, true, false>;
+pub type BoundedWalk = PerEntry<false, true, false>;
 /// And without the tables that it has just linked: the first form of the same discussion.
-pub type Childless = PerEntry<false, false, false>;
+pub type ChildlessWalk = PerEntry<false, false, false>;
 /// The same, but a flag decides at each entry what to skip, as in a walker that is compiled once
 /// for all its users: this measures the cost of the flag.
-pub type Tested = PerEntry<false, false, true>;
+pub type FlaggedWalk = PerEntry<false, false, true>;
 
 impl<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool> SplitWalk
     for PerEntry<LAST_LEVEL, INTO_NEW, FLAG>
@@ -95,7 +95,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-    ) -> Result<u64, Stopped<SplitError>> {
+    ) -> Result<u64, Interruption<SplitError>> {
         self.split_as::<W>(range, to, cache, together)
     }
 }

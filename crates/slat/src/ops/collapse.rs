@@ -37,7 +37,7 @@ use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::sync::relax;
 use crate::table::{self, Pte, folded, pte};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Visitor, WalkCounts, links};
 use core::marker::PhantomData;
 
@@ -73,7 +73,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`SplitError::Contended`] another thread held an entry of the table at that address for too
     /// long. All others before it that agree are done, and those behind it as well, unless a thread
     /// held an entry for so long that the walk ended.
-    pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Stopped<SplitError>> {
+    pub fn collapse(
+        &mut self,
+        range: GpaRange,
+        to: PageSize,
+    ) -> Result<u64, Interruption<SplitError>> {
         self.collapse_where(range, to, |_| true)
     }
 
@@ -91,7 +95,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         to: PageSize,
         fits: impl Fn(&Attributes) -> bool,
-    ) -> Result<u64, Stopped<SplitError>> {
+    ) -> Result<u64, Interruption<SplitError>> {
         let tables = self.tables;
         let to = match tables.check(&range) {
             Ok(()) if !tables.format.marks_valid() => Err(SplitError::Shared),

@@ -14,7 +14,7 @@ use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::table::{Pte, folded};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::{Entry, Flow, Visitor, WalkCounts, change_pages, change_run};
 
 /// Takes dirty state.
@@ -49,7 +49,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         range: GpaRange,
         bitmap: &mut [u64],
-    ) -> Result<u64, Stopped<ChangeError>> {
+    ) -> Result<u64, Interruption<ChangeError>> {
         let tables = self.tables;
         let refusal = tables.check_bitmap(&range, bitmap.len());
         if let Err(reason) = refusal.and(tables.check_change(&range).map_err(ChangeError::from)) {
@@ -84,7 +84,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// # Errors
     /// Those of [`Guard::write_protect`].
-    pub fn clean(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
+    pub fn clean(&mut self, range: GpaRange) -> Result<u64, Interruption<ChangeError>> {
         self.begin_clean();
         self.rewrite::<Atomically, _>(range, Clean(self.tables.format))
     }
@@ -93,7 +93,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// # Errors
     /// Those of [`Guard::clean`], at the address where it stopped: the pages before it are done.
-    pub fn clean_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Stopped<ChangeError>> {
+    pub fn clean_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Interruption<ChangeError>> {
         if pages.runs().next().is_some() {
             self.begin_clean();
         }

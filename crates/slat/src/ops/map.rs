@@ -14,7 +14,7 @@ use crate::platform::{Maintenance, Platform};
 use crate::pte::{Atomically, Change};
 use crate::sync::agreed;
 use crate::table::{Pte, pte};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
 use core::marker::PhantomData;
 pub use error::MapError;
@@ -46,7 +46,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Stopped<MapError>> {
+    ) -> Result<u64, Interruption<MapError>> {
         self.map_by::<Atomically>(range, (hpa, false), attributes, largest, cache)
     }
 
@@ -71,7 +71,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Stopped<MapError>> {
+    ) -> Result<u64, Interruption<MapError>> {
         self.map_by::<Atomically>(range, (hpa, true), attributes, largest, cache)
     }
 
@@ -84,7 +84,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Stopped<MapError>> {
+    ) -> Result<u64, Interruption<MapError>> {
         let tables = self.tables;
         let plan = match tables.plan_map(&range, hpa, attributes, largest, cache) {
             Ok(plan) => Plan { contiguous, ..plan },
@@ -109,7 +109,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Stopped<MapError>> {
+    ) -> Result<u64, Interruption<MapError>> {
         let tables = self.tables;
         let plan = match tables.plan_map(&range, hpa, attributes, largest, cache) {
             Ok(plan) => Plan { contiguous, ..plan },
@@ -143,7 +143,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 
     /// Checks the range before anything is mapped.
     #[inline(never)]
-    fn check_empty(&mut self, plan: &Plan, budget: &mut Budget) -> Result<(), Stopped<MapError>> {
+    fn check_empty(
+        &mut self,
+        plan: &Plan,
+        budget: &mut Budget,
+    ) -> Result<(), Interruption<MapError>> {
         let tables = self.tables;
         let mut check = Check { plan, state: F::STATUS, read: 0, reason: MapError::Contended };
         let result = tables.walk_within(plan.start, plan.end, &mut check, budget);

@@ -26,7 +26,7 @@ mod vacate;
 #[cfg(feature = "baselines")]
 pub use self::{
     baselines::*,
-    split::{Batched, SplitWalk},
+    split::{BatchedSplit, SplitWalk},
 };
 pub use age::{AgeBitmaps, AgeCounts, AgeOptions, TableBits};
 pub use map::MapError;
@@ -38,7 +38,7 @@ pub use replace::ReplaceError;
 pub use reserve::Reservation;
 pub use rights::Relax;
 pub(crate) use rights::leaf_bits;
-pub(crate) use rules::{Exactly, Marked, Rule};
+pub(crate) use rules::{Exactly, Rule, SoftwareBitsRule};
 pub use split::SplitError;
 pub use unmap::UnmapError;
 pub use unmap_batch::{UnmapBatch, UnmapEntry, UnmappedRun};

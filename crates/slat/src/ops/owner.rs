@@ -19,7 +19,7 @@ use crate::cache::TableCache;
 use crate::format::{Format, Kind};
 use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
-use crate::tables::{Contended, Stopped, Tables};
+use crate::tables::{Contention, Interruption, Tables};
 use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
 use core::fmt;
 
@@ -89,7 +89,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         from: Option<Owner>,
         to: Option<Owner>,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Stopped<OwnerError>> {
+    ) -> Result<u64, Interruption<OwnerError>> {
         let tables = self.tables;
         if let Err(error) = tables.check(&range) {
             return Self::stopped(range.start(), OwnerError::Range(error));
@@ -133,14 +133,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// mapped.
     ///
     /// # Errors
-    /// [`Contended`] if another thread is changing the entry.
-    pub fn owner(&self, gpa: Gpa) -> Result<Option<Owner>, Contended> {
+    /// [`Contention`] if another thread is changing the entry.
+    pub fn owner(&self, gpa: Gpa) -> Result<Option<Owner>, Contention> {
         if gpa.0 >> self.geometry().address_bits != 0 {
             return Ok(None);
         }
         let found = self.tables.lookup(gpa.0);
         match F::kind(found.raw, found.level) {
-            Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
+            Kind::Frozen | Kind::Retired => Err(Contention { at: gpa }),
             kind => Ok(owner::<F>(kind, found.raw)),
         }
     }

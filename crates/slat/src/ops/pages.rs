@@ -3,7 +3,7 @@
 use super::ChangeError;
 use crate::addr::{Gpa, GpaRange, RangeError};
 use crate::format::Format;
-use crate::tables::Stopped;
+use crate::tables::Interruption;
 
 /// Bitmap of pages: bit `i` of word `w` names the page `64 * w + i` pages behind `start`, as in
 /// KVM's dirty log.
@@ -28,8 +28,8 @@ impl<'b> Pages<'b> {
         &self,
         first: usize,
         pages: usize,
-    ) -> Result<GpaRange, Stopped<ChangeError>> {
-        let refused = |error| Stopped { at: self.start, reason: ChangeError::Range(error) };
+    ) -> Result<GpaRange, Interruption<ChangeError>> {
+        let refused = |error| Interruption { at: self.start, reason: ChangeError::Range(error) };
         let (offset, size) = ((first as u64) << F::PAGE_SHIFT, (pages as u64) << F::PAGE_SHIFT);
         let start = self.start.0.checked_add(offset);
         let start = start.ok_or(refused(RangeError::Overflow { start: self.start, size }))?;

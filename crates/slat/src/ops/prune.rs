@@ -9,7 +9,7 @@ use crate::format::Format;
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::Pte;
-use crate::tables::Stopped;
+use crate::tables::Interruption;
 use crate::walk::{Entry, Visitor, WalkCounts};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -23,7 +23,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything done
     /// that precedes the address where it stopped.
-    pub fn prune(&mut self, range: GpaRange) -> Result<usize, Stopped<ChangeError>> {
+    pub fn prune(&mut self, range: GpaRange) -> Result<usize, Interruption<ChangeError>> {
         let tables = self.tables;
         if let Err(error) = tables.check(&range) {
             return Self::stopped(range.start(), ChangeError::Range(error));

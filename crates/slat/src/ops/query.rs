@@ -7,7 +7,7 @@ use crate::guard::Guard;
 use crate::platform::{Maintenance, Platform};
 use crate::sync::acquired;
 use crate::table::{Pte, folded};
-use crate::tables::{Contended, Found, Start, Stopped, Tables, Translation};
+use crate::tables::{Contention, Found, Interruption, Start, Tables, Translation};
 use crate::walk::{Entry, Flow, PATIENCE, Visitor, WalkCounts, visit_each};
 use core::{fmt, slice};
 
@@ -15,10 +15,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Returns the translation of `gpa`; `None` if nothing is mapped there.
     ///
     /// # Errors
-    /// [`Contended`] if the entry, or one of its group, stands frozen: it may be about to appear or
-    /// to vanish.
+    /// [`Contention`] if the entry, or one of its group, stands frozen: it may be about to appear
+    /// or to vanish.
     #[inline(always)]
-    pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         self.tables.translate(&self.start, gpa)
     }
 
@@ -37,7 +37,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// iterator has reached, only the rest is shown, as leaves of the sizes that fit.
     ///
     /// # Errors
-    /// [`ChangeError::Range`]. An item is [`Contended`] where an entry stands frozen.
+    /// [`ChangeError::Range`]. An item is [`Contention`] where an entry stands frozen.
     pub fn leaves(&self, range: GpaRange) -> Result<Leaves<'_, F, P>, ChangeError> {
         self.tables.check(&range).map_err(ChangeError::Range)?;
         Ok(Leaves::new(self.tables, range.start().0, range.end().0))
@@ -50,7 +50,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry: everything before the
     /// address is done.
-    pub fn clean_caches(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
+    pub fn clean_caches(&mut self, range: GpaRange) -> Result<u64, Interruption<ChangeError>> {
         if let Err(reason) = self.tables.check(&range) {
             return Self::stopped(range.start(), ChangeError::Range(reason));
         }
@@ -73,7 +73,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
     #[inline(always)]
-    fn translate(&self, start: &Start<'_, P>, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    fn translate(&self, start: &Start<'_, P>, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         let found = start.lookup_any::<F>(gpa.0);
         // Most are pages: compiled for them, whose size is a constant, and for others.
         match found.level {
@@ -105,12 +105,12 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 
     /// As [`Guard::translate`], which looks once, and compiled once: for what is seldom called. No
     /// thread reclaims.
-    pub(crate) fn translate_any(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    pub(crate) fn translate_any(&self, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         self.translation(self.lookup_marked::<false>(gpa.0), gpa)
     }
 
     #[inline(always)]
-    fn translate_found(&self, found: Found, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    fn translate_found(&self, found: Found, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         if found.raw & F::MARK == 0 {
             return self.translation(found, gpa);
         }
@@ -119,9 +119,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 
     #[inline(always)]
-    fn translation(&self, found: Found, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    fn translation(&self, found: Found, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         match F::kind(found.raw, found.level) {
-            Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
+            Kind::Frozen | Kind::Retired => Err(Contention { at: gpa }),
             Kind::Leaf | Kind::Sealed => {
                 let Leaf { hpa, size, attributes, .. } = self.leaf(found, gpa.0)?;
                 let hpa = Hpa(hpa.0 | gpa.0 & (size.bytes() - 1));
@@ -133,11 +133,11 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 
     /// The leaf, or group, that was found at `gpa`.
     #[inline(always)]
-    fn leaf(&self, found: Found, gpa: u64) -> Result<Leaf, Contended> {
+    fn leaf(&self, found: Found, gpa: u64) -> Result<Leaf, Contention> {
         let Found { raw, level, .. } = found;
         if folded::<F>(raw) {
             return match self.folded_state(level, gpa) {
-                0 => Err(Contended { at: Gpa(gpa) }),
+                0 => Err(Contention { at: Gpa(gpa) }),
                 raw => {
                     let members = F::group(level).trailing_zeros();
                     let size = PageSize::from_shift(F::shift(level) + members);
@@ -299,7 +299,7 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
 
     /// Does one step by a lookup; returns the entry if it is a leaf or is being changed.
     #[inline(never)]
-    fn look(&mut self) -> Option<Result<Leaf, Contended>> {
+    fn look(&mut self) -> Option<Result<Leaf, Contention>> {
         if let Some((leaf, end)) = self.rest {
             return Some(Ok(self.piece(leaf, end)));
         }
@@ -320,7 +320,7 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
                 }
                 Some(leaf)
             }
-            Kind::Frozen | Kind::Retired => Some(Err(Contended { at: Gpa(at) })),
+            Kind::Frozen | Kind::Retired => Some(Err(Contention { at: Gpa(at) })),
             Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table => None,
         };
         if level == 0 {
@@ -358,7 +358,7 @@ impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
 }
 
 impl<F: Format, P: Platform> Iterator for Leaves<'_, F, P> {
-    type Item = Result<Leaf, Contended>;
+    type Item = Result<Leaf, Contention>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
@@ -409,7 +409,7 @@ impl<F: Format, P: Platform> fmt::Display for Dump<'_, F, P> {
         for leaf in Leaves::new(tables, 0, 1 << geometry.address_bits) {
             let leaf = match leaf {
                 Ok(leaf) => leaf,
-                Err(Contended { at }) => {
+                Err(Contention { at }) => {
                     write_run(f, run.take())?;
                     writeln!(f, "{at}  being changed")?;
                     continue;

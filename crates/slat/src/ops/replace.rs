@@ -27,7 +27,7 @@ use crate::guard::{Guard, GuardState};
 use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::{Entry, Flow, Visitor, WalkCounts};
 use core::fmt;
 
@@ -138,7 +138,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         from: Hpa,
         to: Hpa,
         attributes: Attributes,
-    ) -> Result<u64, Stopped<ReplaceError>> {
+    ) -> Result<u64, Interruption<ReplaceError>> {
         if range.size() == 1 << F::PAGE_SHIFT
             && let Some(bytes) = self.replace_page(range, from, to, attributes)
         {
@@ -190,7 +190,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         from: Hpa,
         to: Hpa,
         attributes: Attributes,
-    ) -> Result<u64, Stopped<ReplaceError>> {
+    ) -> Result<u64, Interruption<ReplaceError>> {
         let tables = self.tables;
         if let Err(reason) = tables.check_replace(&range, to, attributes) {
             return Self::stopped(range.start(), reason);

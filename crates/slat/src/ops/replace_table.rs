@@ -33,7 +33,7 @@ use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::sync::relax;
 use crate::table::{self, Pte};
-use crate::tables::Stopped;
+use crate::tables::Interruption;
 use crate::walk::PATIENCE;
 
 impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
@@ -71,7 +71,7 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         size: PageSize,
         hpa: Hpa,
         attributes: Attributes,
-    ) -> Result<Option<u64>, Stopped<MapError>> {
+    ) -> Result<Option<u64>, Interruption<MapError>> {
         match self.table_to_replace(gpa, size) {
             Ok(Some(level)) => self.replaced(gpa, level, hpa, attributes),
             Ok(None) => Ok(None),
@@ -104,7 +104,7 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         level: u8,
         hpa: Hpa,
         attributes: Attributes,
-    ) -> Result<Option<u64>, Stopped<MapError>> {
+    ) -> Result<Option<u64>, Interruption<MapError>> {
         let (tables, size) = (self.tables, F::size(level));
         let block = match tables.check_host(hpa, size.bytes()) {
             Ok(()) if hpa.0 & (size.bytes() - 1) == 0 => {

@@ -28,7 +28,7 @@ use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::sync::relax;
 use crate::table::{self, Pte};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::PATIENCE;
 
 /// An empty entry that a fault has reserved.
@@ -62,7 +62,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Reservation<'g, F, P>, Stopped<MapError>> {
+    ) -> Result<Reservation<'g, F, P>, Interruption<MapError>> {
         let found = match self.reserve_at_once(gpa.0, largest, cache) {
             Some(found) => found,
             None => match self.reserve_or_refuse(gpa.0, largest, cache) {
@@ -91,7 +91,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Reservation<'g, F, P>, Stopped<MapError>> {
+    ) -> Result<Reservation<'g, F, P>, Interruption<MapError>> {
         let mut reserved = self.reserve(gpa, largest, cache)?;
         let Reservation { tables, sums, level, base, .. } = &mut reserved;
         if let Some((group, token)) = tables.reserve_group(*base, *level, &mut sums.counts) {
@@ -305,7 +305,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     /// mapped, and may refuse (SNP's RMP, TDX's secure EPT). Calls `tell` if the reservation is not
     /// void; the leaf is then there when this returns, unless `tell` refuses. While `tell` runs,
     /// the entry is frozen: no other thread maps, reserves, unmaps or looks up there; one that
-    /// tries has to try again ([`MapError::Contended`], [`UnmapError::Contended`], [`Contended`]).
+    /// tries has to try again ([`MapError::Contended`], [`UnmapError::Contended`], [`Contention`]).
     ///
     /// An entry that an unmap has emptied can be reserved before its
     /// [`UnmapBatch`](crate::UnmapBatch) are completed. A caller that notifies another party of
@@ -319,7 +319,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     /// mapped.
     ///
     /// [`UnmapError::Contended`]: crate::UnmapError::Contended
-    /// [`Contended`]: crate::Contended
+    /// [`Contention`]: crate::Contended
     #[inline(always)]
     pub fn commit_told<E>(
         self,
@@ -356,7 +356,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
         if !held {
             return Ok(Ok(None));
         }
-        let held = Held { ptes, raw, frozen };
+        let held = FrozenEntries { ptes, raw, frozen };
         tell()?;
         core::mem::forget(held);
         let bytes = match &group {
@@ -397,13 +397,13 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
 }
 
 /// Entries that are frozen while `tell` runs: reserved again when this is dropped.
-struct Held<'g> {
+struct FrozenEntries<'g> {
     ptes: &'g [Pte],
     raw: u64,
     frozen: u64,
 }
 
-impl Drop for Held<'_> {
+impl Drop for FrozenEntries<'_> {
     fn drop(&mut self) {
         self.ptes.iter().for_each(|pte| pte.release(self.frozen, self.raw));
     }

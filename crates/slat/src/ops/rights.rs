@@ -11,8 +11,8 @@ mod rewrite;
 
 use super::map::maintenance;
 use super::rules::{
-    Exactly, Executable, ForEach, ForExecute, ForRead, ForWrite, Marked, NoExecute, NoWrite, Rule,
-    Writable, WriteAt,
+    Exactly, Executable, ForEach, ForExecute, ForRead, ForWrite, NoExecute, NoWrite, Rule,
+    SoftwareBitsRule, Writable, WriteAt,
 };
 use super::{ChangeError, Pages};
 use crate::addr::{Gpa, GpaRange, Hpa};
@@ -22,7 +22,7 @@ use crate::local_flush::LocalFlush;
 use crate::platform::Platform;
 use crate::pte::{Atomically, Change};
 use crate::table::{folded, pte};
-use crate::tables::{Found, Stopped, Tables};
+use crate::tables::{Found, Interruption, Tables};
 use core::marker::PhantomData;
 use rewrite::Rewrite;
 
@@ -77,7 +77,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// block appeared meanwhile. [`ChangeError::Contended`] leaves everything protected that
     /// precedes the address where it stopped.
     #[inline]
-    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
+    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Interruption<ChangeError>> {
         self.write_protect_by::<Atomically>(range)
     }
 
@@ -86,7 +86,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// # Errors
     /// Those of [`Guard::write_protect`], at the address where it stopped: the pages before it are
     /// done.
-    pub fn write_protect_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Stopped<ChangeError>> {
+    pub fn write_protect_pages(
+        &mut self,
+        pages: &Pages<'_>,
+    ) -> Result<u64, Interruption<ChangeError>> {
         self.rewrite_pages(pages, NoWrite)
     }
 
@@ -94,7 +97,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     pub(crate) fn write_protect_by<C: Change>(
         &mut self,
         range: GpaRange,
-    ) -> Result<u64, Stopped<ChangeError>> {
+    ) -> Result<u64, Interruption<ChangeError>> {
         self.rewrite::<C, _>(range, NoWrite)
     }
 
@@ -102,7 +105,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     ///
     /// # Errors
     /// Those of [`Guard::write_protect`].
-    pub fn execute_protect(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
+    pub fn execute_protect(&mut self, range: GpaRange) -> Result<u64, Interruption<ChangeError>> {
         self.rewrite::<Atomically, _>(range, NoExecute)
     }
 
@@ -121,7 +124,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         rights: Rights,
-    ) -> Result<u64, Stopped<ChangeError>> {
+    ) -> Result<u64, Interruption<ChangeError>> {
         let format = self.tables.format;
         let Rights { read, write, execute } = rights;
         let leaf = Attributes { read, write, execute, ..Attributes::RAM };
@@ -161,7 +164,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         how: impl Into<Relax>,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Interruption<ChangeError>> {
         let Relax { access, only_if, mark_used } = how.into();
         let format = self.tables.format;
         let needed = leaf_bits::<F>(&range, only_if)?;
@@ -180,7 +183,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         needed: u64,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Interruption<ChangeError>> {
         let format = self.tables.format;
         self.grant(range, Writable(format, needed))
     }
@@ -191,7 +194,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         fetch: Access,
         needed: u64,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Interruption<ChangeError>> {
         let format = self.tables.format;
         self.grant(range, Executable(format, needed, fetch))
     }
@@ -207,7 +210,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         gpa: Gpa,
         accesses: Accesses,
-    ) -> Result<Option<LocalFlush<'t, 'p, F, P>>, Stopped<ChangeError>> {
+    ) -> Result<Option<LocalFlush<'t, 'p, F, P>>, Interruption<ChangeError>> {
         let (tables, format, page) = (self.tables, self.tables.format, 1 << F::PAGE_SHIFT);
         let range = match GpaRange::new(Gpa(gpa.0 & !(page - 1)), page) {
             Ok(range) => range,
@@ -229,7 +232,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         access: Access,
         needed: u64,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Interruption<ChangeError>> {
         let format = self.tables.format;
         if range.size() == 1 << F::PAGE_SHIFT && self.tables.check(&range).is_ok() {
             let (gpa, tables) = (range.start().0, self.tables);
@@ -256,7 +259,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         access: Access,
         needed: u64,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Interruption<ChangeError>> {
         let (tables, format) = (self.tables, self.tables.format);
         let bytes = if FETCH {
             self.rewrite_many::<Atomically, _>(range, ForExecute(format, needed, access))
@@ -281,7 +284,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         hpa: Hpa,
         software: Software,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Interruption<ChangeError>> {
         let page = 1 << F::PAGE_SHIFT;
         let range = match GpaRange::new(Gpa(gpa.0 & !(page - 1)), page) {
             Ok(range) => range,
@@ -290,7 +293,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let added = leaf_bits::<F>(&range, software)?;
         let rule = WriteAt(self.tables.format, hpa, added);
         match self.grant(range, rule) {
-            Err(Stopped { reason: ChangeError::CutsBlock { .. }, .. }) => {
+            Err(Interruption { reason: ChangeError::CutsBlock { .. }, .. }) => {
                 Ok(LocalFlush::new(self.tables, range, 0))
             }
             result => result,
@@ -303,7 +306,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         rule: R,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<ChangeError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Interruption<ChangeError>> {
         let bytes = self.rewrite::<Atomically, _>(range, rule)?;
         Ok(LocalFlush::new(self.tables, range, bytes))
     }
@@ -324,9 +327,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         set: Software,
         clear: Software,
-    ) -> Result<u64, Stopped<ChangeError>> {
+    ) -> Result<u64, Interruption<ChangeError>> {
         let (set, clear) = (leaf_bits::<F>(&range, set)?, leaf_bits::<F>(&range, clear)?);
-        self.rewrite::<Atomically, _>(range, Marked { set, clear })
+        self.rewrite::<Atomically, _>(range, SoftwareBitsRule { set, clear })
     }
 
     /// Rewrites each leaf by `rule`.
@@ -335,7 +338,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         rule: R,
-    ) -> Result<u64, Stopped<ChangeError>> {
+    ) -> Result<u64, Interruption<ChangeError>> {
         if range.size() == 1 << F::PAGE_SHIFT
             && self.tables.check(&range).is_ok()
             && let Some(bytes) = self.rewrite_page::<C, R>(range.start().0, &rule)
@@ -396,7 +399,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         rule: R,
-    ) -> Result<u64, Stopped<ChangeError>> {
+    ) -> Result<u64, Interruption<ChangeError>> {
         self.rewrite_many::<C, R>(range, rule)
     }
 
@@ -405,7 +408,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         &mut self,
         range: GpaRange,
         rule: R,
-    ) -> Result<u64, Stopped<ChangeError>> {
+    ) -> Result<u64, Interruption<ChangeError>> {
         let tables = self.tables;
         // One page cannot be half done: the walk itself finds the block that it would cut.
         let refusal = if R::WHOLE && range.size() > 1 << F::PAGE_SHIFT {
@@ -456,8 +459,9 @@ fn gives_nothing<F: Format>(raw: u64, changed: u64) -> bool {
 pub(crate) fn leaf_bits<F: Format>(
     range: &GpaRange,
     software: Software,
-) -> Result<u64, Stopped<ChangeError>> {
-    let refused = |reason| Stopped { at: range.start(), reason: ChangeError::Attributes(reason) };
+) -> Result<u64, Interruption<ChangeError>> {
+    let refused =
+        |reason| Interruption { at: range.start(), reason: ChangeError::Attributes(reason) };
     software.encode(F::SOFTWARE).map_err(refused)
 }
 

@@ -73,7 +73,7 @@ pub(crate) struct Exactly<F, const WRITES: bool>(pub(crate) F, pub(crate) Rights
 
 /// Sets and clears software bits.
 #[derive(Clone, Copy)]
-pub(crate) struct Marked {
+pub(crate) struct SoftwareBitsRule {
     pub(crate) set: u64,
     pub(crate) clear: u64,
 }
@@ -174,7 +174,7 @@ impl<F: Format, const WRITES: bool> Rule<F> for Exactly<F, WRITES> {
     }
 }
 
-impl<F: Format> Rule<F> for Marked {
+impl<F: Format> Rule<F> for SoftwareBitsRule {
     const STALE: bool = false;
     const SEEN: bool = false;
 

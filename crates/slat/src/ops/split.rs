@@ -26,13 +26,13 @@ use crate::invalidation::PendingFlush;
 use crate::local_flush::LocalFlush;
 use crate::platform::Platform;
 use crate::table::{Frame, Pte, folded, pte};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::{Budget, Entry, Flow, Visitor, WalkCounts};
 use core::marker::PhantomData;
 pub use error::SplitError;
-use waiting::{Waiting, block_of};
+use waiting::{WaitingBlocks, block_of};
 use way::MOST_MERGED;
-pub use way::{Batched, SplitWalk};
+pub use way::{BatchedSplit, SplitWalk};
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Splits until no leaf that overlaps `range` is larger than `to`, except groups of leaves of
@@ -54,7 +54,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         range: GpaRange,
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Stopped<SplitError>> {
+    ) -> Result<u64, Interruption<SplitError>> {
         self.split_together(range, to, cache, MOST_MERGED)
     }
 
@@ -71,8 +71,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-    ) -> Result<u64, Stopped<SplitError>> {
-        self.split_as::<Batched>(range, to, cache, together)
+    ) -> Result<u64, Interruption<SplitError>> {
+        self.split_as::<BatchedSplit>(range, to, cache, together)
     }
 
     /// Most calls from a clear of a dirty log find that all was split long ago: this is checked
@@ -84,7 +84,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-    ) -> Result<u64, Stopped<SplitError>> {
+    ) -> Result<u64, Interruption<SplitError>> {
         let tables = self.tables;
         if !W::LAST_LEVEL
             && tables.check(&range).is_ok()
@@ -114,11 +114,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
         fetch: Access,
         software: Software,
-    ) -> Result<LocalFlush<'t, 'p, F, P>, Stopped<SplitError>> {
+    ) -> Result<LocalFlush<'t, 'p, F, P>, Interruption<SplitError>> {
         // No block has a bit that the format lacks.
         let needed = software.encode(F::SOFTWARE).ok().filter(|_| fetch.is_fetch());
         let execute = needed.map(|needed| (fetch, needed));
-        let result = self.split_walk::<Batched>(range, F::size(0), cache, MOST_MERGED, execute);
+        let result =
+            self.split_walk::<BatchedSplit>(range, F::size(0), cache, MOST_MERGED, execute);
         // Published, so that the vCPU that faulted finds the new leaves.
         self.tables.platform.publish();
         result.map(|bytes| LocalFlush::new(self.tables, range, bytes))
@@ -132,7 +133,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
         together: usize,
         execute: Option<(Access, u64)>,
-    ) -> Result<u64, Stopped<SplitError>> {
+    ) -> Result<u64, Interruption<SplitError>> {
         if let Err(error) = self.tables.check(&range) {
             return Self::stopped(range.start(), SplitError::Range(error));
         }
@@ -155,7 +156,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
         together: usize,
         execute: Option<(Access, u64)>,
-    ) -> Result<u64, Stopped<SplitError>> {
+    ) -> Result<u64, Interruption<SplitError>> {
         // A word has one bit for the place of each block that waits.
         const { assert!(W::MERGED <= u32::BITS as usize) };
         let (start, end) = (range.start().0, range.end().0);
@@ -229,7 +230,7 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     /// Pages of blocks that have these bits become executable, for such an access.
     execute: Option<(Access, u64)>,
     sums: &'a mut GuardState,
-    waiting: Option<Waiting<'t>>,
+    waiting: Option<WaitingBlocks<'t>>,
     /// The lowest block that changed while its replacement waited.
     lost: u64,
     /// The address at which the cache ran dry inside a block.
@@ -397,7 +398,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             raw,
             "not its own"
         );
-        let first = Waiting { first: pte, start: base, places: 0, count: 0, level };
+        let first = WaitingBlocks { first: pte, start: base, places: 0, count: 0, level };
         let waiting = self.waiting.get_or_insert(first);
         self.cache.keep(waiting.count.into(), table);
         waiting.count += 1;
@@ -467,9 +468,9 @@ fn link<F: Format, P: Platform>(
     cache: &mut TableCache<'_, F, P>,
     sums: &mut GuardState,
     lost: &mut u64,
-    waiting: &Waiting<'_>,
+    waiting: &WaitingBlocks<'_>,
 ) {
-    let Waiting { first, start, places, count, level } = *waiting;
+    let WaitingBlocks { first, start, places, count, level } = *waiting;
     let count = usize::from(count);
     let ptes = if count == 1 {
         core::slice::from_ref(first)

@@ -35,7 +35,7 @@ use crate::guard::{Guard, GuardState};
 use crate::invalidation::PendingFlush;
 use crate::platform::Platform;
 use crate::table::{Pte, folded};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::{Entry, Flow, Visitor, WalkCounts};
 use core::marker::PhantomData;
 
@@ -326,7 +326,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything
     /// unfolded that precedes the address where it stopped.
-    pub fn unfold(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
+    pub fn unfold(&mut self, range: GpaRange) -> Result<u64, Interruption<ChangeError>> {
         let tables = self.tables;
         if let Err(error) = tables.check(&range) {
             return Self::stopped(range.start(), ChangeError::Range(error));

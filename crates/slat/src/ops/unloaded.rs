@@ -7,7 +7,7 @@ use crate::format::{Attributes, Format};
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::pte::Plainly;
-use crate::tables::Stopped;
+use crate::tables::Interruption;
 use crate::unloaded::UnloadedTables;
 
 impl<'p, F: Format, P: Platform> UnloadedTables<'p, F, P> {
@@ -28,7 +28,7 @@ impl<'p, F: Format, P: Platform> UnloadedTables<'p, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Stopped<MapError>> {
+    ) -> Result<u64, Interruption<MapError>> {
         self.enter_mut().map_by::<Plainly>(range, (hpa, false), attributes, largest, cache)
     }
 
@@ -43,7 +43,7 @@ impl<'p, F: Format, P: Platform> UnloadedTables<'p, F, P> {
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<u64, Stopped<MapError>> {
+    ) -> Result<u64, Interruption<MapError>> {
         self.enter_mut().map_by::<Plainly>(range, (hpa, true), attributes, largest, cache)
     }
 
@@ -51,7 +51,7 @@ impl<'p, F: Format, P: Platform> UnloadedTables<'p, F, P> {
     ///
     /// # Errors
     /// The errors of [`Guard::write_protect`] except [`ChangeError::Contended`].
-    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Stopped<ChangeError>> {
+    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Interruption<ChangeError>> {
         self.enter_mut().write_protect_by::<Plainly>(range)
     }
 }

@@ -34,7 +34,7 @@ use crate::format::{Format, Kind, RUN};
 use crate::guard::{Guard, GuardState};
 use crate::platform::Platform;
 use crate::table::{Pte, folded, pte};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::{Entry, Flow, Visitor, WalkCounts, visit_each};
 pub use error::UnmapError;
 use retire::ends_are_vacant;
@@ -57,7 +57,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         range: GpaRange,
         batch: &mut UnmapBatch<'_, '_, F, P>,
-    ) -> Result<u64, Stopped<UnmapError>> {
+    ) -> Result<u64, Interruption<UnmapError>> {
         let tables = self.tables;
         if !core::ptr::eq(batch.tables, tables) {
             return Self::stopped(range.start(), UnmapError::ForeignBatch);
@@ -146,7 +146,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         range: &GpaRange,
         batch: &mut UnmapBatch<'_, '_, F, P>,
-    ) -> Result<u64, Stopped<UnmapError>> {
+    ) -> Result<u64, Interruption<UnmapError>> {
         let tables = self.tables;
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
         let before = self.sums.counts.bytes_changed;

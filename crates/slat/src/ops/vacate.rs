@@ -19,7 +19,7 @@ use crate::build::dismantle;
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::table::{self, Frame, Pte, folded};
-use crate::tables::{Found, Stopped, Tables};
+use crate::tables::{Found, Interruption, Tables};
 use crate::unloaded::UnloadedTables;
 
 impl<F: Format, P: Platform> UnloadedTables<'_, F, P> {
@@ -37,13 +37,13 @@ impl<F: Format, P: Platform> UnloadedTables<'_, F, P> {
         &mut self,
         range: GpaRange,
         mut removed: impl FnMut(UnmappedRun),
-    ) -> Result<u64, Stopped<ChangeError>> {
+    ) -> Result<u64, Interruption<ChangeError>> {
         let tables = &self.0;
         if let Err(reason) = tables.check_change(&range) {
-            return Err(Stopped { at: range.start(), reason: reason.into() });
+            return Err(Interruption { at: range.start(), reason: reason.into() });
         }
         let (start, end) = (range.start().0, range.end().0);
-        let told = Told { tables, start, end: start, owners: false };
+        let told = ToldRange { tables, start, end: start, owners: false };
         let mut list = List { told, run: None, bytes: 0, removed: &mut removed };
         list.table(tables.root_entries(), tables.geometry().root_level, start, end);
         list.finish();
@@ -59,15 +59,15 @@ impl<F: Format, P: Platform> UnloadedTables<'_, F, P> {
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
-    pub fn discard(&mut self, range: GpaRange) -> Result<(), Stopped<ChangeError>> {
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Interruption<ChangeError>> {
         let tables = &self.0;
         if let Err(reason) = tables.check_change(&range) {
-            return Err(Stopped { at: range.start(), reason: reason.into() });
+            return Err(Interruption { at: range.start(), reason: reason.into() });
         }
         let (start, end) = (range.start().0, range.end().0);
         tables.unfold_cut(start);
         tables.unfold_cut(end);
-        drop(Told { tables, start, end, owners: tables.owners.are_known() });
+        drop(ToldRange { tables, start, end, owners: tables.owners.are_known() });
         Ok(())
     }
 }
@@ -91,7 +91,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 }
 
 /// The part of the range whose leaves were handed out: when this is dropped, the part is emptied.
-struct Told<'t, F: Format, P: Platform> {
+struct ToldRange<'t, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     start: u64,
     end: u64,
@@ -99,7 +99,7 @@ struct Told<'t, F: Format, P: Platform> {
     owners: bool,
 }
 
-impl<F: Format, P: Platform> Drop for Told<'_, F, P> {
+impl<F: Format, P: Platform> Drop for ToldRange<'_, F, P> {
     fn drop(&mut self) {
         if self.start < self.end {
             let level = self.tables.geometry().root_level;
@@ -108,7 +108,7 @@ impl<F: Format, P: Platform> Drop for Told<'_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Told<'_, F, P> {
+impl<F: Format, P: Platform> ToldRange<'_, F, P> {
     /// Empties the part of a table from `start` to `end`, which cuts no leaf.
     fn empty(&self, ptes: &[Pte], level: u8, start: u64, end: u64) {
         let shift = F::shift(level);
@@ -175,7 +175,7 @@ struct Run {
 }
 
 struct List<'t, 'r, F: Format, P: Platform> {
-    told: Told<'t, F, P>,
+    told: ToldRange<'t, F, P>,
     run: Option<Run>,
     bytes: u64,
     removed: &'r mut dyn FnMut(UnmappedRun),

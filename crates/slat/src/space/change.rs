@@ -8,7 +8,7 @@ use crate::invalidation::PendingFlush;
 use crate::ops::Rule;
 use crate::platform::Platform;
 use crate::table::folded;
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::Entry;
 
 /// Rewrites each leaf of a range by a rule.
@@ -27,11 +27,11 @@ impl<'t, F: Format, P: Platform, R: Rule<F>> Visit<'t, F> for Rewrite<'t, '_, F,
         level: u8,
         kind: Kind,
         entry: Entry<'t>,
-    ) -> Result<Step, Stopped<SpaceError>> {
+    ) -> Result<Step, Interruption<SpaceError>> {
         match kind {
             Kind::Leaf => {}
             Kind::Empty | Kind::Reserved | Kind::Owned => return Ok(Step::Next),
-            _ => return Err(Stopped { at: Gpa(entry.start), reason: SpaceError::Contended }),
+            _ => return Err(Interruption { at: Gpa(entry.start), reason: SpaceError::Contended }),
         }
         let mut raw = entry.raw;
         loop {

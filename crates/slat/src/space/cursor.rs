@@ -5,7 +5,7 @@
 //! call that excludes all other threads. Code that can unlink the table or clear such a mark clears
 //! the cursor before it begins, or in the same call: a guard, a user of the tables, and the owner's
 //! own calls that unlink tables. So does code that leaves work to later invalidations: when the
-//! cursor was set, none was left ([`Pending::is_none`]).
+//! cursor was set, none was left ([`PendingWork::is_none`]).
 
 use crate::addr::{Gpa, GpaRange, Hpa};
 use crate::build::Plan;
@@ -17,7 +17,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::table::{self, Pte, folded, pte};
 use crate::tables::Tables;
 #[cfg(doc)]
-use crate::underway::Pending;
+use crate::underway::PendingWork;
 
 /// A table of pages, or no table.
 #[derive(Debug)]

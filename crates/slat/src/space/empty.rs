@@ -9,7 +9,7 @@ use crate::ops::UnmappedRun;
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::table::{Pte, folded};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::Entry;
 
 /// Empties the entries of a range. Leaves and tables that it took out are given away only behind an
@@ -38,11 +38,11 @@ impl<'t, F: Format, P: Platform> Visit<'t, F> for Empty<'_, 't, '_, F, P> {
         level: u8,
         kind: Kind,
         entry: Entry<'t>,
-    ) -> Result<Step, Stopped<SpaceError>> {
+    ) -> Result<Step, Interruption<SpaceError>> {
         match kind {
             Kind::Leaf if entry.whole::<F>(level) => {}
             Kind::Empty | Kind::Reserved | Kind::Owned => return Ok(Step::Next),
-            _ => return Err(Stopped { at: Gpa(entry.start), reason: SpaceError::Contended }),
+            _ => return Err(Interruption { at: Gpa(entry.start), reason: SpaceError::Contended }),
         }
         if folded::<F>(entry.raw) {
             self.tables.unfold_at(entry.start, level)?;

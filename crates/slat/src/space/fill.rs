@@ -8,7 +8,7 @@ use crate::format::{Format, Kind};
 use crate::ops::{MapError, Owner, agrees};
 use crate::platform::{Maintenance, Platform};
 use crate::table::Pte;
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::Entry;
 
 /// Fills the empty entries of a range, or only looks whether that can be done.
@@ -26,7 +26,7 @@ impl<'t, F: Format, P: Platform> Visit<'t, F> for Fill<'t, '_, F, P> {
         level: u8,
         kind: Kind,
         entry: Entry<'t>,
-    ) -> Result<Step, Stopped<SpaceError>> {
+    ) -> Result<Step, Interruption<SpaceError>> {
         let refusal = match kind {
             Kind::Empty | Kind::Reserved => None,
             Kind::Leaf => match agrees::<F>(&self.plan, F::STATUS, level, &entry) {
@@ -40,7 +40,7 @@ impl<'t, F: Format, P: Platform> Visit<'t, F> for Fill<'t, '_, F, P> {
             _ => Some(SpaceError::Contended),
         };
         if let Some(reason) = refusal {
-            return Err(Stopped { at: Gpa(entry.start), reason });
+            return Err(Interruption { at: Gpa(entry.start), reason });
         }
         if !self.fills {
             return Ok(Step::Next);
@@ -80,10 +80,10 @@ impl<F: Format, P: Platform> Fill<'_, '_, F, P> {
     }
 
     /// Links a table: an empty one, which the walk then enters, or one that has the pages already.
-    fn link(&self, level: u8, entry: &Entry<'_>) -> Result<Step, Stopped<SpaceError>> {
+    fn link(&self, level: u8, entry: &Entry<'_>) -> Result<Step, Interruption<SpaceError>> {
         let platform = self.tables.platform;
         let Some(mut frame) = platform.allocate(F::TABLE_BYTES) else {
-            return Err(Stopped { at: Gpa(entry.start), reason: SpaceError::OutOfFrames });
+            return Err(Interruption { at: Gpa(entry.start), reason: SpaceError::OutOfFrames });
         };
         let base = entry.base::<F>(level);
         let (step, ptes) = match level {

@@ -19,7 +19,7 @@ use crate::invalidation::PendingFlush;
 use crate::leaf_delta::LeafDelta;
 use crate::platform::Platform;
 use crate::table::{self, Frame, Pte, folded, pte};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::{Entry, Flow};
 
 /// How the walk goes on.
@@ -38,7 +38,7 @@ pub(super) trait Visit<'t, F: Format> {
         level: u8,
         kind: Kind,
         entry: Entry<'t>,
-    ) -> Result<Step, Stopped<SpaceError>>;
+    ) -> Result<Step, Interruption<SpaceError>>;
 
     /// Is told of a table, which the entry `raw` links, before the walk enters it.
     #[inline(always)]
@@ -63,7 +63,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         cursor: &mut Cursor,
         (start, end): (u64, u64),
         visit: &mut V,
-    ) -> Result<(), Stopped<SpaceError>> {
+    ) -> Result<(), Interruption<SpaceError>> {
         let root = (self.root_entries(), self.geometry().root_level);
         let (mut ptes, mut level) = root;
         if cursor.covers::<F>((start, end)) {
@@ -104,7 +104,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         level: u8,
         (at, end): (&mut u64, u64),
         visit: &mut V,
-    ) -> Result<Option<(&'t Pte, u64)>, Stopped<SpaceError>> {
+    ) -> Result<Option<(&'t Pte, u64)>, Interruption<SpaceError>> {
         loop {
             let pte = pte::<F>(ptes, *at, level);
             let raw = pte.load();
@@ -149,7 +149,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         (start, end): (u64, u64),
         stays: impl Fn(u64) -> bool,
         owed: &mut PendingFlush,
-    ) -> Result<(), Stopped<SpaceError>> {
+    ) -> Result<(), Interruption<SpaceError>> {
         self.cut_at(start, &stays, owed)?;
         self.cut_at(end, &stays, owed)
     }
@@ -160,7 +160,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         at: u64,
         stays: &impl Fn(u64) -> bool,
         owed: &mut PendingFlush,
-    ) -> Result<(), Stopped<SpaceError>> {
+    ) -> Result<(), Interruption<SpaceError>> {
         while at >> self.geometry().address_bits == 0 {
             let (mut ptes, mut level) = (self.root_entries(), self.geometry().root_level);
             let (pte, raw) = loop {
@@ -180,7 +180,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
                 self.unfold_at(at, level)?;
             } else {
                 self.split_leaf(pte, level, at - inside, owed)
-                    .ok_or(Stopped { at: Gpa(at), reason: SpaceError::OutOfFrames })?;
+                    .ok_or(Interruption { at: Gpa(at), reason: SpaceError::OutOfFrames })?;
             }
         }
         Ok(())
@@ -229,7 +229,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     /// Unfolds the group of the leaf at `gpa`.
     #[cold]
-    pub(super) fn unfold_at(&self, gpa: u64, level: u8) -> Result<(), Stopped<SpaceError>> {
+    pub(super) fn unfold_at(&self, gpa: u64, level: u8) -> Result<(), Interruption<SpaceError>> {
         let mut sums = GuardState {
             counts: OpCounts::NONE,
             sizes: LeafDelta::NONE,
@@ -237,7 +237,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         };
         match self.unfold(gpa, level, &mut sums) {
             Flow::Again => Ok(()),
-            _ => Err(Stopped { at: Gpa(gpa), reason: SpaceError::Contended }),
+            _ => Err(Interruption { at: Gpa(gpa), reason: SpaceError::Contended }),
         }
     }
 }

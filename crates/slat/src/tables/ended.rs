@@ -11,20 +11,20 @@ use core::fmt;
 /// without leaves may have been linked, and a split beside other threads, or beside a guest that
 /// used a block meanwhile, may have split blocks further on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stopped<E> {
+pub struct Interruption<E> {
     /// The address where it stopped.
     pub at: Gpa,
     /// The reason.
     pub reason: E,
 }
 
-impl<E: fmt::Display> fmt::Display for Stopped<E> {
+impl<E: fmt::Display> fmt::Display for Interruption<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stopped at {}: {}", self.at, self.reason)
     }
 }
 
-impl<E: fmt::Debug + fmt::Display> core::error::Error for Stopped<E> {}
+impl<E: fmt::Debug + fmt::Display> core::error::Error for Interruption<E> {}
 
 /// Reason why tables could not be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,15 +57,15 @@ impl core::error::Error for NewError {}
 
 /// Another thread held the entry of that address for too long; the caller can try again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Contended {
+pub struct Contention {
     /// The address.
     pub at: Gpa,
 }
 
-impl fmt::Display for Contended {
+impl fmt::Display for Contention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the entry of {} is being changed; try again", self.at)
     }
 }
 
-impl core::error::Error for Contended {}
+impl core::error::Error for Contention {}

@@ -57,7 +57,7 @@ pub(crate) fn change_pages<F: Format, C: Change>(
     change: impl Fn(u64) -> Option<u64>,
 ) -> Option<(usize, u64)> {
     pages_alone::<F>(raws)?;
-    let Exchanged { done, named, places } = exchange_each::<C>(run, raws, change);
+    let ExchangeOutcome { done, named, places } = exchange_each::<C>(run, raws, change);
     tally.change_pages::<F>(at, places);
     Some((done, named))
 }
@@ -74,7 +74,7 @@ pub(crate) fn pages_alone<F: Format>(raws: &[u64; RUN]) -> Option<u64> {
 }
 
 /// The outcome of the exchanges of a run.
-pub(crate) struct Exchanged {
+pub(crate) struct ExchangeOutcome {
     /// How many, from the start of the run, are done.
     pub done: usize,
     /// Those for which there was a value, as a bitmap.
@@ -89,20 +89,20 @@ pub(crate) fn exchange_each<C: Change>(
     run: &[Pte; RUN],
     raws: &[u64; RUN],
     change: impl Fn(u64) -> Option<u64>,
-) -> Exchanged {
+) -> ExchangeOutcome {
     let (mut named, mut places) = (0, 0);
     for index in 0..RUN {
         let (pte, raw) = (&run[index], raws[index]);
         let Some(changed) = change(raw) else { continue };
         if changed != raw {
             if C::exchange(pte, raw, changed).is_err() {
-                return Exchanged { done: index, named, places };
+                return ExchangeOutcome { done: index, named, places };
             }
             places |= 1 << index;
         }
         named |= 1 << index;
     }
-    Exchanged { done: RUN, named, places }
+    ExchangeOutcome { done: RUN, named, places }
 }
 
 /// Passes as many entries of a run, from its start, as need no second look; returns how many.
@@ -194,7 +194,8 @@ mod tests {
         assert_eq!(exchange_each::<Atomically>(&run, &raws, Some).done, RUN);
         run[4].update(|_| Some(0)).ok();
         let protect = |raw| Some(F::write_protected(raw));
-        let Exchanged { done, named, places } = exchange_each::<Atomically>(&run, &raws, protect);
+        let ExchangeOutcome { done, named, places } =
+            exchange_each::<Atomically>(&run, &raws, protect);
         assert_eq!((done, named, places), (4, 0b1111, 0b1111));
         let now: Vec<u64> = run.iter().map(Pte::load).collect();
         let protected = F::write_protected;

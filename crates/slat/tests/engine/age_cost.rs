@@ -3,10 +3,10 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{CLEAN, G, K, M, RAM, ept, on_stage, range};
 use crate::common::world::{GuardOf, TablesOf};
-use crate::interleavings::{Call, Hooked, with_cache};
+use crate::interleavings::{Call, HookedPlatform, with_cache};
 use crate::table_accessed_bits::links;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
@@ -71,9 +71,9 @@ fn the_invalidation_of_an_exact_scan_is_counted() {
 
 #[test]
 fn an_exact_scan_that_meets_another_clears_leaves_and_no_table() {
-    let platform = Hooked::new(BreakBeforeMake::Never);
+    let platform = HookedPlatform::new(BreakBeforeMake::Never);
     let guest = Tables::new(ept(), Vmid(1), 40, platform).unwrap();
-    let guest: &'static Tables<'static, Ept1G, Hooked> = Box::leak(Box::new(guest));
+    let guest: &'static Tables<'static, Ept1G, HookedPlatform> = Box::leak(Box::new(guest));
     let scan = move || {
         let mut reader = Reader::register(platform).unwrap();
         let mut guard = guest.enter(&mut reader).unwrap();
@@ -133,7 +133,7 @@ fn an_exact_scan_enters_a_table_noted_by_an_unfinished_scan() {
 
 #[test]
 fn a_group_with_young_members_is_young_and_cleared_only_whole() {
-    type Arm = Grouped<12>;
+    type Arm = GroupedArm<12>;
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     on_stage::<Arm>((format, 39, 8), |tables, guard, cache| {
         let group = range(64 * K, 64 * K);
@@ -156,7 +156,7 @@ fn a_group_with_young_members_is_young_and_cleared_only_whole() {
 
 #[test]
 fn a_group_of_which_a_member_is_held_has_no_answer() {
-    type Arm = Grouped<12>;
+    type Arm = GroupedArm<12>;
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     on_stage::<Arm>((format, 39, 8), |tables, guard, cache| {
         let group = range(64 * K, 64 * K);

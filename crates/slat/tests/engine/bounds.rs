@@ -6,7 +6,7 @@ use crate::common::stage::{G, K, M, RAM, ept, on_stage, range};
 use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{Moment, TestPlatform};
 use slat::{
-    Access, AddressSpace, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Contended, Format,
+    Access, AddressSpace, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Contention, Format,
     Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Relax, Rights, Software, SplitError,
     TableBits, TableCache, UnmapEntry, Vmid,
 };
@@ -238,7 +238,7 @@ fn a_query_ends_while_a_mapping_of_that_address_is_told() {
     let reserved = guard.reserve(Gpa(2 * M), PAGE, &mut cache).unwrap();
     let told = reserved.commit_told(Hpa(M), RAM, || {
         assert_eq!(space.query(Gpa(2 * M)), None);
-        let contended = Contended { at: Gpa(2 * M) };
+        let contended = Contention { at: Gpa(2 * M) };
         assert_eq!(space.translate(Gpa(2 * M)), Err(contended));
         Ok::<(), ()>(())
     });

@@ -3,7 +3,7 @@
 use crate::common::Moment;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, arm, ept, on_stage, on_stage_of, range};
 use crate::common::world::{CacheOf, GuardOf};
 use slat::{Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Software};
@@ -140,25 +140,30 @@ on!(a_block_was_used_if_two_of_its_pages_were);
 /// The block stands while the leaves are invalidated: if it were not accessed, vCPUs could fault.
 #[test]
 fn a_block_was_used_at_once_if_a_page_before_a_group_was() {
-    on_stage_of::<Grouped<12>>(BreakBeforeMake::Never, (arm(), 40, 4), |tables, guard, cache| {
-        for (pages, what) in [((0, 1), CLEAN), ((1, 2), RAM), ((2, 16), CLEAN), ((32, 512), CLEAN)]
-        {
-            map::<Grouped<12>>(guard, cache, pages, (what, PAGE));
-        }
-        let group = range(64 * K, 64 * K);
-        guard.map_contiguous(group, Hpa(64 * K), CLEAN, PAGE, cache).unwrap();
-        let (hardware, platform) = (Grouped::<12>::of(tables), guard.platform());
-        assert!(hardware.tree(platform).runs.iter().any(|run| run.size == 64 * K));
-        let seen = Rc::new(Cell::new(None));
-        let sees = seen.clone();
-        platform.meanwhile(Some(Box::new(move |platform, moment| {
-            if moment == Moment::Invalidating {
-                let run = hardware.tree(platform).runs[0];
-                sees.set(Some((run.size, run.leaf.own)));
+    on_stage_of::<GroupedArm<12>>(
+        BreakBeforeMake::Never,
+        (arm(), 40, 4),
+        |tables, guard, cache| {
+            for (pages, what) in
+                [((0, 1), CLEAN), ((1, 2), RAM), ((2, 16), CLEAN), ((32, 512), CLEAN)]
+            {
+                map::<GroupedArm<12>>(guard, cache, pages, (what, PAGE));
             }
-        })));
-        assert_eq!(guard.collapse(range(0, 2 * M), BLOCK), Ok(2 * M));
-        platform.meanwhile(None);
-        assert_eq!(seen.get(), Some((2 * M, RAM)));
-    });
+            let group = range(64 * K, 64 * K);
+            guard.map_contiguous(group, Hpa(64 * K), CLEAN, PAGE, cache).unwrap();
+            let (hardware, platform) = (GroupedArm::<12>::of(tables), guard.platform());
+            assert!(hardware.tree(platform).runs.iter().any(|run| run.size == 64 * K));
+            let seen = Rc::new(Cell::new(None));
+            let sees = seen.clone();
+            platform.meanwhile(Some(Box::new(move |platform, moment| {
+                if moment == Moment::Invalidating {
+                    let run = hardware.tree(platform).runs[0];
+                    sees.set(Some((run.size, run.leaf.own)));
+                }
+            })));
+            assert_eq!(guard.collapse(range(0, 2 * M), BLOCK), Ok(2 * M));
+            platform.meanwhile(None);
+            assert_eq!(seen.get(), Some((2 * M, RAM)));
+        },
+    );
 }

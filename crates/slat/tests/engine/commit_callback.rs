@@ -3,10 +3,10 @@
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{K, M, RAM, range};
 use crate::common::world::{CacheOf, GuardOf, cache, check_sizes};
-use slat::{BreakBeforeMake, Gpa, Hpa, MapError, PageSize, Stopped, Tables, UnmapEntry};
+use slat::{BreakBeforeMake, Gpa, Hpa, Interruption, MapError, PageSize, Tables, UnmapEntry};
 use slat::{UnmapError, Vmid};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -46,7 +46,7 @@ fn on_formats<T: Test>() {
             crate::common::destroy(tables);
         }
     }
-    on::<Grouped<12>, T>(Default::default());
+    on::<GroupedArm<12>, T>(Default::default());
     on::<Ept<true>, T>(Default::default());
 }
 
@@ -73,14 +73,14 @@ fn no_other_thread_changes_a_range_while_its_map_is_reported() {
                 let mut places = [const { UnmapEntry::EMPTY }; 1];
                 let mut batch = other.unmap_batch(&mut places);
                 let reason = UnmapError::Contended;
-                assert_eq!(other.unmap(all, &mut batch), Err(Stopped { at, reason }));
+                assert_eq!(other.unmap(all, &mut batch), Err(Interruption { at, reason }));
                 drop(batch);
                 assert!(other.translate(at).is_err(), "somebody changes it");
                 let reason = MapError::Contended;
                 let reserved = other.reserve(at, PAGE, others);
-                assert_eq!(reserved.map(|pte| pte.range()), Err(Stopped { at, reason }));
+                assert_eq!(reserved.map(|pte| pte.range()), Err(Interruption { at, reason }));
                 let mapped = other.map(range(at.0, 4 * K), Hpa(M), RAM, PAGE, others);
-                assert_eq!(mapped, Err(Stopped { at, reason }));
+                assert_eq!(mapped, Err(Interruption { at, reason }));
                 Ok::<(), ()>(())
             });
             assert_eq!(done, Ok(Ok(Some(all.size()))));
@@ -137,8 +137,8 @@ fn nor_of_a_page_that_cannot_be_mapped() {
 
 #[test]
 fn what_is_refused_or_panics_leaves_the_reservation_as_it_was() {
-    struct Refused;
-    impl Test for Refused {
+    struct Refusal;
+    impl Test for Refusal {
         fn run<H: Hardware>(two: Two<'_, '_, '_, '_, H>, group: bool) {
             let Two { guard, other, caches: [cache, others] } = two;
             // The reservation is shared with another fault, which can still use it.
@@ -156,5 +156,5 @@ fn what_is_refused_or_panics_leaves_the_reservation_as_it_was() {
             assert_eq!(guard.translate(Gpa(0)).unwrap().unwrap().hpa, Hpa(M));
         }
     }
-    on_formats::<Refused>();
+    on_formats::<Refusal>();
 }

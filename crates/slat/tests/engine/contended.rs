@@ -8,9 +8,9 @@ use crate::common::stage::{CLEAN, K, M, RAM, arm, ept, on_stage, range, refused,
 use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Moment, TestPlatform, destroy};
 use slat::{
-    Access, AgeBitmaps, AgeCounts, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Contended,
-    Gpa, Hpa, MapError, PageSize, SplitError, TableBits, TableCache, Tables, UnmapEntry,
-    UnmapError, Vmid,
+    Access, AgeBitmaps, AgeCounts, AgeOptions, Attributes, BreakBeforeMake, ChangeError,
+    Contention, Gpa, Hpa, MapError, PageSize, SplitError, TableBits, TableCache, Tables,
+    UnmapEntry, UnmapError, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -198,7 +198,7 @@ fn a_list_of_leaves_names_each_page_of_a_table_being_unmapped<H: Hardware>() {
             let at = Gpa(2 * M + page as u64 * 4 * K);
             assert_eq!(
                 leaf.map(|leaf| leaf.gpa),
-                if page < 64 { Err(Contended { at }) } else { Ok(at) }
+                if page < 64 { Err(Contention { at }) } else { Ok(at) }
             );
         }
         assert_eq!(leaves.len(), 512);
@@ -224,7 +224,7 @@ fn a_reader_sees_a_sealed_leaf_and_reports_a_frozen_one<H: Hardware>() {
             refused(guard.reserve(at, PageSize::SIZE_4K, cache), at.0, reason);
         } else {
             says(&found.unwrap_err().to_string(), &["0x203005", "try again"]);
-            assert_eq!(leaves[3], Err(Contended { at: Gpa(HELD) }));
+            assert_eq!(leaves[3], Err(Contention { at: Gpa(HELD) }));
             assert_eq!(leaves.iter().filter(|leaf| leaf.is_ok()).count(), 15);
             says(&text, &["0x203000  being changed"]);
             assert_eq!(text.lines().count(), 4, "{text}");

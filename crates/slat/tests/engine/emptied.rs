@@ -5,7 +5,7 @@ use crate::common::Event;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{G, K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::{CacheOf, GuardOf};
 use slat::{Attributes, Gpa, GpaRange, Hpa, PageSize, Software, UnmapEntry, UnmapError};
@@ -82,7 +82,7 @@ fn the_hosts_first_page_does_not_continue_its_last() {
 
 #[test]
 fn an_unfold_returns_the_bytes_of_its_own_groups() {
-    on_stage::<Grouped<12>>((arm(), 40, 8), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((arm(), 40, 8), |_, guard, cache| {
         guard.map_contiguous(pages(0, 32), Hpa(G), RAM, PAGE, cache).unwrap();
         assert_eq!(guard.unfold(pages(0, 1)), Ok(64 * K));
         assert_eq!(guard.unfold(pages(0, 32)), Ok(64 * K));
@@ -91,7 +91,7 @@ fn an_unfold_returns_the_bytes_of_its_own_groups() {
 
 #[test]
 fn a_group_of_emptied_entries_waits_for_an_invalidation() {
-    on_stage::<Grouped<12>>((arm(), 40, 8), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((arm(), 40, 8), |_, guard, cache| {
         guard.map(pages(0, 16), Hpa(G), RAM, PAGE, cache).unwrap();
         // It keeps the table.
         guard.map(pages(64, 1), Hpa(0), RAM, PAGE, cache).unwrap();
@@ -115,7 +115,7 @@ fn a_group_of_emptied_entries_waits_for_an_invalidation() {
 
 #[test]
 fn a_block_that_has_no_groups_is_reserved_once() {
-    on_stage::<Grouped<12>>((arm(), 40, 8), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((arm(), 40, 8), |_, guard, cache| {
         let huge = PageSize::from_bytes(G).unwrap();
         let reserved = guard.reserve_contiguous(Gpa(G), huge, cache).unwrap();
         assert_eq!(reserved.range(), range(G, G));

@@ -4,7 +4,7 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range, relax};
 use crate::common::world::{VMID, cache, maintained};
 use crate::common::{Event, Moment, TestPlatform, destroy, unmap};
@@ -223,7 +223,7 @@ on!(runs_of_pages_are_coherent_before_they_become_executable);
 
 #[test]
 fn no_leaf_maps_memory_while_it_is_made_coherent() {
-    type H = Grouped<12>;
+    type H = GroupedArm<12>;
     const PAGE: PageSize = PageSize::SIZE_4K;
     let group = 64 * K;
     on_stage::<H>((Default::default(), 40, 16), |tables, guard, cache| {

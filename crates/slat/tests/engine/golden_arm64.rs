@@ -18,8 +18,8 @@ use slat::format::arm64::{
 };
 use slat::format::{AttributeError, Kind};
 use slat::{
-    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Format, Gpa, Hpa, Memory,
-    PageSize, Software, SplitWalk, TableCache, Tables, UnloadedTables, UnmapEntry, Vmid,
+    Attributes, BatchedSplit, BoundedWalk, BreakBeforeMake, EveryEntry, Execute, Format, Gpa, Hpa,
+    Memory, PageSize, Software, SplitWalk, TableCache, Tables, UnloadedTables, UnmapEntry, Vmid,
 };
 use std::sync::atomic::Ordering;
 
@@ -348,8 +348,8 @@ fn children_of_a_split_block_keep_all_its_attributes() {
         let blocks = Arm::<G, WIDE>::sizes().into_iter().filter(|&bytes| bytes > 1 << G);
         for (bbm, large) in blocks.flat_map(|large| BBM.map(|bbm| (bbm, large))) {
             children_keep_everything::<G, WIDE, EveryEntry>(bbm, large);
-            children_keep_everything::<G, WIDE, Bounded>(bbm, large);
-            children_keep_everything::<G, WIDE, Batched>(bbm, large);
+            children_keep_everything::<G, WIDE, BoundedWalk>(bbm, large);
+            children_keep_everything::<G, WIDE, BatchedSplit>(bbm, large);
         }
     }
     each::<12, false>();

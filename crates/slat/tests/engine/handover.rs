@@ -8,8 +8,8 @@ use crate::common::{Event, TestPlatform, destroy, unmap};
 use proptest::prelude::*;
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Hpa, MapError, Memory, Owner,
-    OwnerError, PageSize, ReplaceError, Stopped, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Hpa, Interruption, MapError, Memory,
+    Owner, OwnerError, PageSize, ReplaceError, TableCache, Tables, Vmid,
 };
 use std::collections::BTreeMap;
 
@@ -127,14 +127,14 @@ impl<F: Format> World<'_, '_, F> {
                         self.model.extend(new);
                     }
                     (
-                        Err(Stopped { reason: MapError::Owned { owner }, at }),
+                        Err(Interruption { reason: MapError::Owned { owner }, at }),
                         Some(Page::Owned(word)),
                     ) => {
                         assert_eq!(owner.word(), word);
                         assert_eq!(Some(at.0), other);
                     }
                     (
-                        Err(Stopped { reason: MapError::Occupied { .. }, .. }),
+                        Err(Interruption { reason: MapError::Occupied { .. }, .. }),
                         Some(Page::Leaf(..)),
                     ) => {}
                     odd => panic!("{odd:?}"),
@@ -229,8 +229,8 @@ impl<F: Format> World<'_, '_, F> {
         let done = guard.set_owner(range, from, to, &mut cache);
         let reached = match done {
             Ok(_) => at + bytes,
-            Err(Stopped { at, reason: OwnerError::CacheEmpty }) => at.0,
-            Err(Stopped { at: stopped, reason }) => {
+            Err(Interruption { at, reason: OwnerError::CacheEmpty }) => at.0,
+            Err(Interruption { at: stopped, reason }) => {
                 assert_eq!(
                     Some(stopped.0).filter(|_| bad != Some(at)),
                     bad.filter(|bad| *bad != at)
@@ -281,7 +281,7 @@ impl<F: Format> World<'_, '_, F> {
         let done = guard.replace(range, from, to, attributes);
         let reached = match done {
             Ok(_) => range.end().0,
-            Err(Stopped { at: stopped, reason }) => {
+            Err(Interruption { at: stopped, reason }) => {
                 let leaf = self.model.get(&stopped.0);
                 match reason {
                     ReplaceError::CutsBlock { .. } => {

@@ -20,14 +20,14 @@ pub(crate) enum Call {
 
 type Hook = Arc<dyn Fn(Call) + Send + Sync>;
 
-pub(crate) struct Hooked {
+pub(crate) struct HookedPlatform {
     readers: Readers<[ReaderSlot; 8]>,
     bbm: BreakBeforeMake,
     hook: Mutex<Option<Hook>>,
     invalidations: AtomicUsize,
 }
 
-impl Hooked {
+impl HookedPlatform {
     /// Leaked, so that a hook may refer to it.
     pub(crate) fn new(bbm: BreakBeforeMake) -> &'static Self {
         let readers = Readers::new([const { ReaderSlot::new() }; 8]);
@@ -58,7 +58,7 @@ fn layout(bytes: usize) -> Layout {
 // SAFETY: frames come from the allocator with that size and alignment and stay until `free`; a
 // frame's address is that of its memory; no CPU loads the tables; hooks do not unwind; `readers` is
 // a field.
-unsafe impl Platform for Hooked {
+unsafe impl Platform for HookedPlatform {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         // SAFETY: the size is not zero, and no other code has the memory.
         unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
@@ -100,9 +100,9 @@ const MIB2: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
 const MEMORY: u64 = 1 << 32;
 
-type Guest = Tables<'static, Arm64K4, Hooked>;
+type Guest = Tables<'static, Arm64K4, HookedPlatform>;
 
-fn guest(platform: &'static Hooked) -> &'static Guest {
+fn guest(platform: &'static HookedPlatform) -> &'static Guest {
     Box::leak(Box::new(Guest::new(Arm64K4::default(), Vmid(1), 40, platform).unwrap()))
 }
 
@@ -175,7 +175,7 @@ fn empty_tables(guest: &Guest) {
 #[test]
 fn a_restarted_map_maps_the_rest_and_no_page_unmapped_before() {
     for pages in [1, 8] {
-        let platform = Hooked::new(BreakBeforeMake::Never);
+        let platform = HookedPlatform::new(BreakBeforeMake::Never);
         let guest = guest(platform);
         empty_tables(guest);
         let taken = Arc::new(AtomicUsize::new(0));
@@ -201,7 +201,7 @@ fn a_restarted_map_maps_the_rest_and_no_page_unmapped_before() {
 
 #[test]
 fn tables_that_were_built_for_nothing_go_back_to_the_cache() {
-    let platform = Hooked::new(BreakBeforeMake::Never);
+    let platform = HookedPlatform::new(BreakBeforeMake::Never);
     let guest = guest(platform);
     // Another thread is faster: two levels of tables are there when the first would link its own.
     platform.at_each_call(once(
@@ -219,7 +219,7 @@ fn tables_that_were_built_for_nothing_go_back_to_the_cache() {
 
 #[test]
 fn a_restarted_map_maps_no_page_unmapped_meanwhile_twice() {
-    let platform = Hooked::new(BreakBeforeMake::Never);
+    let platform = HookedPlatform::new(BreakBeforeMake::Never);
     let guest = guest(platform);
     empty_tables(guest);
     // The table is unlinked while the map is in it, on its second page.
@@ -241,7 +241,7 @@ fn a_restarted_map_maps_no_page_unmapped_meanwhile_twice() {
 
 #[test]
 fn a_completer_does_not_rely_on_an_unfinished_invalidation() {
-    let platform = Hooked::new(BreakBeforeMake::Always);
+    let platform = HookedPlatform::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, 4096, PAGE, MEMORY);
     let mut reader = Reader::register(platform).unwrap();
@@ -269,7 +269,7 @@ fn a_completer_does_not_rely_on_an_unfinished_invalidation() {
 
 #[test]
 fn an_entry_emptied_by_a_failed_retirement_looks_different() {
-    let platform = Hooked::new(BreakBeforeMake::Always);
+    let platform = HookedPlatform::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, MIB2, BLOCK, MEMORY);
     map(guest, 2 * MIB2, 4096, PAGE, MEMORY);
@@ -334,7 +334,7 @@ fn hpa_of_block(guest: &Guest) -> Option<u64> {
 
 #[test]
 fn fresh_ageing_invalidates_regardless_of_what_the_bitmap_held() {
-    let platform = Hooked::new(BreakBeforeMake::Always);
+    let platform = HookedPlatform::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, 4096, PAGE, MEMORY);
     let mut reader = Reader::register(platform).unwrap();
@@ -348,7 +348,7 @@ fn fresh_ageing_invalidates_regardless_of_what_the_bitmap_held() {
 
 #[test]
 fn a_block_that_is_aged_in_parts_is_young_in_each() {
-    let platform = Hooked::new(BreakBeforeMake::Always);
+    let platform = HookedPlatform::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, MIB2, BLOCK, MEMORY);
     let mut reader = Reader::register(platform).unwrap();
@@ -364,7 +364,7 @@ fn a_block_that_is_aged_in_parts_is_young_in_each() {
 
 #[test]
 fn one_place_holds_as_many_leaves_as_continue_each_other() {
-    let platform = Hooked::new(BreakBeforeMake::Always);
+    let platform = HookedPlatform::new(BreakBeforeMake::Always);
     let guest = guest(platform);
     map(guest, 0, 8192, PAGE, MEMORY);
     map(guest, 8192, 4096, PAGE, 2 * MEMORY);
@@ -372,14 +372,14 @@ fn one_place_holds_as_many_leaves_as_continue_each_other() {
     let mut guard = guest.enter(&mut reader).unwrap();
     let mut places = [const { UnmapEntry::EMPTY }; 1];
     let mut batch = guard.unmap_batch(&mut places);
-    let full = Stopped { at: Gpa(8192), reason: UnmapError::Full };
+    let full = Interruption { at: Gpa(8192), reason: UnmapError::Full };
     assert_eq!(guard.unmap(range(0, 12288), &mut batch), Err(full));
     assert_eq!(batch.complete().map(|leaves| leaves.bytes).collect::<Vec<_>>(), [8192]);
 }
 
 #[test]
 fn a_reservation_does_not_reach_past_the_end_of_a_small_guest() {
-    let platform = Hooked::new(BreakBeforeMake::Never);
+    let platform = HookedPlatform::new(BreakBeforeMake::Never);
     let small = Tables::new(Ept1G::default(), Vmid(1), 29, platform).unwrap();
     let mut reader = Reader::register(platform).unwrap();
     let mut guard = small.enter(&mut reader).unwrap();
@@ -391,7 +391,7 @@ fn a_reservation_does_not_reach_past_the_end_of_a_small_guest() {
 
 #[test]
 fn pages_past_the_end_of_the_address_space_are_refused() {
-    let platform = Hooked::new(BreakBeforeMake::Never);
+    let platform = HookedPlatform::new(BreakBeforeMake::Never);
     let guest = guest(platform);
     let mut reader = Reader::register(platform).unwrap();
     let mut guard = guest.enter(&mut reader).unwrap();
@@ -407,9 +407,9 @@ fn pages_past_the_end_of_the_address_space_are_refused() {
 #[test]
 fn a_table_that_is_linked_while_a_map_builds_its_own_stays() {
     for number in 0.. {
-        let platform = Hooked::new(BreakBeforeMake::Never);
+        let platform = HookedPlatform::new(BreakBeforeMake::Never);
         let guest = Tables::new(Ept1G::default(), Vmid(1), 40, platform).unwrap();
-        let guest: &'static Tables<'static, Ept1G, Hooked> = Box::leak(Box::new(guest));
+        let guest: &'static Tables<'static, Ept1G, HookedPlatform> = Box::leak(Box::new(guest));
         let map = move |gpa: u64| {
             let mut reader = Reader::register(platform).unwrap();
             let mut guard = guest.enter(&mut reader).unwrap();

@@ -2,7 +2,7 @@
 //! address.
 
 use crate::common::hardware::Hardware;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{CLEAN, K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::{GuardOf, TablesOf};
 use slat::{
@@ -129,15 +129,15 @@ on!(the_leaf_around_an_address_is_aged_whole_and_counts_its_way);
 
 #[test]
 fn a_group_is_aged_whole_through_any_of_its_addresses() {
-    on_stage::<Grouped<12>>((arm(), 39, 8), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((arm(), 39, 8), |_, guard, cache| {
         let group = range(64 * K, 64 * K);
         assert_eq!(guard.map_contiguous(group, Hpa(0), RAM, PAGE, cache), Ok(64 * K));
         for (clear, young, written) in [(false, true, 0), (true, true, 16), (true, false, 0)] {
-            let (found, cost) = leaf::<Grouped<12>>(guard, 100 * K, clear);
+            let (found, cost) = leaf::<GroupedArm<12>>(guard, 100 * K, clear);
             assert_eq!(found, Some((group, young)));
             assert_eq!(cost[1..], [written, written * 4 * K]);
         }
         // A page of a group that has no young member is old.
-        assert_eq!(age::<Grouped<12>>(guard, range(100 * K, 4 * K), AgeOptions::LEAVES).0, 0);
+        assert_eq!(age::<GroupedArm<12>>(guard, range(100 * K, 4 * K), AgeOptions::LEAVES).0, 0);
     });
 }

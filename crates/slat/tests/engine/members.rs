@@ -3,7 +3,7 @@
 
 use crate::common::beside::{guest, inside, meanwhile};
 use crate::common::hardware::Hardware;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{BBM, CLEAN, K, RAM, range};
 use crate::common::world::{CacheOf, GuardOf, TablesOf, invalidations};
 use crate::common::{Moment, TestPlatform};
@@ -14,9 +14,9 @@ use slat::{
 };
 use std::sync::atomic::Ordering::SeqCst;
 
-type H = Grouped<12>;
+type H = GroupedArm<12>;
 type Guest = &'static TablesOf<'static, H>;
-type Guarded<'t> = GuardOf<'t, 'static, H>;
+type GroupGuard<'t> = GuardOf<'t, 'static, H>;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const GROUP: u64 = 64 * K;
@@ -42,7 +42,7 @@ fn write(hardware: H, platform: &TestPlatform, member: u64) {
 }
 
 /// An operation; returns a bit for each page that it reports as written.
-type Op = fn(&mut Guarded<'_>, &mut CacheOf<'_, H>) -> u64;
+type Op = fn(&mut GroupGuard<'_>, &mut CacheOf<'_, H>) -> u64;
 
 fn all() -> slat::GpaRange {
     range(0, GROUP)
@@ -52,7 +52,7 @@ fn part() -> slat::GpaRange {
     range(PART, 4 * K)
 }
 
-fn removed(guard: &mut Guarded<'_>, at: slat::GpaRange) -> u64 {
+fn removed(guard: &mut GroupGuard<'_>, at: slat::GpaRange) -> u64 {
     let runs = crate::common::unmap(guard, at);
     let dirty = runs.iter().filter(|run| run.attributes.dirty);
     dirty.fold(0, |pages, run| {
@@ -103,7 +103,7 @@ const OPS: [(&str, Op); 17] = [
 ];
 
 /// Returns a bit for each page that is mapped as written.
-fn written(guard: &Guarded<'_>) -> u64 {
+fn written(guard: &GroupGuard<'_>) -> u64 {
     (0..16).fold(0, |pages, page| {
         let found = guard.translate(Gpa(page * 4 * K)).unwrap();
         pages | u64::from(found.is_some_and(|found| found.attributes.dirty)) << page

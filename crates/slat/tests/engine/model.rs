@@ -13,8 +13,8 @@ use crate::common::world::{Mapping, World};
 use proptest::prelude::*;
 use slat::format::arm64::Arm64;
 use slat::{
-    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Gpa, GpaRange, PageSize, UnmapBatch,
-    UnmapEntry,
+    Attributes, BatchedSplit, BoundedWalk, BreakBeforeMake, EveryEntry, Gpa, GpaRange, PageSize,
+    UnmapBatch, UnmapEntry,
 };
 
 fn any_history_agrees_with_the_flat_model<H: Hardware>(bits: [u32; 4], frames: usize) {
@@ -77,9 +77,9 @@ fn a_blocks_use_by_hardware_while_its_tables_are_built_is_kept<H: Hardware>(
             let cut = GpaRange::new(at, size + 2 * page).unwrap();
             let split = match way {
                 0 => World::split::<EveryEntry>,
-                1 => World::split::<Bounded>,
-                3 => World::split::<slat::Tested>,
-                _ => World::split::<Batched>,
+                1 => World::split::<BoundedWalk>,
+                3 => World::split::<slat::FlaggedWalk>,
+                _ => World::split::<BatchedSplit>,
             };
             assert_eq!(split(&mut world, cut, to, 600, usize::MAX), None);
             world.platform.meanwhile(None);

@@ -2,7 +2,7 @@
 
 use crate::common::Event;
 use crate::common::hardware::arm::Arm;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{G, K, M, RAM, host, on_stage, range};
 use slat::format::arm64::Arm64K4;
 use slat::{Attributes, Gpa, Hpa, Maintenance, PageSize};
@@ -34,7 +34,7 @@ fn an_unmapped_page_is_not_taken_for_a_page_at_host_address_0() {
 
 #[test]
 fn a_page_of_a_group_is_moved_alone() {
-    on_stage::<Grouped<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
         let group = range(2 * M, 64 * K);
         guard.map_contiguous(group, Hpa(2 * M), READ, PAGE, cache).unwrap();
         let page = range(2 * M + 8 * K, 4 * K);

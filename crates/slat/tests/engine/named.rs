@@ -3,7 +3,7 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{K, M, RAM, arm, on_stage, range, refused};
 use crate::common::world::GuardOf;
 use slat::{
@@ -132,10 +132,10 @@ on!(a_walk_to_a_page_that_cuts_a_block_reads_down_to_the_block);
 
 #[test]
 fn only_the_named_pages_of_a_group_are_protected() {
-    on_stage::<Grouped<12>>((arm(), 40, 8), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((arm(), 40, 8), |_, guard, cache| {
         let group = range(0, 64 * K);
         guard.map_contiguous(range(0, 128 * K), Hpa(0), RAM, PAGE, cache).unwrap();
-        let size = |guard: &GuardOf<'_, '_, Grouped<12>>, number: u64| {
+        let size = |guard: &GuardOf<'_, '_, GroupedArm<12>>, number: u64| {
             guard.translate(page(number).start()).unwrap().unwrap().size.bytes()
         };
         assert_eq!(size(guard, 0), group.size());

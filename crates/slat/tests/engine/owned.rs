@@ -7,8 +7,9 @@ use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
     AddressSpace, AgeBitmaps, AgeOptions, AnyAddressSpace, Attributes, BreakBeforeMake,
-    ChangeError, Contended, Execute, Format, Gpa, GpaRange, Hpa, MapError, Memory, Owner, PageSize,
-    Rights, Software, SpaceError, Stopped, TableBits, TableCache, UnmapEntry, UnmapError, Vmid,
+    ChangeError, Contention, Execute, Format, Gpa, GpaRange, Hpa, Interruption, MapError, Memory,
+    Owner, PageSize, Rights, Software, SpaceError, TableBits, TableCache, UnmapEntry, UnmapError,
+    Vmid,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -86,7 +87,10 @@ fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) 
                         assert!(!occupied);
                         model.extend(pages(at, bytes).map(|gpa| (gpa, leaf(gpa))));
                     }
-                    Err(Stopped { reason: SpaceError::Map(MapError::Occupied { .. }), .. }) => {
+                    Err(Interruption {
+                        reason: SpaceError::Map(MapError::Occupied { .. }),
+                        ..
+                    }) => {
                         assert!(occupied)
                     }
                     Err(stopped) => panic!("{stopped}"),
@@ -107,7 +111,7 @@ fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) 
                                     there.0 & !(space.query(Gpa(gpa)).unwrap().size.bytes() - 1)
                                 ),
                             });
-                            assert_eq!(stopped, Stopped { at: Gpa(gpa), reason: occupied });
+                            assert_eq!(stopped, Interruption { at: Gpa(gpa), reason: occupied });
                             assert_ne!(there, leaf);
                         }
                     }
@@ -218,7 +222,7 @@ fn a_platform_without_frames_leaves_what_precedes_the_address() {
     platform.limit(4);
     let odd = Hpa((1 << 32) + 4 * K);
     let stopped = space.map(range(0, 8 * M), odd, RAM, PageSize::SIZE_2M).unwrap_err();
-    assert_eq!(stopped, Stopped { at: Gpa(4 * M), reason: SpaceError::OutOfFrames });
+    assert_eq!(stopped, Interruption { at: Gpa(4 * M), reason: SpaceError::OutOfFrames });
     assert!(stopped.to_string().contains("no more table pages"));
     assert!(space.query(Gpa(4 * M - 1)).is_some() && space.query(Gpa(4 * M)).is_none());
     platform.limit(usize::MAX);
@@ -308,10 +312,10 @@ fn a_look_up_waits_until_an_entry_is_released() {
     assert!(space.enter().translate(Gpa(0)).is_err());
     assert_eq!(
         (space.query(Gpa(0)), space.translate(Gpa(0))),
-        (None, Err(Contended { at: Gpa(0) }))
+        (None, Err(Contention { at: Gpa(0) }))
     );
     // What is held is not told as unmapped.
-    let held = Stopped { at: Gpa(0), reason: SpaceError::Contended };
+    let held = Interruption { at: Gpa(0), reason: SpaceError::Contended };
     assert_eq!(space.unmap_leaf(Gpa(0)), Err(held));
     assert_eq!(space.unmap(range(0, 4 * K), |_| ()), Err(held));
     let mut attempts = 0;

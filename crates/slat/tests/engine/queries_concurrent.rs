@@ -2,12 +2,12 @@
 //! asked for the entries of a table.
 
 use crate::common::stage::{G, K, M, RAM, range};
-use crate::interleavings::{Call, Hooked, with_cache};
+use crate::interleavings::{Call, HookedPlatform, with_cache};
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::format::power::PowerK64;
 use slat::{
-    BreakBeforeMake, Contended, Format, Gpa, GpaRange, Guard, Hpa, Owner, PageSize, Pages, Reader,
+    BreakBeforeMake, Contention, Format, Gpa, GpaRange, Guard, Hpa, Owner, PageSize, Pages, Reader,
     Tables, UnmapBatch, UnmapEntry, UnmappedRun, Vmid,
 };
 use std::sync::Arc;
@@ -19,10 +19,10 @@ const OWNER: Option<Owner> = Owner::new(1);
 /// More than the tables that one look-up, or one step of a walk, passes.
 const CALLS: usize = 16;
 
-type Guest<F> = &'static Tables<'static, F, Hooked>;
+type Guest<F> = &'static Tables<'static, F, HookedPlatform>;
 
 fn guest<F: Format>(format: F) -> Guest<F> {
-    let platform = Hooked::new(BreakBeforeMake::Never);
+    let platform = HookedPlatform::new(BreakBeforeMake::Never);
     Box::leak(Box::new(Tables::new(format, Vmid(1), 40, platform).unwrap()))
 }
 
@@ -32,7 +32,7 @@ fn arm() -> Guest<Arm64K4> {
 
 fn inside<F: Format, R>(
     guest: Guest<F>,
-    run: impl FnOnce(&mut Guard<'_, 'static, F, Hooked>) -> R,
+    run: impl FnOnce(&mut Guard<'_, 'static, F, HookedPlatform>) -> R,
 ) -> R {
     let mut reader = Reader::register(guest.platform()).unwrap();
     run(&mut guest.enter(&mut reader).unwrap())
@@ -64,7 +64,7 @@ fn unmap<F: Format>(guest: Guest<F>, at: GpaRange) -> Vec<UnmappedRun> {
 /// Has another thread do `act` at the calls for a table that `when` chooses by their number, while
 /// `run` runs. Returns the result, and how many such calls `run` made.
 fn meanwhile<R>(
-    platform: &Hooked,
+    platform: &HookedPlatform,
     when: impl Fn(usize) -> bool + Send + Sync + 'static,
     act: impl Fn() + Send + Sync + 'static,
     run: impl FnOnce() -> R,
@@ -125,7 +125,7 @@ fn a_look_up_gives_up_where_its_table_goes_again_and_again() {
     };
     let look = || inside(guest, |guard| guard.translate(Gpa(0)));
     let (found, _) = meanwhile(guest.platform(), when, replace, look);
-    assert_eq!(found, Err(Contended { at: Gpa(0) }));
+    assert_eq!(found, Err(Contention { at: Gpa(0) }));
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn changes<H: Hardware>(
     guard: &mut GuardOf<'_, '_, H>,
     range: GpaRange,
     whole: bool,
-    mut check: impl FnMut(Result<u64, slat::Stopped<ChangeError>>),
+    mut check: impl FnMut(Result<u64, slat::Interruption<ChangeError>>),
 ) {
     check(guard.write_protect(range));
     check(guard.execute_protect(range));

@@ -7,8 +7,8 @@ use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Event, Moment};
 use slat::format::ept::{Ept1G, vtd::Vtd};
 use slat::{
-    AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, Owner, PageSize,
-    Stopped, TableBits,
+    AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Gpa, Hpa, Interruption, MapError, Owner,
+    PageSize, TableBits,
 };
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -131,12 +131,12 @@ fn where_no_table_is_nothing_is_done<H: Hardware>() {
         let refused = guard.replace_table(Gpa(block), size::<H>(1), wrong, RAM);
         let page_size = size::<H>(1);
         let reason = MapError::HostAddress { hpa: wrong, page: page_size, bits: H::OUTPUT };
-        assert_eq!(refused, Err(Stopped { at: Gpa(block), reason }));
+        assert_eq!(refused, Err(Interruption { at: Gpa(block), reason }));
         let refused = guard.replace_table(Gpa(1 << BITS), size::<H>(1), Hpa(HOST), RAM);
-        assert!(matches!(refused, Err(Stopped { reason: MapError::Range(_), .. })));
+        assert!(matches!(refused, Err(Interruption { reason: MapError::Range(_), .. })));
         let odd = PageSize::from_bytes(page * 2).unwrap();
         let refused = guard.replace_table(Gpa(block), odd, Hpa(HOST), RAM);
-        assert!(matches!(refused, Err(Stopped { reason: MapError::LeafSize(_), .. })));
+        assert!(matches!(refused, Err(Interruption { reason: MapError::LeafSize(_), .. })));
         assert_eq!(guard.counts(), counts);
         assert_eq!(found::<H>(guard, block).1, size::<H>(0));
     });
@@ -202,7 +202,7 @@ fn an_entry_held_by_another_thread_keeps_all_tables_unchanged<H: Hardware>() {
             let told = held.commit_told(Hpa(gpa), CLEAN, || {
                 let done = guard.replace_table(Gpa(0), size::<H>(level), Hpa(HOST), RAM);
                 let reason = MapError::Contended;
-                assert_eq!(done, Err(Stopped { at: Gpa(0), reason }));
+                assert_eq!(done, Err(Interruption { at: Gpa(0), reason }));
                 Err::<(), ()>(())
             });
             assert_eq!(told, Err(()));
@@ -251,7 +251,7 @@ fn a_fault_in_a_replaced_table_maps_nothing_in_the_block<H: Hardware>() {
         assert_eq!(reserved.commit(Hpa(0), RAM), Ok(Some(page)));
         assert_eq!(found::<H>(guard, 7 * page).0, Hpa(HOST + 7 * page));
         let gone = other.reserve(Gpa(7 * page), size::<H>(0), cache);
-        assert!(matches!(gone, Err(Stopped { reason: MapError::Occupied { .. }, .. })));
+        assert!(matches!(gone, Err(Interruption { reason: MapError::Occupied { .. }, .. })));
         drop(other);
         guard.refresh();
         assert_eq!(tables.reclaim(), 1);

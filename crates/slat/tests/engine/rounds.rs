@@ -1,26 +1,30 @@
 //! A harvest during which another thread makes a table a block.
 
 use crate::common::stage::{K, M, RAM, range};
-use crate::interleavings::{Hooked, with_cache};
+use crate::interleavings::{HookedPlatform, with_cache};
 use slat::format::ept::Ept1G;
 use slat::{
-    Attributes, BreakBeforeMake, ChangeError, Gpa, Guard, Hpa, PageSize, Reader, Stopped, Tables,
-    Vmid,
+    Attributes, BreakBeforeMake, ChangeError, Gpa, Guard, Hpa, Interruption, PageSize, Reader,
+    Tables, Vmid,
 };
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-type Call = fn(&mut Guard<'_, 'static, Ept1G, Hooked>) -> Result<u64, Stopped<ChangeError>>;
+type Call =
+    fn(&mut Guard<'_, 'static, Ept1G, HookedPlatform>) -> Result<u64, Interruption<ChangeError>>;
 
 /// Runs a call on a table of pages that are dirty and may be written. Another thread makes the
 /// table a block at the call of the platform that has this number. Returns what the call did, and
 /// the attributes of the first page and of the last one then.
-fn collapsed_at(number: usize, call: Call) -> (Result<u64, Stopped<ChangeError>>, [Attributes; 2]) {
-    let platform = Hooked::new(BreakBeforeMake::Never);
+fn collapsed_at(
+    number: usize,
+    call: Call,
+) -> (Result<u64, Interruption<ChangeError>>, [Attributes; 2]) {
+    let platform = HookedPlatform::new(BreakBeforeMake::Never);
     let guest = Tables::new(Ept1G::default(), Vmid(1), 40, platform).unwrap();
-    let guest: &'static Tables<'static, Ept1G, Hooked> = Box::leak(Box::new(guest));
+    let guest: &'static Tables<'static, Ept1G, HookedPlatform> = Box::leak(Box::new(guest));
     let mut reader = Reader::register(platform).unwrap();
     let mut guard = guest.enter(&mut reader).unwrap();
     let all = range(0, 2 * M);
@@ -47,7 +51,7 @@ fn a_block_that_appears_around_a_page_is_not_changed_for_it() {
     for number in 0..CALLS {
         let (done, found) =
             collapsed_at(number, |guard| guard.harvest(range(4 * K, 4 * K), &mut [0]));
-        if let Err(Stopped { at, reason }) = done {
+        if let Err(Interruption { at, reason }) = done {
             assert_eq!((at, reason), (Gpa(4 * K), ChangeError::CutsBlock { size: BLOCK }));
             cut += 1;
         }

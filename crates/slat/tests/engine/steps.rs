@@ -12,8 +12,9 @@ use crate::common::stage::{
 };
 use crate::common::world::{GuardOf, Mapping, World, cache, size};
 use slat::{
-    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Gpa, GpaRange, Hpa,
-    MapError, PageSize, Software, SplitWalk, Stopped, UnmapEntry, UnmapError, UnmappedRun,
+    Attributes, BatchedSplit, BoundedWalk, BreakBeforeMake, EveryEntry, Execute, Gpa, GpaRange,
+    Hpa, Interruption, MapError, PageSize, Software, SplitWalk, UnmapEntry, UnmapError,
+    UnmappedRun,
 };
 
 /// Maps with every number of frames from none to enough, and then fetches the missing frames one by
@@ -99,15 +100,20 @@ fn splits_dry<H: Hardware, W: SplitWalk>(
 #[test]
 fn a_split_that_runs_dry_at_any_step_stops_and_resumes_there() {
     for bbm in BBM {
-        splits_dry::<Arm<12>, Batched>(arm(), bbm, 8, 0..=9);
-        splits_dry::<Arm<12>, Bounded>(arm(), bbm, 8, 0..=9);
+        splits_dry::<Arm<12>, BatchedSplit>(arm(), bbm, 8, 0..=9);
+        splits_dry::<Arm<12>, BoundedWalk>(arm(), bbm, 8, 0..=9);
         splits_dry::<Arm<12>, EveryEntry>(arm(), bbm, 8, 0..=9);
     }
-    splits_dry::<Arm<12>, Batched>(arm(), BreakBeforeMake::Always, 512, [342, 512, 513]);
-    splits_dry::<Ept<true>, Batched>(ept(), BreakBeforeMake::Never, 8, 0..=9);
+    splits_dry::<Arm<12>, BatchedSplit>(arm(), BreakBeforeMake::Always, 512, [342, 512, 513]);
+    splits_dry::<Ept<true>, BatchedSplit>(ept(), BreakBeforeMake::Never, 8, 0..=9);
     splits_dry::<Ept<true>, EveryEntry>(ept(), BreakBeforeMake::Always, 8, 0..=9);
     #[cfg(feature = "every-format")]
-    splits_dry::<Npt<true>, Batched>(npt::FORMAT, BreakBeforeMake::Never, 512, [342, 512, 513]);
+    splits_dry::<Npt<true>, BatchedSplit>(
+        npt::FORMAT,
+        BreakBeforeMake::Never,
+        512,
+        [342, 512, 513],
+    );
     #[cfg(feature = "every-format")]
     splits_dry::<Npt<true>, EveryEntry>(npt::FORMAT, BreakBeforeMake::Always, 8, 0..=9);
 }
@@ -168,7 +174,7 @@ fn unmap_by<H: Hardware>(
         gone.extend(batch.complete());
         match result {
             Ok(_) => return (gone, stops),
-            Err(Stopped { at, reason }) => {
+            Err(Interruption { at, reason }) => {
                 assert!(reason == UnmapError::Full && full && at.0 > from, "{reason} at {at}");
                 (from, stops) = (at.0, stops + 1);
             }

@@ -2,7 +2,7 @@
 //! and prunes count.
 
 use crate::common::hardware::Hardware;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{CLEAN, K, M, RAM, arm, on_stage, range};
 use crate::common::world::{CacheOf, GuardOf};
 use slat::{Attributes, Gpa, GpaRange, Hpa, OpCounts, PageSize, UnmapEntry};
@@ -94,8 +94,8 @@ on!(runs_are_handed_out_as_one_only_where_contiguous);
 
 #[test]
 fn a_group_in_a_retired_table_is_unmapped_as_single_entries() {
-    on_stage::<Grouped<12>>((arm(), 39, 8), |_, guard, cache| {
-        keep::<Grouped<12>>(guard, cache);
+    on_stage::<GroupedArm<12>>((arm(), 39, 8), |_, guard, cache| {
+        keep::<GroupedArm<12>>(guard, cache);
         let group = pages(16, 16);
         assert_eq!(guard.map_contiguous(group, Hpa(HOST), RAM, PAGE, cache), Ok(group.size()));
         let before = guard.counts().entries_written;

@@ -5,7 +5,7 @@ use crate::common::stage::{K, M, RAM, range};
 use crate::common::world::VMID;
 use crate::common::{TestPlatform, destroy, unmap};
 use slat::format::ept::{Ept1G, vtd::Vtd};
-use slat::{Access, Attributes, BreakBeforeMake, Hpa, PageSize, SplitError, Stopped, Tables};
+use slat::{Access, Attributes, BreakBeforeMake, Hpa, Interruption, PageSize, SplitError, Tables};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PRESENT: u64 = 0b11;
@@ -52,7 +52,7 @@ fn what_an_iommu_walks_has_snp_in_leaves_and_no_mark() {
         guard.split(range(0, 2 * M), page, &mut cache).unwrap();
         assert_eq!(leaves(), 513);
         // Nothing is done.
-        let refused = Err(Stopped { at: slat::Gpa(0), reason: SplitError::Shared });
+        let refused = Err(Interruption { at: slat::Gpa(0), reason: SplitError::Shared });
         platform.take_events();
         assert_eq!(guard.collapse(all, block), refused);
         assert_eq!((leaves(), platform.take_events().len()), (513, 0));

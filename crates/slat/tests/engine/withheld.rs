@@ -2,7 +2,7 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{G, K, M, RAM, ept, on_stage, range, refused, relax};
 use crate::common::world::GuardOf;
 use slat::format::arm64::Arm64K4;
@@ -29,7 +29,7 @@ type Call = fn(&mut GuardOf<'_, '_, Intel>, u64) -> u64;
 
 #[test]
 fn any_page_of_a_group_gets_the_right_to_write_alone() {
-    type Arm = Grouped<12>;
+    type Arm = GroupedArm<12>;
     const CONTIGUOUS: u64 = 1 << 52;
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     for member in [0, 3, 15] {

@@ -2,7 +2,7 @@
 //! operations.)
 
 use crate::guest::*;
-use crate::hardware::{Use, Walked};
+use crate::hardware::{Use, WalkedFormat};
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::{AgeOptions, TableBits};
@@ -85,7 +85,7 @@ fn a_page_mapped_during_an_exact_scan_is_young_then_or_next() {
 }
 
 /// The guest, which has read its leaf of `size`, writes to it during `age`.
-fn a_write_while_its_leaf_ages<F: Walked>(name: &'static str, size: u64, age: fn(On<F>)) {
+fn a_write_while_its_leaf_ages<F: WalkedFormat>(name: &'static str, size: u64, age: fn(On<F>)) {
     explore(name, move || {
         let guest = On::<F>::new(14, NEVER).running().mapped(0..size, CLEAN, size);
         guest.access(0, false, Use::Never);

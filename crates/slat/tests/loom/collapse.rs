@@ -3,7 +3,7 @@
 //! tables that share an invalidation.
 
 use crate::guest::*;
-use crate::hardware::{Use, Walked};
+use crate::hardware::{Use, WalkedFormat};
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TinyEpt};
@@ -16,7 +16,7 @@ fn on_all(name: &str, bound: Option<usize>, models: [fn(BreakBeforeMake); 2]) {
     run(&std::format!("{name}, Intel"), bound, move || intel(NEVER));
 }
 
-fn unmap_a_page<F: Walked>(bbm: BreakBeforeMake) {
+fn unmap_a_page<F: WalkedFormat>(bbm: BreakBeforeMake) {
     let guest = On::<F>::new(14, bbm).mapped(0..BLOCK, RAM, PAGE);
     let collapses = spawn(move || guest.collapse(0..BLOCK, BLOCK));
     let (removed, rest) = guest.unmap(0..PAGE);
@@ -39,7 +39,7 @@ fn a_page_unmapped_while_its_table_collapses_stays_unmapped() {
     on_all("collapse || unmap of a page", Some(4), [unmap_a_page::<Tiny>, unmap_a_page::<TinyEpt>]);
 }
 
-fn protect_a_page<F: Walked>(bbm: BreakBeforeMake) {
+fn protect_a_page<F: WalkedFormat>(bbm: BreakBeforeMake) {
     let guest = On::<F>::new(14, bbm).running().mapped(0..BLOCK, RAM, PAGE);
     guest.access(0, true, Use::Always);
     let collapses = spawn(move || guest.collapse(0..BLOCK, BLOCK));
@@ -59,7 +59,7 @@ fn a_page_protected_while_its_table_collapses_is_not_written() {
     on_all("collapse || write_protect of a page || hardware", Some(4), models);
 }
 
-fn big<F: Walked>(bbm: BreakBeforeMake) {
+fn big<F: WalkedFormat>(bbm: BreakBeforeMake) {
     let guest = On::<F>::new(15, bbm).running().mapped(0..BIG, CLEAN, BLOCK);
     guest.access(0, false, Use::Always);
     let vcpu = spawn(move || {
@@ -81,7 +81,7 @@ fn blocks_become_a_larger_block_and_no_write_is_lost() {
     on_all("collapse of blocks || hardware", None, [big::<Tiny>, big::<TinyEpt>]);
 }
 
-fn both_levels<F: Walked>(bbm: BreakBeforeMake) {
+fn both_levels<F: WalkedFormat>(bbm: BreakBeforeMake) {
     let guest = On::<F>::new(15, bbm).running().mapped(0..BIG, CLEAN, PAGE);
     guest.access(0, false, Use::Always);
     let vcpu = spawn(move || guest.access(PAGE, true, Use::Always).is_some());
@@ -116,7 +116,7 @@ enum Beside {
     Collapse,
 }
 
-fn batch<F: Walked>(bbm: BreakBeforeMake, beside: Beside, at: u64) {
+fn batch<F: WalkedFormat>(bbm: BreakBeforeMake, beside: Beside, at: u64) {
     let attributes = match beside {
         Beside::Fault => PROTECTED,
         Beside::Hardware => CLEAN,

@@ -1,7 +1,7 @@
 //! One guest, and the operations on its tables with their shootdowns, logged for the accounts that
 //! the models check at their end.
 
-use crate::hardware::{self, Use, Walked};
+use crate::hardware::{self, Use, WalkedFormat};
 use crate::ledger;
 use crate::machine::*;
 use core::ops::Range;
@@ -56,9 +56,9 @@ pub fn pages(range: &Range<u64>) -> impl Iterator<Item = u64> + use<> {
 /// The rest of an operation that ended early, and the range that it did.
 fn ended<T, E: core::fmt::Debug>(
     range: &Range<u64>,
-    result: Result<T, Stopped<E>>,
+    result: Result<T, Interruption<E>>,
 ) -> (Range<u64>, Outcome<E>) {
-    let Err(Stopped { at, reason }) = result else { return (range.clone(), None) };
+    let Err(Interruption { at, reason }) = result else { return (range.clone(), None) };
     assert!((range.start..=range.end).contains(&at.0), "stopped outside: {at}");
     (range.start..at.0, Some(Rest { range: at.0..range.end, reason }))
 }
@@ -87,7 +87,7 @@ pub struct In<'m, F: Format> {
     pub guard: Guard<'m, 'static, F, World>,
 }
 
-impl<F: Walked> On<F> {
+impl<F: WalkedFormat> On<F> {
     /// `bits` as for [`Tiny`]: 14 for two levels, 15 for three.
     pub fn new(bits: u32, bbm: BreakBeforeMake) -> Self {
         let world = Box::leak(Box::new(World::new(bbm, false)));
@@ -177,7 +177,7 @@ impl<F: Walked> On<F> {
 
     /// Tables linked below the root.
     pub fn linked(&self) -> usize {
-        fn below<F: Walked>(world: &World, table: Hpa, level: u8) -> usize {
+        fn below<F: WalkedFormat>(world: &World, table: Hpa, level: u8) -> usize {
             let tables = (0..2).filter_map(|index| {
                 // SAFETY: a linked table of two entries.
                 let raw = unsafe { world.entries(table).add(index).as_ref() }.load();
@@ -247,7 +247,7 @@ impl<F: Walked> On<F> {
 pub const EXACT: AgeOptions =
     AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: true };
 
-impl<F: Walked> In<'_, F> {
+impl<F: WalkedFormat> In<'_, F> {
     /// Maps to the memory at `MEMORY + gpa`.
     pub fn map(
         &mut self,
@@ -387,7 +387,7 @@ impl<F: Walked> In<'_, F> {
         protect: impl FnOnce(
             &mut Guard<'_, 'static, F, World>,
             GpaRange,
-        ) -> Result<u64, Stopped<ChangeError>>,
+        ) -> Result<u64, Interruption<ChangeError>>,
     ) -> Outcome<ChangeError> {
         let ledger = &self.on.world.ledger;
         let log = self.log();
@@ -440,9 +440,9 @@ impl<F: Walked> In<'_, F> {
         let new = if typed { device } else { normal };
         let replace = |guard: &mut Guard<'_, 'static, F, World>, range| {
             let done = guard.replace(range, memory, memory, new);
-            done.map_err(|Stopped { at, reason }| {
+            done.map_err(|Interruption { at, reason }| {
                 assert_eq!(reason, ReplaceError::Contended);
-                Stopped { at, reason: ChangeError::Contended }
+                Interruption { at, reason: ChangeError::Contended }
             })
         };
         self.protect_by(at, replace)
@@ -543,7 +543,7 @@ impl<F: Walked> In<'_, F> {
 macro_rules! unregistered {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
         /// Single operations, without a reader slot.
-        impl<F: Walked> On<F> {
+        impl<F: WalkedFormat> On<F> {
             $(pub fn $name(&self, $($arg: $type),*) -> $result {
                 self.inside().$name($($arg),*)
             })*

@@ -2,7 +2,7 @@
 //! entries as the manuals say, and holds what it read until that is invalidated.
 
 use crate::machine::World;
-pub use crate::walked::Walked;
+pub use crate::walked::WalkedFormat;
 use core::ops::Range;
 use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Pte, Tables, Vmid};
 use std::vec::Vec;
@@ -82,7 +82,7 @@ impl Tlb {
 
 /// Walks the tables for an access to `gpa`, from an entry of the walk cache if the CPU uses those
 /// that it `held`; `None` if that faults.
-fn walk<F: Walked>(
+fn walk<F: WalkedFormat>(
     tables: &Tables<'_, F, World>,
     gpa: u64,
     write: bool,
@@ -159,7 +159,7 @@ pub enum Use {
 
 /// The guest accesses `gpa`, by a CPU that uses the entries that it `held`, or not; `None` if that
 /// faults.
-pub fn access<F: Walked>(
+pub fn access<F: WalkedFormat>(
     tables: &Tables<'_, F, World>,
     gpa: u64,
     write: bool,

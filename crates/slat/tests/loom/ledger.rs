@@ -47,7 +47,7 @@ struct Grant {
 }
 
 /// The state that was outstanding when a harvest or a scan began, if no other thread was reporting.
-pub struct Expected {
+pub struct ExpectedState {
     pages: [bool; PAGES],
     started: usize,
 }
@@ -138,20 +138,20 @@ impl Ledger {
     }
 
     /// Returns what the calling taker has to find, unless another thread takes at the same time.
-    pub fn outstanding(&self, write: bool) -> Option<Expected> {
+    pub fn outstanding(&self, write: bool) -> Option<ExpectedState> {
         let pages = if write { &self.written } else { &self.accessed }.outstanding();
-        (self.takers.get() == 1).then(|| Expected { pages, started: self.started.get() })
+        (self.takers.get() == 1).then(|| ExpectedState { pages, started: self.started.get() })
     }
 
     /// Returns whether no other thread took since.
-    pub fn alone(&self, expected: &Expected) -> bool {
+    pub fn alone(&self, expected: &ExpectedState) -> bool {
         self.started.get() == expected.started
     }
 
     /// Returns the page of `range` that the taker missed, by what it `found`.
     pub fn missed(
         &self,
-        expected: &Expected,
+        expected: &ExpectedState,
         range: GpaRange,
         found: impl Fn(usize) -> bool,
     ) -> Option<usize> {

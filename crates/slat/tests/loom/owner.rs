@@ -2,16 +2,16 @@
 //! against threads that map and unmap.
 
 use crate::guest::*;
-use crate::hardware::{Use, Walked};
+use crate::hardware::{Use, WalkedFormat};
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TinyEpt};
-use slat::{Gpa, Hpa, MapError, Owner, OwnerError, PageSize, Stopped};
+use slat::{Gpa, Hpa, Interruption, MapError, Owner, OwnerError, PageSize};
 
 const ONE: Option<Owner> = Owner::new(1);
 const TWO: Option<Owner> = Owner::new(2);
 
-fn own<F: Walked>(guest: On<F>, page: u64, from: Option<Owner>, to: Option<Owner>) -> Own {
+fn own<F: WalkedFormat>(guest: On<F>, page: u64, from: Option<Owner>, to: Option<Owner>) -> Own {
     let mut cache = guest.cache(1);
     let mut inside = guest.inside();
     let done = inside.guard.set_owner(range(&(page..page + PAGE)), from, to, cache.pages());
@@ -19,12 +19,12 @@ fn own<F: Walked>(guest: On<F>, page: u64, from: Option<Owner>, to: Option<Owner
 }
 type Own = Result<(), OwnerError>;
 
-fn owner<F: Walked>(guest: On<F>, page: u64) -> Option<Owner> {
+fn owner<F: WalkedFormat>(guest: On<F>, page: u64) -> Option<Owner> {
     guest.inside().guard.owner(Gpa(page)).expect("a marker was left behind")
 }
 
 /// The page has its owner, or is mapped, and both threads know which.
-fn one_of_them<F: Walked>(guest: On<F>, page: u64, owned: Own, mapped: Option<MapError>) {
+fn one_of_them<F: WalkedFormat>(guest: On<F>, page: u64, owned: Own, mapped: Option<MapError>) {
     let stands = guest.at(page).is_some();
     match owned {
         Ok(()) => assert_eq!((owner(guest, page), stands), (ONE, false)),
@@ -57,7 +57,7 @@ fn a_table_with_an_owned_page_empties_beside_a_map_and_stays() {
     });
 }
 
-fn beside_a_map<F: Walked>(name: &str) {
+fn beside_a_map<F: WalkedFormat>(name: &str) {
     explore(&std::format!("own || map, {name}"), || {
         let guest = On::<F>::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let mut cache = guest.cache(1);
@@ -87,7 +87,7 @@ fn beside_a_map<F: Walked>(name: &str) {
         let mut inside = guest.inside();
         let mapped = match inside.guard.reserve(Gpa(PAGE), F::size(0), cache.pages()) {
             Ok(pte) => pte.commit(Hpa(MEMORY + PAGE), RAM).unwrap().is_some(),
-            Err(Stopped { reason, .. }) => {
+            Err(Interruption { reason, .. }) => {
                 assert!(matches!(reason, MapError::Owned { .. } | MapError::Contended), "{reason}");
                 false
             }
@@ -172,7 +172,7 @@ fn no_cpu_holds_two_memories_of_a_page_owned_in_between() {
     });
 }
 
-fn prunes<F: Walked>(name: &str) {
+fn prunes<F: WalkedFormat>(name: &str) {
     bounded(&std::format!("prune || map, empty table, {name}"), 5, || {
         let guest = On::<F>::new(14, NEVER).with_empty_table(0);
         let mut cache = guest.cache(1);

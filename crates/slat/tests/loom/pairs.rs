@@ -9,7 +9,7 @@
 //! ended.
 
 use crate::guest::*;
-use crate::hardware::{Use, Walked};
+use crate::hardware::{Use, WalkedFormat};
 use crate::machine::*;
 use core::ops::Range;
 use loom::thread::spawn;
@@ -68,7 +68,7 @@ pub enum Tree {
 const ALL: Range<u64> = 0..BLOCK;
 
 /// The part of an operation that is left when the others have ended, and what it needs for that.
-enum Left<F: Walked> {
+enum Left<F: WalkedFormat> {
     Nothing,
     Map(Outcome<MapError>, Cache<F>),
     Unmap(Vec<UnmappedRun>, Outcome<UnmapError>),
@@ -76,7 +76,7 @@ enum Left<F: Walked> {
     Split(Outcome<SplitError>, Cache<F>),
 }
 
-fn perform<F: Walked>(
+fn perform<F: WalkedFormat>(
     op: Op,
     inside: &mut In<'_, F>,
     cache: Option<Cache<F>>,
@@ -94,7 +94,7 @@ fn perform<F: Walked>(
             let mut cache = cache.unwrap();
             let fits = match inside.guard.reserve(Gpa(PAGE), F::size(0), cache.pages()) {
                 Ok(pte) => pte.commit(Hpa(MEMORY + PAGE), RAM).expect("a good address"),
-                Err(Stopped { reason: MapError::Occupied { .. }, .. }) => Some(0),
+                Err(Interruption { reason: MapError::Occupied { .. }, .. }) => Some(0),
                 Err(_) => None,
             };
             again(fits.is_none())
@@ -140,7 +140,7 @@ fn perform<F: Walked>(
 }
 
 /// One execution of two operations.
-fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
+fn model<F: WalkedFormat>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     let either = |op: Op| ops.contains(&op);
     let both = ops[0] == ops[1];
     let attributes = if either(Cpu) { CLEAN } else { RAM };
@@ -255,7 +255,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
 }
 
 /// Properties that must hold at the end.
-fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[UnmappedRun]) {
+fn judge<F: WalkedFormat>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[UnmappedRun]) {
     let either = |op: Op| ops.contains(&op);
     let unmaps = either(Unmap) || either(Retire);
     let maps = either(Map) || either(Fault) || either(Whole);

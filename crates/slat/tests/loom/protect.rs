@@ -2,7 +2,7 @@
 //! operations.
 
 use crate::guest::*;
-use crate::hardware::{Use, Walked};
+use crate::hardware::{Use, WalkedFormat};
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TinyEpt};
@@ -218,7 +218,7 @@ fn a_fault_during_unmap_restores_no_page() {
     });
 }
 
-fn harvested<F: Walked>() {
+fn harvested<F: WalkedFormat>() {
     let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
     // The TLB holds the page as written: a write marks nothing.
     guest.access(0, true, Use::Always);

@@ -11,7 +11,7 @@ const NEW: u64 = 2 * MEMORY;
 /// The state of a page while it is moved.
 const HELD: Attributes = Attributes { accessed: true, ..PROTECTED };
 
-fn moves<F: crate::hardware::Walked>(guest: On<F>, to: u64) -> Result<bool, ReplaceError> {
+fn moves<F: crate::hardware::WalkedFormat>(guest: On<F>, to: u64) -> Result<bool, ReplaceError> {
     let mut inside = guest.inside();
     let page = range(&(0..PAGE));
     let moved = inside.guard.replace(page, Hpa(MEMORY), Hpa(to), HELD);
@@ -19,11 +19,11 @@ fn moves<F: crate::hardware::Walked>(guest: On<F>, to: u64) -> Result<bool, Repl
     moved.map(|bytes| bytes == PAGE).map_err(|stopped| stopped.reason)
 }
 
-fn stands<F: crate::hardware::Walked>(guest: On<F>) -> Option<u64> {
+fn stands<F: crate::hardware::WalkedFormat>(guest: On<F>) -> Option<u64> {
     guest.inside().guard.translate(Gpa(0)).expect("a marker was left behind").map(|leaf| leaf.hpa.0)
 }
 
-fn a_write<F: crate::hardware::Walked>(name: &str) {
+fn a_write<F: crate::hardware::WalkedFormat>(name: &str) {
     explore(name, || {
         let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, HELD, PAGE);
         // It was copied here.
@@ -50,7 +50,7 @@ fn a_write_during_a_move_is_in_the_new_memory_or_prevents_it() {
     a_write::<TinyEpt>("replace || relax, hardware write, Intel");
 }
 
-fn a_write_in_place<F: crate::hardware::Walked>(name: &str) {
+fn a_write_in_place<F: crate::hardware::WalkedFormat>(name: &str) {
     explore(name, || {
         let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, HELD, PAGE);
         let vcpu = spawn(move || {
@@ -76,7 +76,7 @@ fn a_write_while_a_leafs_attributes_are_replaced_is_not_lost() {
 }
 
 /// The model fails an access if the TLB has two addresses of a page.
-fn a_lazy_tlb<F: crate::hardware::Walked>(name: &str) {
+fn a_lazy_tlb<F: crate::hardware::WalkedFormat>(name: &str) {
     explore(name, || {
         let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, HELD, PAGE);
         guest.access(0, false, Use::Always);
@@ -118,7 +118,7 @@ fn the_second_of_two_moves_of_one_page_gets_an_error() {
     });
 }
 
-fn an_unmap<F: crate::hardware::Walked>(name: &str) {
+fn an_unmap<F: crate::hardware::WalkedFormat>(name: &str) {
     bounded(name, 4, || {
         let guest = On::<F>::new(14, NEVER).mapped(0..PAGE, HELD, PAGE);
         let unmaps = spawn(move || {
@@ -145,7 +145,7 @@ fn an_unmap_during_a_move_hands_out_the_latest_memory() {
     an_unmap::<TinyEpt>("replace || unmap, Intel");
 }
 
-fn a_mark<F: crate::hardware::Walked>(name: &str) {
+fn a_mark<F: crate::hardware::WalkedFormat>(name: &str) {
     explore(name, || {
         let guest = On::<F>::new(14, NEVER).mapped(0..PAGE, HELD, PAGE);
         let marks = spawn(move || guest.mark(0..PAGE).is_none());

@@ -2,7 +2,7 @@
 //! and beside a thread that gives an address in the table an owner.
 
 use crate::guest::*;
-use crate::hardware::{Use, Walked};
+use crate::hardware::{Use, WalkedFormat};
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::format::tiny::{Tiny, TinyEpt};
@@ -21,7 +21,7 @@ enum Beside {
 }
 
 /// A table of a table of two pages and a block.
-fn two_levels<F: Walked>(bbm: BreakBeforeMake, beside: Beside) {
+fn two_levels<F: WalkedFormat>(bbm: BreakBeforeMake, beside: Beside) {
     let mut guest = On::<F>::new(15, bbm);
     let mut attributes = RAM;
     if beside == Beside::Hardware {
@@ -82,7 +82,7 @@ enum Second {
     Retype,
 }
 
-fn second_page<F: Walked>(bbm: BreakBeforeMake, second: Second) {
+fn second_page<F: WalkedFormat>(bbm: BreakBeforeMake, second: Second) {
     let mut guest = On::<F>::new(14, bbm);
     let attributes = if second == Second::Hardware { CLEAN } else { RAM };
     if second == Second::Hardware {
@@ -120,7 +120,7 @@ fn a_replacing_block_is_dirty_despite_a_concurrent_leaf_change() {
     }
 }
 
-fn beside_an_owner<F: Walked>(name: &str) {
+fn beside_an_owner<F: WalkedFormat>(name: &str) {
     explore(&std::format!("replace of a table || own, {name}"), || {
         let guest = On::<F>::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let one = Owner::new(1);

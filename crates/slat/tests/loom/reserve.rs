@@ -1,7 +1,7 @@
 //! A fault that asks the host for a page, against a host that takes that page away.
 
 use crate::guest::*;
-use crate::hardware::Walked;
+use crate::hardware::WalkedFormat;
 use crate::machine::*;
 use core::ops::Range;
 use loom::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ const NEW: u64 = 2 * MEMORY;
 type Backing = Arc<Mutex<u64>>;
 
 /// Reserves, asks the backing, and commits. Returns whether it mapped something.
-fn fault<F: Walked>(
+fn fault<F: WalkedFormat>(
     guest: On<F>,
     gpa: u64,
     size: u64,
@@ -32,7 +32,7 @@ fn fault<F: Walked>(
 }
 
 /// Takes the old memory away, for good.
-fn change<F: Walked>(guest: On<F>, at: Range<u64>, host: &Backing) {
+fn change<F: WalkedFormat>(guest: On<F>, at: Range<u64>, host: &Backing) {
     *host.lock().unwrap() = NEW;
     let mut at = Some(at);
     // It repeats this until it is done, as others hold entries for a bounded time.
@@ -46,7 +46,7 @@ fn change<F: Walked>(guest: On<F>, at: Range<u64>, host: &Backing) {
 }
 
 /// Unmaps all that is mapped there; returns the range that is left to do.
-fn unmapped<F: Walked>(guest: On<F>, at: Range<u64>) -> Option<Range<u64>> {
+fn unmapped<F: WalkedFormat>(guest: On<F>, at: Range<u64>) -> Option<Range<u64>> {
     let mut storage = [const { slat::UnmapEntry::EMPTY }; 4];
     let mut batch = slat::UnmapBatch::new(guest.tables(), &mut storage);
     let result = guest.inside().guard.unmap(range(&at), &mut batch);
@@ -55,7 +55,7 @@ fn unmapped<F: Walked>(guest: On<F>, at: Range<u64>) -> Option<Range<u64>> {
 }
 
 /// After the host has finished, nothing translates to the old memory.
-fn finished<F: Walked>(guest: On<F>) {
+fn finished<F: WalkedFormat>(guest: On<F>) {
     if guest.world.ledger.has_lost() {
         for gpa in pages(&(0..BLOCK)) {
             let found = guest.inside().guard.translate(Gpa(gpa)).expect("a marker was left");
@@ -67,7 +67,7 @@ fn finished<F: Walked>(guest: On<F>) {
 }
 
 fn both(name: &str, bound: Option<usize>, size: u64, tables: usize, unmap: Range<u64>) {
-    fn model<F: Walked>(size: u64, tables: usize, unmap: Range<u64>) {
+    fn model<F: WalkedFormat>(size: u64, tables: usize, unmap: Range<u64>) {
         let guest = On::<F>::new(14, NEVER);
         let host = Backing::new(Mutex::new(OLD));
         let (mut cache, asks) = (guest.cache(tables), host.clone());
@@ -104,7 +104,7 @@ fn a_block_that_the_host_took_a_page_of_is_not_mapped() {
 }
 
 /// One of a page fault and a block fault wins, or both map pages.
-fn two_faults<F: Walked>(host_acts: bool) {
+fn two_faults<F: WalkedFormat>(host_acts: bool) {
     let guest = On::<F>::new(14, NEVER);
     let host = Backing::new(Mutex::new(OLD));
     let (mut page, mut block) = (guest.cache(1), guest.cache(0));
@@ -159,7 +159,7 @@ fn a_reservation_is_void_after_another_threads_link_or_map() {
 }
 
 /// Reserves, commits, and counts how often `tell` says that this will succeed.
-fn told<F: Walked>(guest: On<F>, size: u64, cache: &mut Cache<F>, count: &Mutex<u64>) {
+fn told<F: WalkedFormat>(guest: On<F>, size: u64, cache: &mut Cache<F>, count: &Mutex<u64>) {
     let mut inside = guest.inside();
     let size = PageSize::from_bytes(size).unwrap();
     let Ok(pte) = inside.guard.reserve(Gpa(0), size, cache.pages()) else { return };
@@ -173,7 +173,7 @@ fn told<F: Walked>(guest: On<F>, size: u64, cache: &mut Cache<F>, count: &Mutex<
 
 /// Of faults on one page, or on a page and its block, `tell` reports each leaf that is mapped,
 /// once, and nothing else; also during an unmap.
-fn tells<F: Walked>(sizes: [u64; 2], unmaps: bool) {
+fn tells<F: WalkedFormat>(sizes: [u64; 2], unmaps: bool) {
     let guest = On::<F>::new(14, NEVER);
     let count = Arc::new(Mutex::new(0));
     let threads = sizes.map(|size| {

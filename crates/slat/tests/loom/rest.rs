@@ -1,13 +1,13 @@
 //! What is left of an operation that gave up, done after all other threads have ended.
 
 use crate::guest::{Cache, On, Outcome, Rest};
-use crate::hardware::Walked;
+use crate::hardware::WalkedFormat;
 use crate::machine::PAGE;
 use core::ops::Range;
 use slat::*;
 use std::vec::Vec;
 
-impl<F: Walked> On<F> {
+impl<F: WalkedFormat> On<F> {
     pub fn map_rest(
         &self,
         rest: Outcome<MapError>,

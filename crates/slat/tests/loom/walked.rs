@@ -4,7 +4,7 @@ use slat::Format;
 use slat::format::tiny::{Tiny, TinyEpt, TinyRiscV};
 
 /// How a CPU reads the bits of a format, written apart from the engine's own code.
-pub trait Walked: Format + Default {
+pub trait WalkedFormat: Format + Default {
     /// Returns whether hardware follows the entry to another table.
     fn links(raw: u64, level: u8) -> bool;
     /// The link after a walk through it.
@@ -22,7 +22,7 @@ pub trait Walked: Format + Default {
 }
 
 /// FEAT_HAFDBS: bit 51 makes a leaf without bit 7 writable; hardware sets bit 7.
-impl Walked for Tiny {
+impl WalkedFormat for Tiny {
     fn links(raw: u64, level: u8) -> bool {
         level > 0 && raw & 0b11 == 0b11
     }
@@ -52,7 +52,7 @@ impl Walked for Tiny {
 
 /// Accessed (bit 8) in all levels, dirty (bit 9) in leaves; all levels have the right to write (bit
 /// 1).
-impl Walked for TinyEpt {
+impl WalkedFormat for TinyEpt {
     fn links(raw: u64, level: u8) -> bool {
         level > 0 && raw & 1 != 0 && raw & 1 << 7 == 0
     }
@@ -77,7 +77,7 @@ impl Walked for TinyEpt {
 
 /// With Svadu: accessed (bit 6) and dirty (bit 7) in leaves. A leaf has one of bits 3:1, and the
 /// user bit (bit 4); a link has none of them.
-impl Walked for TinyRiscV {
+impl WalkedFormat for TinyRiscV {
     fn links(raw: u64, level: u8) -> bool {
         level > 0 && raw & 0b1111 == 1
     }

@@ -1,7 +1,7 @@
 //! A guest's tables on the machine, and the operations on them.
 
-use crate::hardware::{self, Use, Walked};
-use crate::ledger::{Expected, Ledger, PAGES, pages};
+use crate::hardware::{self, Use, WalkedFormat};
+use crate::ledger::{ExpectedState, Ledger, PAGES, pages};
 use crate::machine::{ALL, CLEAN, PAGE, World};
 use slat::format::Kind;
 use slat::*;
@@ -97,20 +97,20 @@ pub enum End {
     Contended,
 }
 
-pub struct Guest<'w, F: Walked> {
+pub struct Guest<'w, F: WalkedFormat> {
     pub world: &'w World,
     pub tables: Tables<'w, F, World>,
     traced: bool,
 }
 
 /// A reference that another thread of the model may take.
-pub struct Shared<'a, T>(&'a T);
+pub struct SharedRef<'a, T>(&'a T);
 
 // SAFETY: shuttle's threads are coroutines of one thread. They switch only at accesses to shuttle's
 // own atomics and locks, never while a `Cell` or `RefCell` is in use.
-unsafe impl<T> Send for Shared<'_, T> {}
+unsafe impl<T> Send for SharedRef<'_, T> {}
 
-impl<'a, T> Shared<'a, T> {
+impl<'a, T> SharedRef<'a, T> {
     pub fn new(value: &'a T) -> Self {
         Self(value)
     }
@@ -124,7 +124,7 @@ fn size(bytes: u64) -> PageSize {
     PageSize::from_bytes(bytes).unwrap()
 }
 
-fn map_end<T>(result: Result<T, Stopped<MapError>>) -> End {
+fn map_end<T>(result: Result<T, Interruption<MapError>>) -> End {
     match result.map_err(|stopped| stopped.reason) {
         Ok(_) | Err(MapError::Occupied { .. } | MapError::Owned { .. } | MapError::CacheEmpty) => {
             End::Done
@@ -134,7 +134,7 @@ fn map_end<T>(result: Result<T, Stopped<MapError>>) -> End {
     }
 }
 
-fn change_end<T>(result: &Result<T, Stopped<ChangeError>>) -> End {
+fn change_end<T>(result: &Result<T, Interruption<ChangeError>>) -> End {
     match result.as_ref().map_err(|stopped| stopped.reason) {
         Ok(_) | Err(ChangeError::CutsBlock { .. }) => End::Done,
         Err(ChangeError::Contended) => End::Contended,
@@ -142,7 +142,7 @@ fn change_end<T>(result: &Result<T, Stopped<ChangeError>>) -> End {
     }
 }
 
-fn split_end<T>(result: Result<T, Stopped<SplitError>>) -> End {
+fn split_end<T>(result: Result<T, Interruption<SplitError>>) -> End {
     match result.map_err(|stopped| stopped.reason) {
         Ok(_) | Err(SplitError::CacheEmpty) => End::Done,
         Err(SplitError::Contended) => End::Contended,
@@ -150,7 +150,7 @@ fn split_end<T>(result: Result<T, Stopped<SplitError>>) -> End {
     }
 }
 
-impl<'w, F: Walked> Guest<'w, F> {
+impl<'w, F: WalkedFormat> Guest<'w, F> {
     /// Makes empty tables; no CPU runs yet.
     pub fn new(world: &'w World) -> Self {
         let traced = crate::run::replay().is_some() || std::env::var_os("SLAT_TRACE").is_some();
@@ -471,7 +471,7 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     fn check(
         &self,
-        expected: Option<&Expected>,
+        expected: Option<&ExpectedState>,
         at: GpaRange,
         found: impl Fn(usize) -> bool,
         what: &str,

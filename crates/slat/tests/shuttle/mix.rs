@@ -1,7 +1,7 @@
 //! Several threads, each with a random history of operations, while CPUs use the guest.
 
-use crate::guest::{End, Guest, Op, Shared, range};
-use crate::hardware::{Use, Walked};
+use crate::guest::{End, Guest, Op, SharedRef, range};
+use crate::hardware::{Use, WalkedFormat};
 use crate::machine::{ALL, BIG, BLOCK, CLEAN, PAGE, RAM, World};
 use crate::run::{self, Way};
 use shuttle::rand::RngCore;
@@ -94,7 +94,7 @@ impl Random {
 /// How often operations ended other than done: without any of these, the histories prove little.
 static CONTENDED: AtomicUsize = AtomicUsize::new(0);
 
-fn history<F: Walked>(bbm: BreakBeforeMake) {
+fn history<F: WalkedFormat>(bbm: BreakBeforeMake) {
     let mut random = Random(shuttle::rand::thread_rng().next_u64());
     let world = World::new(bbm, random.coin());
     let guest = Guest::<F>::new(&world);
@@ -112,7 +112,7 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
     shuttle::thread::scope(|scope| {
         for seed in 0..threads {
             let mut random = Random(random.0 ^ seed << 32);
-            let guest = Shared::new(&guest);
+            let guest = SharedRef::new(&guest);
             scope.spawn(move || {
                 let guest = guest.get();
                 let mut reader = Reader::register(guest.world).unwrap();
@@ -126,7 +126,7 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
         }
         for seed in 0..cpus {
             let mut random = Random(random.0 ^ (seed + 16) << 32);
-            let guest = Shared::new(&guest);
+            let guest = SharedRef::new(&guest);
             scope.spawn(move || {
                 for _ in 0..4 + random.below(9) {
                     let (gpa, write) = (random.gpa(), random.coin());
@@ -139,7 +139,7 @@ fn history<F: Walked>(bbm: BreakBeforeMake) {
     guest.finish();
 }
 
-fn explore<F: Walked>(name: &str, bbm: BreakBeforeMake) {
+fn explore<F: WalkedFormat>(name: &str, bbm: BreakBeforeMake) {
     CONTENDED.store(0, Ordering::Relaxed);
     for way in [Way::Random, Way::Priorities] {
         run::sample(name, way, 15_000, move || history::<F>(bbm));

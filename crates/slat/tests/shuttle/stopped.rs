@@ -1,8 +1,8 @@
 //! One thread is stopped at each of its steps, in turn, while another completes its operation on
 //! the same entries; then the first goes on.
 
-use crate::guest::{End, Guest, Op, Shared, range};
-use crate::hardware::{Use, Walked};
+use crate::guest::{End, Guest, Op, SharedRef, range};
+use crate::hardware::{Use, WalkedFormat};
 use crate::machine::{ALL, BIG, BLOCK, CLEAN, PAGE, RAM, World};
 use crate::run;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
@@ -66,7 +66,7 @@ impl Scheduler for Stop {
 }
 
 /// The initial state: two pages that could be a block, a block, two halves of one, a single page.
-fn before(guest: &Guest<'_, impl Walked>, first: Op) {
+fn before(guest: &Guest<'_, impl WalkedFormat>, first: Op) {
     let mut reader = Reader::register(guest.world).unwrap();
     let map = |start, end, attributes, largest| Op::Map {
         at: range(start, end),
@@ -149,7 +149,7 @@ fn operations() -> Vec<(&'static str, Op)> {
 }
 
 /// The operations that never hold others up, wherever they are stopped.
-fn hampers<F: Walked>(name: &str, bbm: BreakBeforeMake) -> bool {
+fn hampers<F: WalkedFormat>(name: &str, bbm: BreakBeforeMake) -> bool {
     match name {
         // Entries of a table that is being retired.
         "unmap" => true,
@@ -160,7 +160,7 @@ fn hampers<F: Walked>(name: &str, bbm: BreakBeforeMake) -> bool {
     }
 }
 
-fn everywhere<F: Walked>(bbm: BreakBeforeMake) {
+fn everywhere<F: WalkedFormat>(bbm: BreakBeforeMake) {
     let most = Arc::new(AtomicUsize::new(0));
     let mut places = 0;
     for (name, first) in operations() {
@@ -180,7 +180,7 @@ fn everywhere<F: Walked>(bbm: BreakBeforeMake) {
                 let guest = Guest::<F>::new(&world);
                 before(&guest, first);
                 let run = |op: Op| {
-                    let guest = Shared::new(&guest);
+                    let guest = SharedRef::new(&guest);
                     move || {
                         let mut reader = Reader::register(guest.get().world).unwrap();
                         guest.get().perform(&mut reader, op)

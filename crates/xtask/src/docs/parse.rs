@@ -15,7 +15,7 @@ const FORMS: [(&str, &str); 3] =
 
 /// Kinds of lines.
 #[derive(Debug, PartialEq, Eq)]
-enum Read {
+enum LineKind {
     /// Its program accepts it.
     Understood,
     /// Its program wants more: the line is the name of a command.
@@ -25,17 +25,17 @@ enum Read {
 }
 
 /// Parses a line by the shell's rules: the commands that it runs, one after the other.
-fn read(line: &str) -> Result<Read, String> {
+fn read(line: &str) -> Result<LineKind, String> {
     let forms = FORMS.iter().fold(line.to_owned(), |line, (form, value)| line.replace(form, value));
     let spaced = forms.replace(';', " ; ").replace("\\\n", " ");
     let words = shlex::split(&spaced).ok_or("a quote is not closed")?;
-    let mut read = Read::Other;
+    let mut read = LineKind::Other;
     for words in words.split(|word| [";", "|", "&&"].contains(&word.as_str())) {
         let words: Vec<_> =
             words.iter().take_while(|word| *word != ">").map(String::as_str).collect();
         if !words.is_empty() {
             read = match (command(&words)?, read) {
-                (Read::Other, before) => before,
+                (LineKind::Other, before) => before,
                 (read, _) => read,
             };
         }
@@ -43,21 +43,21 @@ fn read(line: &str) -> Result<Read, String> {
     Ok(read)
 }
 
-fn command(words: &[&str]) -> Result<Read, String> {
+fn command(words: &[&str]) -> Result<LineKind, String> {
     match words {
         ["nice", rest @ ..] => command(rest),
         [variable, rest @ ..] if variable.contains('=') => command(rest),
         ["slat", rest @ ..] => of_program(&slat_cli::PROGRAM, rest),
         ["slat-bench", rest @ ..] => of_program(&slat_bench::cli::PROGRAM, rest),
         ["cargo", rest @ ..] => cargo(rest),
-        [other, ..] if OTHERS.contains(other) => Ok(Read::Other),
+        [other, ..] if OTHERS.contains(other) => Ok(LineKind::Other),
         _ => {
             Err(format!("{words:?} is no program of this project, nor one that its pages may name"))
         }
     }
 }
 
-fn of_program(program: &'static Program, words: &[&str]) -> Result<Read, String> {
+fn of_program(program: &'static Program, words: &[&str]) -> Result<LineKind, String> {
     let line = std::iter::once(program.name).chain(words.iter().copied());
     let matches = match (program.command)().try_get_matches_from(line) {
         Ok(matches) => matches,
@@ -76,23 +76,23 @@ fn of_program(program: &'static Program, words: &[&str]) -> Result<Read, String>
                 let words: Vec<_> = line.split(' ').collect();
                 of_program(program, &words)?;
             }
-            Ok(Read::Understood)
+            Ok(LineKind::Understood)
         }
-        _ => Ok(Read::Understood),
+        _ => Ok(LineKind::Understood),
     }
 }
 
-fn of_error(error: &clap::Error) -> Result<Read, String> {
+fn of_error(error: &clap::Error) -> Result<LineKind, String> {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Read::Understood),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(LineKind::Understood),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
         | ErrorKind::MissingRequiredArgument
-        | ErrorKind::MissingSubcommand => Ok(Read::Name),
+        | ErrorKind::MissingSubcommand => Ok(LineKind::Name),
         _ => Err(error.to_string()),
     }
 }
 
-fn cargo(words: &[&str]) -> Result<Read, String> {
+fn cargo(words: &[&str]) -> Result<LineKind, String> {
     let at = words.iter().position(|word| *word == "--").unwrap_or(words.len());
     let (own, passed) = (&words[..at], words.get(at + 1..).unwrap_or_default());
     let value =
@@ -109,18 +109,18 @@ fn cargo(words: &[&str]) -> Result<Read, String> {
     };
     match (own, value("--example"), value("--test")) {
         (["xtask", ..], ..) => xtask(&words[1..]),
-        (["run", ..], Some(name), _) if exists("examples", name) => Ok(Read::Other),
+        (["run", ..], Some(name), _) if exists("examples", name) => Ok(LineKind::Other),
         (["run", ..], None, _) if package.is_none() => of_program(&slat_cli::PROGRAM, passed),
         (["run", ..], None, _) if package == Some("slat-bench") => {
             of_program(&slat_bench::cli::PROGRAM, passed)
         }
-        (["test", ..], _, Some(name)) if exists("tests", name) => Ok(Read::Other),
-        (["test", ..], _, None) => Ok(Read::Other),
+        (["test", ..], _, Some(name)) if exists("tests", name) => Ok(LineKind::Other),
+        (["test", ..], _, None) => Ok(LineKind::Other),
         _ => Err(format!("cargo {own:?} runs nothing that is here")),
     }
 }
 
-fn xtask(words: &[&str]) -> Result<Read, String> {
+fn xtask(words: &[&str]) -> Result<LineKind, String> {
     let line = std::iter::once("cargo xtask").chain(words.iter().copied());
     let cli = match Cli::try_parse_from(line) {
         Ok(cli) => cli,
@@ -129,7 +129,7 @@ fn xtask(words: &[&str]) -> Result<Read, String> {
     let (scenario, passed) = match &cli.task {
         Task::Bench { arguments } => ("engine", arguments),
         Task::Peers { arguments } => ("peers", arguments),
-        _ => return Ok(Read::Understood),
+        _ => return Ok(LineKind::Understood),
     };
     let passed: Vec<_> =
         std::iter::once(scenario).chain(passed.iter().map(String::as_str)).collect();
@@ -141,8 +141,8 @@ fn wrong<'a>(examples: impl Iterator<Item = &'a Example>, names: bool) -> Vec<St
     let mut wrong = Vec::new();
     for Example { at, line, .. } in examples {
         match read(line) {
-            Ok(Read::Name) if !names => wrong.push(format!("{at}: `{line}` lacks something")),
-            Ok(Read::Other) => println!("{at}: not of this project: {line}"),
+            Ok(LineKind::Name) if !names => wrong.push(format!("{at}: `{line}` lacks something")),
+            Ok(LineKind::Other) => println!("{at}: not of this project: {line}"),
             Ok(_) => {}
             Err(reason) => wrong.push(format!("{at}: `{line}`: {reason}")),
         }
@@ -179,7 +179,7 @@ fn a_line_with_an_option_or_a_scenario_that_is_gone_is_refused() {
 
 #[test]
 fn a_line_that_lacks_a_value_is_a_name() {
-    assert_eq!(read("slat bench"), Ok(Read::Name));
-    assert_eq!(read("slat bench dirty-log # as it is"), Ok(Read::Understood));
+    assert_eq!(read("slat bench"), Ok(LineKind::Name));
+    assert_eq!(read("slat bench dirty-log # as it is"), Ok(LineKind::Understood));
     assert!(Cli::command().get_name().starts_with("cargo"));
 }

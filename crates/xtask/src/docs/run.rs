@@ -80,7 +80,7 @@ const OF_A_HOST: (&str, &str) = (
 
 /// The output of a line, and whether it succeeded.
 #[derive(Clone)]
-struct Printed {
+struct LineOutput {
     text: String,
     success: bool,
 }
@@ -90,7 +90,7 @@ pub fn run(folder: &Path, programs: &Path) -> anyhow::Result<Vec<String>> {
     let _ = fs::remove_dir_all(folder);
     let kvm = File::options().read(true).write(true).open("/dev/kvm");
     let (mut skipped, mut failed) = (Vec::new(), Vec::new());
-    let mut known: HashMap<String, Printed> = HashMap::new();
+    let mut known: HashMap<String, LineOutput> = HashMap::new();
     for page in pages()? {
         let folder = folder.join(page.name.replace('/', "-"));
         prepare(&folder)?;
@@ -161,7 +161,7 @@ fn small(line: &str) -> String {
 }
 
 /// Runs a line in a shell.
-fn shell(line: &str, folder: &Path, programs: &Path) -> anyhow::Result<Printed> {
+fn shell(line: &str, folder: &Path, programs: &Path) -> anyhow::Result<LineOutput> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::iter::once(programs.to_owned()).chain(std::env::split_paths(&path));
     let mut shell = Command::new("sh");
@@ -169,12 +169,12 @@ fn shell(line: &str, folder: &Path, programs: &Path) -> anyhow::Result<Printed> 
     shell.env("PATH", std::env::join_paths(path)?).stdin(Stdio::null());
     let output = shell.output().context("sh does not start")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    Ok(Printed { text, success: output.status.success() })
+    Ok(LineOutput { text, success: output.status.success() })
 }
 
 /// Compares the output of a line with its page; returns a message on the result.
-fn held(example: &Example, small: &str, printed: &Printed) -> anyhow::Result<String> {
-    let Printed { text, success } = printed;
+fn held(example: &Example, small: &str, printed: &LineOutput) -> anyhow::Result<String> {
+    let LineOutput { text, success } = printed;
     // A page that shows an error shows that the line fails.
     let fails = example.shown.first().is_some_and(|line| line.starts_with("slat: "));
     ensure!(*success != fails, "`{small}` {}:\n{text}", if fails { "succeeds" } else { "fails" });
@@ -236,7 +236,7 @@ mod tests {
             line: "slat x".to_owned(),
             shown: shown.lines().map(str::to_owned).collect(),
         };
-        let printed = |success| Printed { text: "slat: no\n".to_owned(), success };
+        let printed = |success| LineOutput { text: "slat: no\n".to_owned(), success };
         assert!(held(&example("slat: no"), "slat x", &printed(false)).is_ok());
         assert!(held(&example("slat: no"), "slat x", &printed(true)).is_err());
         assert!(held(&example(""), "slat x", &printed(false)).is_err());

@@ -29,7 +29,7 @@ pub struct Guest<'a> {
 }
 
 /// Result of a run.
-pub struct Ending {
+pub struct RunEnd {
     /// All output of the guest's console.
     pub console: String,
     /// All output of the hypervisor for people.
@@ -40,7 +40,7 @@ pub struct Ending {
 
 impl Guest<'_> {
     /// Runs the machine to its end; `shown` copies console and hypervisor to stdout as they print.
-    pub fn run(&self, shown: bool) -> anyhow::Result<Ending> {
+    pub fn run(&self, shown: bool) -> anyhow::Result<RunEnd> {
         let (machine, report) = self.machine()?;
         let (mut console, mut report) =
             (Tail::open(&self.folder.join(CONSOLE))?, Tail::open(&report)?);
@@ -68,7 +68,7 @@ impl Guest<'_> {
         let (json, said): (Vec<&str>, Vec<&str>) =
             report.text.lines().partition(|line| line.starts_with('{'));
         let records = json.iter().map(|line| serde_json::from_str(line));
-        Ok(Ending {
+        Ok(RunEnd {
             console: ended.console,
             said: said.join("\n"),
             records: records.collect::<Result<_, _>>().context("a record is not JSON")?,

@@ -13,7 +13,7 @@ use crate::target;
 use anyhow::{Context, bail};
 use build::Build;
 use clap::Args;
-use machine::{Ending, Guest};
+use machine::{Guest, RunEnd};
 use serde_json::Value;
 use slat_hypervisor::options::{Job, Options};
 use slat_kernel::vm::Debian;
@@ -224,7 +224,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
 }
 
 /// Boots a guest, and waits for its end; `shown` copies its console to stdout.
-pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending> {
+pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<RunEnd> {
     let (words, build) = (args.words()?, args.build()?);
     let options = Options::parse(&words).map_err(|refused| anyhow::anyhow!("{refused}"))?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -280,7 +280,7 @@ fn initrd(image: &Path, kexec: bool) -> anyhow::Result<PathBuf> {
     once(folder.join("initrd-kexec"), &[("boot/Image", image), ("boot/initrd", &plain)])
 }
 
-impl Ending {
+impl RunEnd {
     /// Returns the first record of a kind.
     pub fn record(&self, kind: &str) -> Option<&Value> {
         self.records.iter().find(|record| record["record"] == kind)

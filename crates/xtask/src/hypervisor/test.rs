@@ -2,7 +2,7 @@
 //! deliberate faults.
 
 use super::build::{Build, program};
-use super::{Ending, Granule, RunArgs, boot};
+use super::{Granule, RunArgs, RunEnd, boot};
 use crate::workspace::Outcome;
 use crate::{in_ci, target};
 use anyhow::{Context, ensure};
@@ -12,7 +12,7 @@ use std::sync::Mutex;
 struct Case {
     name: String,
     args: RunArgs,
-    check: fn(&Ending) -> anyhow::Result<()>,
+    check: fn(&RunEnd) -> anyhow::Result<()>,
     /// With --long only.
     long: bool,
 }
@@ -283,7 +283,7 @@ fn cases() -> Vec<Case> {
         for vcpus in [1, 4] {
             let name = format!("caches-{policy}-{vcpus}");
             let args = caches(policy, vcpus, base());
-            cases.push(Case { name, args, check: Ending::check, long: true });
+            cases.push(Case { name, args, check: RunEnd::check, long: true });
         }
     }
     let fault = |fault: &str, logging| RunArgs {
@@ -333,12 +333,12 @@ fn probes() -> Vec<Case> {
         seconds,
         ..RunArgs::default()
     };
-    let right: fn(&Ending) -> anyhow::Result<()> = |end| {
+    let right: fn(&RunEnd) -> anyhow::Result<()> = |end| {
         end.check()?;
         ensure!(end.console.contains("probe: right"), "{}", end.console);
         Ok(())
     };
-    let stopped: fn(&Ending) -> anyhow::Result<()> = |end| {
+    let stopped: fn(&RunEnd) -> anyhow::Result<()> = |end| {
         ensure!(end.said.contains("vCPU 0: pc"), "no registers: {}", end.said);
         ensure!(
             end.why().contains("faults for ever") || end.why().contains("took more than"),
@@ -377,7 +377,7 @@ fn caches(policy: &str, vcpus: u64, args: RunArgs) -> RunArgs {
 }
 
 /// Checks that the guest was migrated, and found all data that it had written.
-fn migrated(end: &Ending) -> anyhow::Result<()> {
+fn migrated(end: &RunEnd) -> anyhow::Result<()> {
     end.check()?;
     let migration = end.record("migration").context("there was no migration")?;
     let rounds = migration["rounds"].as_array().map_or(0, Vec::len);
@@ -388,20 +388,20 @@ fn migrated(end: &Ending) -> anyhow::Result<()> {
 }
 
 /// Checks that stage 2 had pages of that size, and no smaller leaf.
-fn of_pages(end: &Ending, size: &str) -> anyhow::Result<()> {
+fn of_pages(end: &RunEnd, size: &str) -> anyhow::Result<()> {
     let leaves = end.record("end").map(|end| end["leaves"].clone()).unwrap_or_default();
     ensure!(leaves[size].as_u64() > Some(0) && leaves["4k"].is_null(), "leaves: {leaves}");
     Ok(())
 }
 
-fn no_maintenance(end: &Ending) -> anyhow::Result<()> {
+fn no_maintenance(end: &RunEnd) -> anyhow::Result<()> {
     for name in ["flushed_bytes", "touched_bytes", "mapped_bytes", "flushes"] {
         ensure!(end.count(name)? == 0, "{} {name} on a CPU with FEAT_S2FWB", end.count(name)?);
     }
     Ok(())
 }
 
-fn differs(end: &Ending) -> anyhow::Result<()> {
+fn differs(end: &RunEnd) -> anyhow::Result<()> {
     ensure!(end.why().starts_with("the copy differs"), "not noticed so: {}", end.why());
     Ok(())
 }

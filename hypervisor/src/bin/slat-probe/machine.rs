@@ -9,7 +9,7 @@ global_asm!(include_str!("start.s"));
 /// Registers of an exception, in the order in which `start.s` stores them.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct Caught {
+pub struct ExceptionFrame {
     pub esr: u64,
     pub far: u64,
     /// Address at which it was taken.
@@ -21,7 +21,7 @@ pub struct Caught {
     pub daif: u64,
 }
 
-impl Caught {
+impl ExceptionFrame {
     /// Returns the exception class, which is 0 for an undefined instruction.
     pub const fn class(&self) -> u64 {
         self.esr >> 26 & 0x3f
@@ -37,7 +37,7 @@ impl Caught {
 type Body = unsafe extern "C" fn(u64) -> u64;
 
 unsafe extern "C" {
-    fn attempt(body: Body, argument: u64, caught: *mut Caught) -> u64;
+    fn attempt(body: Body, argument: u64, caught: *mut ExceptionFrame) -> u64;
     fn load(address: u64) -> u64;
     fn store(address: u64) -> u64;
     fn jump(address: u64) -> u64;
@@ -61,9 +61,9 @@ pub enum Attempt {
 
 impl Attempt {
     /// Does it. Returns the exception, if there was one.
-    pub fn catch(self) -> Option<Caught> {
+    pub fn catch(self) -> Option<ExceptionFrame> {
         const NONE: u64 = u64::MAX;
-        let mut caught = Caught { vector: NONE, ..Caught::default() };
+        let mut caught = ExceptionFrame { vector: NONE, ..ExceptionFrame::default() };
         let (body, argument): (Body, u64) = match self {
             Self::Load(address) => (load, address),
             Self::Store(address) => (store, address),

@@ -14,14 +14,14 @@ struct Mismatch {
 
 /// Memory, and the expected stamp of each page.
 #[derive(Debug)]
-struct Stamped {
+struct StampedMemory {
     memory: Memory,
     /// Expected stamps. They are kept outside the memory, so that a page that was lost or exchanged
     /// is detected with any content.
     expected: Vec<u64>,
 }
 
-impl Stamped {
+impl StampedMemory {
     /// Maps the memory, and stamps all pages as pass 1.
     fn new(mib: usize) -> anyhow::Result<Self> {
         let memory = Memory::new(mib)?;
@@ -74,7 +74,7 @@ impl Stamped {
 /// # Errors
 /// Returns an error if the memory cannot be mapped.
 pub fn run(mib: usize, seconds: Option<u64>, control: &Control) -> anyhow::Result<Verdict> {
-    let mut stamped = Stamped::new(mib)?;
+    let mut stamped = StampedMemory::new(mib)?;
     control.tell(Event::Started);
     let until = control.until(seconds);
     let passes = stamped.passes(|| until.over());
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn memory_that_nothing_else_writes_is_correct() {
-        let mut stamped = Stamped::new(8).unwrap();
+        let mut stamped = StampedMemory::new(8).unwrap();
         let mut looks = 0;
         let passes = stamped.passes(|| {
             looks += 1;
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_lost_page_is_found_by_the_next_pass_and_the_last_check() {
-        let mut stamped = Stamped::new(1).unwrap();
+        let mut stamped = StampedMemory::new(1).unwrap();
         stamped.memory.store(7, 0);
         let lost = Mismatch { page: 7, held: 0, expected: 7 << 32 | 1 };
         assert_eq!(stamped.check_all().as_ref(), Err(&lost));
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_page_that_holds_its_own_older_stamp_is_found() {
-        let mut stamped = Stamped::new(1).unwrap();
+        let mut stamped = StampedMemory::new(1).unwrap();
         let old = stamped.memory.load(0);
         stamped.write(0, 2);
         stamped.memory.store(0, old);

@@ -68,7 +68,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 
 type On<'t> = Guard<'t, 'static, F, Machine>;
 type Cache<'a> = TableCache<'a, F, Machine>;
-type Changed = Result<u64, Stopped<ChangeError>>;
+type ChangeResult = Result<u64, Interruption<ChangeError>>;
 
 macro_rules! operations {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty { $body:expr })*) => {$(
@@ -91,7 +91,7 @@ operations! {
     }
     op_map(guard: &mut On<'_>, at: GpaRange, hpa: Hpa,
            how: Attributes, size: PageSize, cache: &mut Cache<'static>)
-        -> Result<u64, Stopped<MapError>> {
+        -> Result<u64, Interruption<MapError>> {
         guard.map(at, hpa, how, size, cache)
     }
     op_reserve_commit(guard: &mut On<'_>, gpa: Gpa, hpa: Hpa,
@@ -100,76 +100,76 @@ operations! {
         guard.reserve(gpa, size, cache).ok()?.commit(hpa, how).ok()?
     }
     op_unmap(guard: &mut On<'_>, at: GpaRange, batch: &mut UnmapBatch<'_, '_, F, Machine>)
-        -> Result<u64, Stopped<UnmapError>> {
+        -> Result<u64, Interruption<UnmapError>> {
         guard.unmap(at, batch)
     }
-    op_write_protect(guard: &mut On<'_>, at: GpaRange) -> Changed {
+    op_write_protect(guard: &mut On<'_>, at: GpaRange) -> ChangeResult {
         guard.write_protect(at)
     }
-    op_protect(guard: &mut On<'_>, at: GpaRange, rights: Rights) -> Changed {
+    op_protect(guard: &mut On<'_>, at: GpaRange, rights: Rights) -> ChangeResult {
         guard.protect(at, rights)
     }
-    op_set_software(guard: &mut On<'_>, at: GpaRange, set: Software, clear: Software) -> Changed {
+    op_set_software(guard: &mut On<'_>, at: GpaRange, set: Software, clear: Software) -> ChangeResult {
         guard.set_software(at, set, clear)
     }
-    op_execute_protect(guard: &mut On<'_>, at: GpaRange) -> Changed {
+    op_execute_protect(guard: &mut On<'_>, at: GpaRange) -> ChangeResult {
         guard.execute_protect(at)
     }
-    op_relax(guard: &mut On<'_>, at: GpaRange, access: Access) -> Changed {
+    op_relax(guard: &mut On<'_>, at: GpaRange, access: Access) -> ChangeResult {
         guard.relax(at, access).map(slat::LocalFlush::not_needed_here)
     }
     op_relax_only_if(guard: &mut On<'_>, at: GpaRange, access: Access, software: Software)
-        -> Changed {
+        -> ChangeResult {
         guard.relax(at, Relax::new(access).only_if(software)).map(slat::LocalFlush::not_needed_here)
     }
-    op_relax_unmarked(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
+    op_relax_unmarked(guard: &mut On<'_>, at: GpaRange, software: Software) -> ChangeResult {
         guard
             .relax(at, Relax::new(Access::Write).only_if(software).unmarked())
             .map(slat::LocalFlush::not_needed_here)
     }
-    op_relax_unmarked_fetch(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
+    op_relax_unmarked_fetch(guard: &mut On<'_>, at: GpaRange, software: Software) -> ChangeResult {
         guard
             .relax(at, Relax::new(Access::Execute).only_if(software).unmarked())
             .map(slat::LocalFlush::not_needed_here)
     }
     op_split(guard: &mut On<'_>, at: GpaRange, size: PageSize, cache: &mut Cache<'static>)
-        -> Result<u64, Stopped<SplitError>> {
+        -> Result<u64, Interruption<SplitError>> {
         guard.split(at, size, cache)
     }
     op_replace(guard: &mut On<'_>, at: GpaRange, from: Hpa, to: Hpa, how: Attributes)
-        -> Result<u64, Stopped<ReplaceError>> {
+        -> Result<u64, Interruption<ReplaceError>> {
         guard.replace(at, from, to, how)
     }
     op_set_owner(guard: &mut On<'_>, at: GpaRange, from: Option<Owner>,
                  to: Option<Owner>, cache: &mut Cache<'static>)
-        -> Result<u64, Stopped<OwnerError>> {
+        -> Result<u64, Interruption<OwnerError>> {
         guard.set_owner(at, from, to, cache)
     }
-    op_prune(guard: &mut On<'_>, at: GpaRange) -> Result<usize, Stopped<ChangeError>> {
+    op_prune(guard: &mut On<'_>, at: GpaRange) -> Result<usize, Interruption<ChangeError>> {
         guard.prune(at)
     }
     op_replace_table(guard: &mut On<'_>, gpa: Gpa, size: PageSize, hpa: Hpa, leaf: Attributes)
-        -> Result<Option<u64>, Stopped<MapError>> {
+        -> Result<Option<u64>, Interruption<MapError>> {
         guard.replace_table(gpa, size, hpa, leaf)
     }
     op_collapse(guard: &mut On<'_>, at: GpaRange, size: PageSize)
-        -> Result<u64, Stopped<SplitError>> {
+        -> Result<u64, Interruption<SplitError>> {
         guard.collapse(at, size)
     }
     op_age(guard: &mut On<'_>, at: GpaRange, ages: &mut AgeBitmaps<'_>, how: AgeOptions)
-        -> Result<AgeCounts, Stopped<ChangeError>> {
+        -> Result<AgeCounts, Interruption<ChangeError>> {
         guard.age(at, ages, how)
     }
-    op_harvest(guard: &mut On<'_>, at: GpaRange, bitmap: &mut [u64]) -> Changed {
+    op_harvest(guard: &mut On<'_>, at: GpaRange, bitmap: &mut [u64]) -> ChangeResult {
         guard.harvest(at, bitmap)
     }
-    op_clean(guard: &mut On<'_>, at: GpaRange) -> Changed {
+    op_clean(guard: &mut On<'_>, at: GpaRange) -> ChangeResult {
         guard.clean(at)
     }
-    op_translate(guard: &On<'_>, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+    op_translate(guard: &On<'_>, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         guard.translate(gpa)
     }
-    op_flush(guard: &mut On<'_>, at: GpaRange) -> Changed {
+    op_flush(guard: &mut On<'_>, at: GpaRange) -> ChangeResult {
         guard.clean_caches(at)
     }
     op_complete(guard: &mut On<'_>) -> () {

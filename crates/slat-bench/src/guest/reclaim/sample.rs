@@ -48,11 +48,11 @@ impl<A: Arch> Ram for MachineRam<'_, A> {
 
 /// Linux's lock, or none; and how long the reclaiming thread waited for it.
 #[derive(Clone, Copy, Default)]
-struct Locking<'l> {
+struct LinuxLock<'l> {
     lock: Option<(&'l FairLock, &'l AtomicU64)>,
 }
 
-impl Gate for Locking<'_> {
+impl Gate for LinuxLock<'_> {
     fn alone(&self, work: &mut dyn FnMut()) {
         let Some((lock, waited)) = self.lock else { return work() };
         let begin = Instant::now();
@@ -81,9 +81,9 @@ pub struct Sample {
 }
 
 /// Memory of a guest.
-pub type ThePaged<'h, A> = PagedMemory<'h, MachineRam<'h, A>, LabSwap>;
+pub type SampleMemory<'h, A> = PagedMemory<'h, MachineRam<'h, A>, LabSwap>;
 /// A guest on the memory of one machine, with swap.
-pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
+pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h SampleMemory<'h, A>>;
 
 /// Runs `case` under `policy`.
 pub fn sample<F: Format, A: Arch>(
@@ -169,7 +169,7 @@ fn run<F: Format, A: Arch>(
     cpus: &[usize],
 ) -> anyhow::Result<Sample> {
     let (lock, waited) = (&FairLock::default(), &AtomicU64::new(0));
-    let locking = Locking { lock: is_locked(policy).then_some((lock, waited)) };
+    let locking = LinuxLock { lock: is_locked(policy).then_some((lock, waited)) };
     let vcpus = usize::from(case.vcpus);
     let (filled, done) = (&Barrier::new(vcpus + 1), &Barrier::new(vcpus + 1));
     let (over, failed) = (&AtomicBool::new(false), &AtomicBool::new(false));
@@ -271,11 +271,11 @@ fn run<F: Format, A: Arch>(
 
 /// A vCPU on its CPU: it handles its own faults, and checks what it reads.
 pub struct Runner<'w, 'h, F: Format, A: Arch> {
-    vcpu: Vcpu<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>,
+    vcpu: Vcpu<'w, F, FastMachine<A>, &'h SampleMemory<'h, A>>,
     cpu: FastCpu<'h, A>,
     case: &'w Case,
     id: u16,
-    locking: Locking<'w>,
+    locking: LinuxLock<'w>,
     /// Set when another vCPU has failed: then this one waits no longer.
     failed: Option<&'w AtomicBool>,
     /// For each page, the version that this vCPU wrote last.
@@ -290,7 +290,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         case: &'w Case,
         id: u16,
         storage: &'w mut TableStorage,
-        locking: Locking<'w>,
+        locking: LinuxLock<'w>,
         failed: Option<&'w AtomicBool>,
     ) -> anyhow::Result<Self> {
         let vcpu = Vcpu::new(guest, id, storage)?;
@@ -307,11 +307,11 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         case: &'w Case,
         storage: &'w mut TableStorage,
     ) -> anyhow::Result<Self> {
-        Self::new(guest, machine, case, 0, storage, Locking::default(), None)
+        Self::new(guest, machine, case, 0, storage, LinuxLock::default(), None)
     }
 
     /// Returns the worker that moves pages on this thread.
-    pub fn worker(&mut self) -> &mut Worker<'w, F, FastMachine<A>, &'h ThePaged<'h, A>> {
+    pub fn worker(&mut self) -> &mut Worker<'w, F, FastMachine<A>, &'h SampleMemory<'h, A>> {
         self.vcpu.worker()
     }
 

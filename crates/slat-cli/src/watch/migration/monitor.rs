@@ -1,6 +1,6 @@
 //! QEMU's monitor of a watched guest: dirty rates, and what happened by its account.
 
-use super::{Asked, Dirty, predict, sampled, span};
+use super::{Dirty, MigrationOptions, predict, sampled, span};
 use crate::watch::timeline::Event;
 use slat_kvm::watch::GuestTotal;
 use slat_kvm::watch::qmp::{DirtyRate, Migration, Qmp};
@@ -184,7 +184,7 @@ impl Monitor {
 
     /// Returns what QEMU told of the guest during the watch: migrations, each beside its forecast
     /// if the user named a link, pauses and the balloon.
-    pub fn events(&self, guest: &GuestTotal, asked: &Asked) -> Vec<Event> {
+    pub fn events(&self, guest: &GuestTotal, asked: &MigrationOptions) -> Vec<Event> {
         let mut events = self.events.clone();
         let memory = asked.memory.or(self.memory.as_ref().ok().copied());
         for (place, rate) in &self.completed {

@@ -6,8 +6,8 @@ use slat_kvm::watch::qmp::Qmp;
 
 const GBIT: f64 = 1.25e8;
 
-fn asked(dirty: Option<f64>) -> Asked {
-    Asked {
+fn asked(dirty: Option<f64>) -> MigrationOptions {
+    MigrationOptions {
         link: Some(Rate(10.0 * GBIT)),
         dirty_rate: dirty.map(Rate),
         hot_set: None,
@@ -101,7 +101,7 @@ fn the_time_line_shows_a_migrations_forecast_and_real_figures() {
         step.store(at, Ordering::Relaxed);
         monitor.step(f64::from(at));
     }
-    let known = Asked { memory: Some(1 << 30), ..asked(None) };
+    let known = MigrationOptions { memory: Some(1 << 30), ..asked(None) };
     let events = monitor.events(&of_gib(1), &known);
     let said: Vec<_> = events.iter().map(|it| format!("{} {}", it.at, it.what)).collect();
     let expected = [
@@ -119,7 +119,7 @@ fn the_time_line_shows_a_migrations_forecast_and_real_figures() {
         assert!(said.starts_with(expected), "{said}, not {expected}");
     }
     assert!(said[6].contains("forecast by 20 MiB/s dirtied before it and --link: "), "{}", said[6]);
-    let without = monitor.events(&of_gib(1), &Asked { link: None, ..known });
+    let without = monitor.events(&of_gib(1), &MigrationOptions { link: None, ..known });
     assert!(without[6].what.ends_with("ms"), "{without:?}");
     // One of before the watch is not told.
     let (monitor, _) = self::monitor(move |command| match command {
@@ -209,7 +209,7 @@ fn ring_pages_give_a_rate_and_a_missing_rate_has_a_reason() {
 fn the_memory_that_is_given_counts_in_place_of_the_process_s() {
     let one = of_gib(17);
     let of_process = asked(Some(4.0 * GBIT));
-    let given = Asked { memory: Some(16 << 30), ..of_process };
+    let given = MigrationOptions { memory: Some(16 << 30), ..of_process };
     let [whole, own] = [of_process, given].map(|it| tell(&[&one], None, &it).predictions);
     assert_eq!([whole[0].memory, own[0].memory], [17 << 30, 16 << 30]);
     assert!(own[0].seconds < whole[0].seconds, "{own:?} {whole:?}");

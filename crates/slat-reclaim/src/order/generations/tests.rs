@@ -2,17 +2,17 @@ use super::*;
 use crate::order::tests::{Memory, check_queues};
 use spin::Mutex;
 
-fn generations(pages: u32, window: u32, around: bool) -> (Locked, Memory) {
+fn generations(pages: u32, window: u32, around: bool) -> (LockedGenerations, Memory) {
     let looks = ScanOptions { window, around, frequency: true };
     let mut order = Generations::new(pages, looks, 0);
     let memory = Memory::all_here(pages);
     (0..pages).for_each(|page| order.arrive(page, None, pages));
-    (Locked(Mutex::new(order)), memory)
+    (LockedGenerations(Mutex::new(order)), memory)
 }
 
-struct Locked(Mutex<Generations>);
+struct LockedGenerations(Mutex<Generations>);
 
-impl Locked {
+impl LockedGenerations {
     fn held(&self) -> Stretches<'_, Generations> {
         Stretches::new(&self.0)
     }

@@ -261,11 +261,11 @@ impl IdRegisters {
     /// Returns the format with all features that this CPU offers.
     ///
     /// # Errors
-    /// [`Unsupported::Granule`] names the granules that stage 2 has. [`Unsupported::Feature`] if
-    /// this granule lacks FEAT_LPA2, or the CPU lacks FEAT_LPA.
+    /// [`UnsupportedFeature::Granule`] names the granules that stage 2 has.
+    /// [`UnsupportedFeature::Feature`] if this granule lacks FEAT_LPA2, or the CPU lacks FEAT_LPA.
     pub fn format<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
-    ) -> Result<Arm64<PAGE_SHIFT, WIDE>, Unsupported> {
+    ) -> Result<Arm64<PAGE_SHIFT, WIDE>, UnsupportedFeature> {
         self.check::<PAGE_SHIFT, WIDE>()?;
         let widest = Arm64::default();
         Ok(Arm64 {
@@ -285,13 +285,13 @@ impl IdRegisters {
     /// format may ask for too.
     ///
     /// # Errors
-    /// [`Unsupported`] if this CPU lacks a feature that the format is configured for: its walks
-    /// would fault, or read bits of a descriptor as something else.
+    /// [`UnsupportedFeature`] if this CPU lacks a feature that the format is configured for: its
+    /// walks would fault, or read bits of a descriptor as something else.
     pub fn vtcr<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
         format: &Arm64<PAGE_SHIFT, WIDE>,
         geometry: &Geometry,
-    ) -> Result<u64, Unsupported> {
+    ) -> Result<u64, UnsupportedFeature> {
         let granule = const { Granule::of_shift(PAGE_SHIFT) };
         self.check::<PAGE_SHIFT, WIDE>()?;
         let needs = [
@@ -300,11 +300,11 @@ impl IdRegisters {
             (format.split_execute, self.split_execute(), "FEAT_XNX"),
         ];
         if let Some(&(_, _, name)) = needs.iter().find(|(asked, has, _)| *asked && !has) {
-            return Err(Unsupported::Feature { name });
+            return Err(UnsupportedFeature::Feature { name });
         }
         let wanted = format.output_bits().max(geometry.address_bits);
         if wanted > self.address_bits() {
-            return Err(Unsupported::AddressBits { wanted, most: self.address_bits() });
+            return Err(UnsupportedFeature::AddressBits { wanted, most: self.address_bits() });
         }
         // `wanted` is at most what PARange says, so an entry of the table holds it.
         let ps = ADDRESS_BITS.iter().position(|&bits| bits >= wanted).unwrap_or(0) as u64;
@@ -332,7 +332,7 @@ impl IdRegisters {
     fn start_level<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
         geometry: &Geometry,
-    ) -> Result<u64, Unsupported> {
+    ) -> Result<u64, UnsupportedFeature> {
         let (lowest, third_needs, fourth) = match const { Granule::of_shift(PAGE_SHIFT) } {
             Granule::K4 => (1, 44, VTCR_SL2),
             Granule::K16 => (0, 42, 3 << VTCR_SL0_SHIFT),
@@ -361,7 +361,7 @@ impl IdRegisters {
             Some(steps) => Ok(u64::from(steps) << VTCR_SL0_SHIFT),
             None => {
                 let most = self.address_bits();
-                Err(Unsupported::StartLevel { geometry: *geometry, most })
+                Err(UnsupportedFeature::StartLevel { geometry: *geometry, most })
             }
         }
     }
@@ -372,21 +372,21 @@ impl IdRegisters {
     /// loaded always has the same root.
     ///
     /// # Errors
-    /// [`Unsupported::Vmid`] if the CPU has no such VMID, [`Unsupported::Root`] if the register
-    /// cannot hold the address. Either would overwrite bits of the other.
+    /// [`UnsupportedFeature::Vmid`] if the CPU has no such VMID, [`UnsupportedFeature::Root`] if
+    /// the register cannot hold the address. Either would overwrite bits of the other.
     pub fn vttbr<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
         format: &Arm64<PAGE_SHIFT, WIDE>,
         root: Hpa,
         vmid: Vmid,
-    ) -> Result<u64, Unsupported> {
+    ) -> Result<u64, UnsupportedFeature> {
         let bits = self.vmid_bits();
         if u32::from(vmid.0) >> bits != 0 {
-            return Err(Unsupported::Vmid { vmid, bits });
+            return Err(UnsupportedFeature::Vmid { vmid, bits });
         }
         let most = self.address_bits().min(format.output_bits());
         if !root.0.is_multiple_of(ROOT_ALIGNMENT) || root.0 >> most != 0 {
-            return Err(Unsupported::Root { root, most });
+            return Err(UnsupportedFeature::Root { root, most });
         }
         let low = root.0 & ((1 << VTTBR_VMID_SHIFT) - 1);
         let high = root.0 >> VTTBR_VMID_SHIFT << VTTBR_HIGH_SHIFT;
@@ -394,7 +394,7 @@ impl IdRegisters {
     }
 
     /// Checks that stage 2 has the granule, and the feature for wide addresses if `WIDE`.
-    fn check<const PAGE_SHIFT: u32, const WIDE: bool>(&self) -> Result<(), Unsupported> {
+    fn check<const PAGE_SHIFT: u32, const WIDE: bool>(&self) -> Result<(), UnsupportedFeature> {
         let wanted = const { Granule::of_shift(PAGE_SHIFT) };
         if WIDE && self.has_granule(wanted) {
             let (has, name) = match wanted {
@@ -402,14 +402,14 @@ impl IdRegisters {
                 _ => (self.has_lpa2(wanted), "FEAT_LPA2 of this granule at stage 2"),
             };
             if !has {
-                return Err(Unsupported::Feature { name });
+                return Err(UnsupportedFeature::Feature { name });
             }
         }
         if self.has_granule(wanted) {
             return Ok(());
         }
         let supported = Granule::ALL.map(|granule| self.has_granule(granule).then_some(granule));
-        Err(Unsupported::Granule { wanted, supported })
+        Err(UnsupportedFeature::Granule { wanted, supported })
     }
 }
 
@@ -418,7 +418,7 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> GuestRoot<Arm64<PAGE_SHIFT, WIDE>>
     ///
     /// # Errors
     /// The errors of [`IdRegisters::vttbr`].
-    pub fn vttbr(&self, cpu: &IdRegisters) -> Result<u64, Unsupported> {
+    pub fn vttbr(&self, cpu: &IdRegisters) -> Result<u64, UnsupportedFeature> {
         cpu.vttbr(&self.format, self.root, self.vmid)
     }
 
@@ -426,7 +426,7 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> GuestRoot<Arm64<PAGE_SHIFT, WIDE>>
     ///
     /// # Errors
     /// The errors of [`IdRegisters::vtcr`].
-    pub fn vtcr(&self, cpu: &IdRegisters) -> Result<u64, Unsupported> {
+    pub fn vtcr(&self, cpu: &IdRegisters) -> Result<u64, UnsupportedFeature> {
         cpu.vtcr(&self.format, &self.geometry)
     }
 }
@@ -434,7 +434,7 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> GuestRoot<Arm64<PAGE_SHIFT, WIDE>>
 /// A feature that a CPU lacks, with what it has instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Unsupported {
+pub enum UnsupportedFeature {
     /// Stage 2 lacks the granule.
     Granule {
         /// The granule asked for.
@@ -477,7 +477,7 @@ pub enum Unsupported {
     },
 }
 
-impl fmt::Display for Unsupported {
+impl fmt::Display for UnsupportedFeature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Granule { wanted, supported } => {
@@ -509,7 +509,7 @@ impl fmt::Display for Unsupported {
     }
 }
 
-impl core::error::Error for Unsupported {}
+impl core::error::Error for UnsupportedFeature {}
 
 #[cfg(test)]
 mod tests;

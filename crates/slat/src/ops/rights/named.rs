@@ -9,7 +9,7 @@ use crate::platform::Platform;
 use crate::pte::Atomically;
 use crate::sync::acquired;
 use crate::table::{Pte, folded, pte};
-use crate::tables::{Stopped, Tables};
+use crate::tables::{Interruption, Tables};
 use crate::walk::WalkCounts;
 use core::marker::PhantomData;
 
@@ -21,7 +21,7 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         &mut self,
         pages: &Pages<'_>,
         rule: R,
-    ) -> Result<u64, Stopped<ChangeError>> {
+    ) -> Result<u64, Interruption<ChangeError>> {
         const {
             assert!(!R::TOUCHES && !R::EXECUTES, "rules that give no right");
             assert!(R::STALE || !R::SEEN, "nothing is published");
@@ -41,7 +41,7 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         pages: &Pages<'_>,
         table: &mut PageTable<'t, F>,
         rule: R,
-    ) -> Result<(), Stopped<ChangeError>> {
+    ) -> Result<(), Interruption<ChangeError>> {
         let aligned = pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) == 0;
         let mut next = 0;
         while let Some(first) = seek(pages.bits, next, |word| word) {
@@ -83,8 +83,8 @@ impl<'t, F: Format, P: Platform> Guard<'t, '_, F, P> {
         first: usize,
         end: usize,
         rule: R,
-        stopped: Stopped<ChangeError>,
-    ) -> Result<(), Stopped<ChangeError>> {
+        stopped: Interruption<ChangeError>,
+    ) -> Result<(), Interruption<ChangeError>> {
         let start = run_start(pages.bits, first);
         if start == first || !matches!(stopped.reason, ChangeError::CutsBlock { .. }) {
             return Err(stopped);
@@ -181,9 +181,9 @@ mod tests {
 
     /// Protects; before the exchange of one page hardware marks that page as written.
     #[derive(Clone, Copy)]
-    struct Beaten<'t>(&'t Pte);
+    struct LateWrite<'t>(&'t Pte);
 
-    impl Rule<F> for Beaten<'_> {
+    impl Rule<F> for LateWrite<'_> {
         fn change(&self, raw: u64) -> u64 {
             if raw == self.0.load() {
                 self.0.exchange(raw, raw | F::DIRTY).unwrap();
@@ -197,7 +197,7 @@ mod tests {
         let page = |number: u64| F::leaf(F::WRITE, 0, Hpa(number << 12));
         let ptes: Vec<Pte> = (0..512).map(|number| Pte::new(page(number))).collect();
         let mut table = PageTable::<F> { ptes: &ptes, start: 0, end: 2 << 20, ..PageTable::NONE };
-        assert_eq!(table.rewrite(0x1000, 0b1101, &Beaten(&ptes[3])), 0b1100);
+        assert_eq!(table.rewrite(0x1000, 0b1101, &LateWrite(&ptes[3])), 0b1100);
         let WalkCounts { read, changed, start, end } = table.tally;
         assert_eq!((read, changed, start, end), (1, 1, 0x1000, 0x2000));
         let found = [1, 3, 4].map(|number| ptes[number].load());

@@ -10,7 +10,7 @@ use crate::walk::Entry;
 /// cache that they came from ([`TableCache::keep`]), by their order, and a block's value is the one
 /// that its table was built from ([`block_of`]): a hypervisor's stack has a few KiB. A block's
 /// place is its distance from the first, in blocks.
-pub(super) struct Waiting<'t> {
+pub(super) struct WaitingBlocks<'t> {
     /// The entry of the first block.
     pub first: &'t Pte,
     /// The first address of that block.
@@ -22,7 +22,7 @@ pub(super) struct Waiting<'t> {
     pub level: u8,
 }
 
-impl Waiting<'_> {
+impl WaitingBlocks<'_> {
     /// Returns the place of the block at `base`.
     #[inline]
     pub fn place<F: Format>(&self, base: u64) -> usize {

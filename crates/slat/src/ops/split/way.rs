@@ -19,10 +19,10 @@ pub trait SplitWalk: sealed::Way {
 /// The engine's own way: fills tables by runs, does not enter new tables, and breaks up to
 /// [`SplitWalk::MERGED`] blocks for one invalidation.
 #[derive(Clone, Copy, Debug)]
-pub struct Batched;
+pub struct BatchedSplit;
 
-impl SplitWalk for Batched {}
-impl sealed::Way for Batched {}
+impl SplitWalk for BatchedSplit {}
+impl sealed::Way for BatchedSplit {}
 
 pub(crate) mod sealed {
     use super::{Builder, Format, Frame, Plan, Platform};

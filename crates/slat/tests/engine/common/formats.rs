@@ -1,13 +1,15 @@
 //! The formats on which tests run, by the names that tests get from them.
 #![allow(non_camel_case_types, reason = "they are names of tests, too")]
 
-use super::hardware::{arm::Arm, ept::Ept, grouped::Grouped, npt::Npt, power::Core, riscv::Hart};
+use super::hardware::{
+    arm::Arm, ept::Ept, grouped::GroupedArm, npt::Npt, power::Core, riscv::Hart,
+};
 
 pub type arm_4k = Arm<12>;
 pub type arm_16k = Arm<14>;
 pub type arm_64k = Arm<16>;
 /// Whose hardware sees groups of contiguous leaves as one.
-pub type arm_4k_groups = Grouped<12>;
+pub type arm_4k_groups = GroupedArm<12>;
 pub type arm_4k_lpa2 = Arm<12, true>;
 pub type arm_16k_lpa2 = Arm<14, true>;
 pub type arm_64k_lpa = Arm<16, true>;

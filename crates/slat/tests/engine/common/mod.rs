@@ -90,7 +90,7 @@ impl Memory {
 
 pub type Meanwhile = Box<dyn FnMut(&TestPlatform, Moment)>;
 /// Gets the address of the table.
-pub type Entered = Box<dyn FnMut(&TestPlatform, u64)>;
+pub type OnEntry = Box<dyn FnMut(&TestPlatform, u64)>;
 
 pub struct TestPlatform {
     bbm: BreakBeforeMake,
@@ -101,7 +101,7 @@ pub struct TestPlatform {
     pub events: RefCell<Vec<Event>>,
     pub machine: RefCell<Option<Machine>>,
     meanwhile: RefCell<Option<Meanwhile>>,
-    entered: RefCell<Option<Entered>>,
+    entered: RefCell<Option<OnEntry>>,
     readers: Readers<[ReaderSlot; 4]>,
 }
 
@@ -140,7 +140,7 @@ impl TestPlatform {
 
     /// Sets what runs whenever the engine has followed a link, and has not read the table yet: what
     /// another thread does meanwhile.
-    pub fn entered(&self, hook: Option<Entered>) -> Option<Entered> {
+    pub fn entered(&self, hook: Option<OnEntry>) -> Option<OnEntry> {
         self.entered.replace(hook)
     }
 

@@ -4,7 +4,7 @@ use super::TestPlatform;
 use super::hardware::Hardware;
 use super::history::{Beside, Extent, History, Op, Place, Span, Step};
 use super::world::{Mapping, World};
-use slat::{Batched, Bounded, EveryEntry, Gpa, GpaRange, PageSize, TableBits};
+use slat::{BatchedSplit, BoundedWalk, EveryEntry, Gpa, GpaRange, PageSize, TableBits};
 use std::marker::PhantomData;
 
 pub struct Space<H> {
@@ -123,8 +123,8 @@ impl<H: Hardware> Space<H> {
                 let Some(range) = self.range(span) else { return };
                 let split = match way {
                     0 => World::split::<EveryEntry>,
-                    1 => World::split::<Bounded>,
-                    _ => World::split::<Batched>,
+                    1 => World::split::<BoundedWalk>,
+                    _ => World::split::<BatchedSplit>,
                 };
                 let (to, frames) = (self.size(to), frames.min(self.most_frames));
                 self.beside(world, range.start().0, beside);

@@ -5,8 +5,8 @@ use super::world::{CacheOf, GuardOf, TablesOf, cache, check_sizes};
 use super::{TestPlatform, destroy};
 use slat::format::{arm64::Arm64, ept::Ept};
 use slat::{
-    Attributes, BreakBeforeMake, ChangeError, Format, Gpa, GpaRange, Guard, Hpa, LocalFlush,
-    OpCounts, Relax, Stopped, Vmid,
+    Attributes, BreakBeforeMake, ChangeError, Format, Gpa, GpaRange, Guard, Hpa, Interruption,
+    LocalFlush, OpCounts, Relax, Vmid,
 };
 use std::fmt::{Debug, Display};
 
@@ -75,12 +75,12 @@ pub fn on_stage_uncounted<H: Hardware>(
 /// Checks that a call was refused at that address for that reason; returns the message.
 #[track_caller]
 pub fn refused<R, E: Debug + PartialEq + Display>(
-    result: Result<R, Stopped<E>>,
+    result: Result<R, Interruption<E>>,
     at: u64,
     reason: E,
 ) -> String {
     let stopped = result.err().expect("accepted");
-    assert_eq!(stopped, Stopped { at: Gpa(at), reason });
+    assert_eq!(stopped, Interruption { at: Gpa(at), reason });
     stopped.to_string()
 }
 
@@ -104,7 +104,7 @@ pub fn relax<F: Format>(
     guard: &mut Guard<'_, '_, F, TestPlatform>,
     at: GpaRange,
     what: impl Into<Relax>,
-) -> Result<u64, Stopped<ChangeError>> {
+) -> Result<u64, Interruption<ChangeError>> {
     guard.relax(at, what).map(LocalFlush::not_needed_here)
 }
 

@@ -2,7 +2,7 @@
 //! and to the model.
 
 use crate::common::flat::Flat;
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::hardware::{Access as Accessed, Hardware, Run, Tree};
 use crate::common::machine::Machine;
 use crate::common::world::rights::executed;
@@ -13,8 +13,8 @@ use crate::common::world::{
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
     Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Execute, Gpa,
-    GpaRange, Hpa, Invalidation, LeafDelta, MapError, OpCounts, PageSize, Reader, Software,
-    SplitError, Stopped, Tables, UnmapEntry, UnmapError,
+    GpaRange, Hpa, Interruption, Invalidation, LeafDelta, MapError, OpCounts, PageSize, Reader,
+    Software, SplitError, Tables, UnmapEntry, UnmapError,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -49,8 +49,8 @@ impl Rule {
 
 pub struct Fixture<'p, const G: u32> {
     pub platform: &'p TestPlatform,
-    pub tables: TablesOf<'p, Grouped<G>>,
-    pub hardware: Grouped<G>,
+    pub tables: TablesOf<'p, GroupedArm<G>>,
+    pub hardware: GroupedArm<G>,
     reader: Reader<'p, TestPlatform>,
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
@@ -72,11 +72,11 @@ impl<'p, const G: u32> Fixture<'p, G> {
     pub fn new(
         platform: &'p TestPlatform,
         bbm: BreakBeforeMake,
-        format: <Grouped<G> as Hardware>::Format,
+        format: <GroupedArm<G> as Hardware>::Format,
         bits: u32,
     ) -> Self {
         let tables = Tables::new(format, VMID, bits, platform).unwrap();
-        let hardware = Grouped::of(&tables);
+        let hardware = GroupedArm::of(&tables);
         *platform.machine.borrow_mut() = Some(Machine::new(hardware, VMID));
         Self {
             platform,
@@ -111,7 +111,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
     fn run<R>(
         &mut self,
         range: GpaRange,
-        op: impl FnOnce(&TablesOf<'p, Grouped<G>>, &mut GuardOf<'_, 'p, Grouped<G>>) -> R,
+        op: impl FnOnce(&TablesOf<'p, GroupedArm<G>>, &mut GuardOf<'_, 'p, GroupedArm<G>>) -> R,
     ) -> (Tree, R, Tree) {
         self.platform.observe();
         let before = self.tree();
@@ -149,7 +149,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
             machine().as_mut().unwrap().check_fresh(&now);
         }
         let (start, end) = (range.start().0, range.end().0);
-        for group in before.runs.iter().filter(|run| Grouped::<G>::is_group(run.size)) {
+        for group in before.runs.iter().filter(|run| GroupedArm::<G>::is_group(run.size)) {
             for at in (group.start..group.end).step_by(group.size as usize) {
                 let size = after.at(at).map(|run| run.size);
                 let apart = at >= end || at + group.size <= start;
@@ -166,7 +166,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
 
     fn settle(&self, tree: &Tree) {
         assert_eq!(Flat::of(tree), self.flat.borrow().merged());
-        check_sizes::<Grouped<G>>(tree, self.sizes);
+        check_sizes::<GroupedArm<G>>(tree, self.sizes);
     }
 
     /// Returns whether an end of the range cuts a block; a group is not a block.
@@ -174,7 +174,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let cut = |edge: u64| {
             before
                 .at(edge)
-                .is_some_and(|run| !edge.is_multiple_of(Grouped::<G>::entry_size(run.size)))
+                .is_some_and(|run| !edge.is_multiple_of(GroupedArm::<G>::entry_size(run.size)))
         };
         cut(range.start().0) || cut(range.end().0)
     }
@@ -190,7 +190,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
     ) {
         let platform = self.platform;
         let mut storage = Vec::new();
-        let mut cache = cache::<Grouped<G>>(platform, &mut storage, frames);
+        let mut cache = cache::<GroupedArm<G>>(platform, &mut storage, frames);
         let (before, result, after) = self.run(range, |_, guard| {
             if fold {
                 guard.map_contiguous(range, Hpa(hpa), attributes, largest, &mut cache)
@@ -205,12 +205,12 @@ impl<'p, const G: u32> Fixture<'p, G> {
                 assert!(legal);
                 end
             }
-            Err(Stopped { at, reason: MapError::CacheEmpty }) => at.0,
-            Err(Stopped { reason: MapError::Attributes(_), .. }) => {
+            Err(Interruption { at, reason: MapError::CacheEmpty }) => at.0,
+            Err(Interruption { reason: MapError::Attributes(_), .. }) => {
                 assert!(!legal);
                 return self.settle(&after);
             }
-            Err(Stopped { at, reason: MapError::Occupied { .. } }) => {
+            Err(Interruption { at, reason: MapError::Occupied { .. } }) => {
                 let there = before.at(at.0).unwrap();
                 let own = there.leaf.own;
                 let like = Attributes { accessed: own.accessed, dirty: own.dirty, ..attributes };
@@ -242,12 +242,12 @@ impl<'p, const G: u32> Fixture<'p, G> {
         if range.size() > 1 << G {
             assert_eq!(self.counts.bytes_changed, bytes);
             // In a table that existed before, each entry of a group is frozen, then filled.
-            let (ptes, links) = filled::<Grouped<G>>(&before, &after);
+            let (ptes, links) = filled::<GroupedArm<G>>(&before, &after);
             let stores = |(from, to)| {
                 let runs = after.within(from, to);
                 let each = |run: Run| {
-                    let times = if Grouped::<G>::is_group(run.size) { 2 } else { 1 };
-                    times * run.bytes() / Grouped::<G>::entry_size(run.size)
+                    let times = if GroupedArm::<G>::is_group(run.size) { 2 } else { 1 };
+                    times * run.bytes() / GroupedArm::<G>::entry_size(run.size)
                 };
                 runs.map(each).sum::<u64>()
             };
@@ -257,8 +257,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
             assert_eq!(self.counts.entries_written, expected, "a store an entry, two in groups");
         }
         // Everything that can be folded is folded.
-        for pte in [1 << G, Grouped::<G>::size(1)] {
-            let bytes = Grouped::<G>::group(pte);
+        for pte in [1 << G, GroupedArm::<G>::size(1)] {
+            let bytes = GroupedArm::<G>::group(pte);
             let first = start.next_multiple_of(bytes);
             for base in (first..floor(end, bytes)).step_by(bytes as usize) {
                 let empty = before.within(base, base + bytes).next().is_none();
@@ -291,8 +291,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
             assert!(result.is_err() || result == Ok(self.counts.bytes_changed));
             let stopped = match result {
                 Ok(_) => end,
-                Err(Stopped { at, reason: UnmapError::Full }) => at.0,
-                Err(Stopped { reason: UnmapError::CutsBlock { .. }, .. }) => {
+                Err(Interruption { at, reason: UnmapError::Full }) => at.0,
+                Err(Interruption { reason: UnmapError::CutsBlock { .. }, .. }) => {
                     assert!(self.cuts(&before, &rest));
                     return self.settle(&after);
                 }
@@ -366,17 +366,20 @@ impl<'p, const G: u32> Fixture<'p, G> {
     pub fn split(&mut self, range: GpaRange, to: PageSize, frames: usize) {
         let platform = self.platform;
         let mut storage = Vec::new();
-        let mut cache = cache::<Grouped<G>>(platform, &mut storage, frames);
+        let mut cache = cache::<GroupedArm<G>>(platform, &mut storage, frames);
         let (_, result, after) = self.run(range, |_, guard| guard.split(range, to, &mut cache));
         let end = match result {
             Ok(_) => range.end().0,
-            Err(Stopped { at, reason: SplitError::CacheEmpty }) => at.0,
+            Err(Interruption { at, reason: SplitError::CacheEmpty }) => at.0,
             Err(other) => panic!("{other:?}"),
         };
         self.settle(&after);
         if range.start().0 < end {
             for run in after.within(range.start().0, end) {
-                assert!(Grouped::<G>::entry_size(run.size) <= to.bytes(), "{run:x?} is not split");
+                assert!(
+                    GroupedArm::<G>::entry_size(run.size) <= to.bytes(),
+                    "{run:x?} is not split"
+                );
             }
         }
     }
@@ -386,9 +389,9 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let bytes = result.unwrap();
         let mut made = 0;
         let mut flat = self.flat.borrow_mut();
-        for run in after.runs.iter().filter(|run| !Grouped::<G>::is_group(run.size)) {
+        for run in after.runs.iter().filter(|run| !GroupedArm::<G>::is_group(run.size)) {
             for at in (run.start..run.end).step_by(run.size as usize) {
-                let pte = before.at(at).map(|old| Grouped::<G>::entry_size(old.size));
+                let pte = before.at(at).map(|old| GroupedArm::<G>::entry_size(old.size));
                 if pte == Some(run.size) {
                     continue;
                 }
@@ -426,7 +429,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
             }
         }
         assert!(bitmap == expected, "exactly what is dirty");
-        let grouped = |run: &Run| Grouped::<G>::is_group(run.size);
+        let grouped = |run: &Run| GroupedArm::<G>::is_group(run.size);
         assert_eq!(after.within(start, end).find(grouped), None, "who harvests wants pages");
         self.settle(&after);
     }
@@ -493,7 +496,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         })));
         let (before, result, after) = self.run(range, |_, guard| guard.unfold(range));
         self.platform.meanwhile(None);
-        let grouped = |run: &Run| Grouped::<G>::is_group(run.size);
+        let grouped = |run: &Run| GroupedArm::<G>::is_group(run.size);
         let mut expected = Vec::new();
         for run in before.runs.iter().filter(|run| grouped(run)) {
             let all = (run.start..run.end).step_by(run.size as usize);
@@ -504,7 +507,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let groups: Vec<_> = groups.map(|group| (group.start().0, group.size())).collect();
         assert_eq!(groups, expected, "one invalidation a group");
         let bytes = expected.iter().map(|(_, size)| size).sum();
-        let ptes = expected.iter().map(|(_, size)| size / Grouped::<G>::entry_size(*size)).sum();
+        let ptes = expected.iter().map(|(_, size)| size / GroupedArm::<G>::entry_size(*size)).sum();
         assert_eq!((result, self.counts.bytes_changed), (Ok(bytes), bytes));
         let breaks = self.bbm == BreakBeforeMake::Always;
         let invalidations = expected.len() as u64;
@@ -565,8 +568,8 @@ fn check_unfolded<const G: u32>(
     executed: &[Invalidation],
     bbm: BreakBeforeMake,
 ) {
-    for run in before.runs.iter().filter(|run| Grouped::<G>::is_group(run.size)) {
-        let pte = size(Grouped::<G>::entry_size(run.size));
+    for run in before.runs.iter().filter(|run| GroupedArm::<G>::is_group(run.size)) {
+        let pte = size(GroupedArm::<G>::entry_size(run.size));
         for at in (run.start..run.end).step_by(run.size as usize) {
             let there = |gpa| after.at(gpa).is_some_and(|now| now.size < run.size);
             if !there(at) && !there(at + run.size - 1) {

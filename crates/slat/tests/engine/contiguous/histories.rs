@@ -107,12 +107,12 @@ fn history() -> impl Strategy<Value = History> {
 
 fn play<const GRANULE: u32>(history: &History, bits: u32)
 where
-    Grouped<GRANULE>: Hardware<Format = Arm64<GRANULE>>,
+    GroupedArm<GRANULE>: Hardware<Format = Arm64<GRANULE>>,
 {
     let page = 1u64 << GRANULE;
-    let block = Grouped::<GRANULE>::size(1);
-    let group = Grouped::<GRANULE>::group(page);
-    let blocks = Grouped::<GRANULE>::group(block);
+    let block = GroupedArm::<GRANULE>::size(1);
+    let group = GroupedArm::<GRANULE>::group(page);
+    let blocks = GroupedArm::<GRANULE>::group(block);
     let at = |span: Span| {
         let (from, unit) = if span.blocks { (blocks, block) } else { (block, group) };
         (from + span.unit * unit).saturating_add_signed(span.page * page as i64)
@@ -122,12 +122,12 @@ where
         let bytes = units * if span.blocks { block } else { group } + span.pages * page;
         GpaRange::new(Gpa(at(span)), bytes).unwrap()
     };
-    let sizes = Grouped::<GRANULE>::sizes();
+    let sizes = GroupedArm::<GRANULE>::sizes();
     let nth = |index: usize| size(sizes[sizes.len() - 1 - index.min(sizes.len() - 1)]);
     let platform = TestPlatform::new(history.bbm);
     let config =
         Config { forced_write_back: false, hardware_marks: history.marks, split_execute: false };
-    let format = Grouped::<GRANULE>::format(&config);
+    let format = GroupedArm::<GRANULE>::format(&config);
     let mut fixture = Fixture::<GRANULE>::new(&platform, history.bbm, format, bits);
     // The history begins with groups.
     for (from, bytes, largest) in [(block, 4 * group, 0), (blocks, blocks, 1)] {

@@ -4,7 +4,7 @@
 mod fixture;
 mod histories;
 
-use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::hardware::{Access as Accessed, Config, Hardware};
 use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range, refused};
 use crate::common::{Event, TestPlatform, destroy};
@@ -22,11 +22,11 @@ fn size(bytes: u64) -> PageSize {
 /// Maps `ptes` entries of `pte` bytes around groups with folding; returns bit 52 of each entry.
 fn folded<const GRANULE: u32>(pte: u64, group: u64, from: u64, ptes: u64, hpa: u64) -> Vec<bool>
 where
-    Grouped<GRANULE>: Hardware<Format = Arm64<GRANULE>>,
+    GroupedArm<GRANULE>: Hardware<Format = Arm64<GRANULE>>,
 {
     let mut bits = Vec::new();
     let format = Arm64::<GRANULE>::default();
-    on_stage::<Grouped<GRANULE>>((format, 40, 8), |_, guard, cache| {
+    on_stage::<GroupedArm<GRANULE>>((format, 40, 8), |_, guard, cache| {
         let start = 4 * group + from * pte;
         let all = range(start, ptes * pte);
         guard.map_contiguous(all, Hpa(hpa + start), RAM, size(pte), cache).unwrap();
@@ -65,7 +65,7 @@ fn only_whole_aligned_groups_of_the_manuals_sizes_are_folded() {
 
 #[test]
 fn a_folded_page_is_the_descriptor_of_the_manual() {
-    on_stage::<Grouped<12>>((Arm64K4::default(), 40, 4), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((Arm64K4::default(), 40, 4), |_, guard, cache| {
         let at = range(0x7_0000, 64 * K);
         guard.map_contiguous(at, Hpa(0x8000_0000), RAM, size(4 * K), cache).unwrap();
         // Contiguous, AF, inner shareable, S2AP=11, write-back, page.
@@ -117,7 +117,7 @@ fn a_group_with_an_emptied_entry_refills_after_invalidation() {
     let page = size(4 * K);
     let group = range(2 * M, 64 * K);
     for (member, reserves) in [0, 7, 15].into_iter().flat_map(|at| [(at, false), (at, true)]) {
-        on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
+        on_stage::<GroupedArm<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
             let platform = guard.platform();
             let executed = || {
                 let events = platform.take_events().into_iter();
@@ -231,7 +231,7 @@ fn a_quiet_group_is_not_written_and_ageing_counts_its_entries() {
 
 #[test]
 fn an_unmap_that_is_full_leaves_the_group_behind_it_as_it_was() {
-    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
         let (page, one, group) = (size(4 * K), range(2 * M, 4 * K), range(2 * M + 64 * K, 64 * K));
         assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
         assert_eq!(guard.map_contiguous(group, Hpa(2 * G), RAM, page, cache), Ok(64 * K));
@@ -263,7 +263,7 @@ fn invalidates(platform: &TestPlatform) -> bool {
 
 #[test]
 fn groups_that_continue_the_last_run_need_no_room_and_no_break() {
-    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
         let all = range(2 * M, 4 * 64 * K);
         let page = size(4 * K);
         assert_eq!(guard.map_contiguous(all, Hpa(G), RAM, page, cache), Ok(all.size()));
@@ -278,7 +278,7 @@ fn groups_that_continue_the_last_run_need_no_room_and_no_break() {
 
 #[test]
 fn software_bits_of_a_whole_group_are_set_in_place() {
-    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
         let (group, page) = (range(2 * M, 64 * K), size(4 * K));
         guard.map_contiguous(group, Hpa(0), RAM, page, cache).unwrap();
         guard.platform().take_events();
@@ -303,13 +303,13 @@ fn software_bits_of_a_whole_group_are_set_in_place() {
 
 #[test]
 fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
-    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |tables, guard, cache| {
+    on_stage::<GroupedArm<12>>((Arm64K4::default(), 39, 4), |tables, guard, cache| {
         let group = range(64 * M, 32 * M);
         let data = Attributes { execute: Execute::None, software: Software::A, ..RAM };
         let block = size(2 * M);
         assert_eq!(guard.map_contiguous(group, Hpa(G), data, block, cache), Ok(32 * M));
         let folded = |guard: &slat::Guard<'_, '_, Arm64K4, TestPlatform>| {
-            let tree = Grouped::<12>::of(tables).tree(guard.platform());
+            let tree = GroupedArm::<12>::of(tables).tree(guard.platform());
             tree.runs.iter().map(|run| (run.start, run.size)).collect::<Vec<_>>()
         };
         assert_eq!(folded(guard), [(64 * M, 32 * M)]);
@@ -365,7 +365,7 @@ fn a_block_of_collapsed_groups_and_pages_counts_as_one_block() {
 
 #[test]
 fn a_moved_group_is_unfolded_before_its_pages_are_broken() {
-    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
+    on_stage::<GroupedArm<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
         let (group, page) = (range(2 * M, 64 * K), size(4 * K));
         let read = Attributes { write: false, ..RAM };
         assert_eq!(guard.map_contiguous(group, Hpa(G), read, page, cache), Ok(64 * K));
@@ -395,7 +395,7 @@ fn inactive_tables_unfold_what_changes_in_part() {
     assert_eq!(tables.map_contiguous(all, Hpa(0), attributes, page, &mut cache), Ok(256 * K));
     // The machine wrote to a page of the second group.
     let tables = tables.activate();
-    let hardware = Grouped::<12>::of(&tables);
+    let hardware = GroupedArm::<12>::of(&tables);
     let wrote = hardware.access(&platform, hardware.root(), 2 * M + 70 * K, true);
     assert_eq!(wrote, Accessed::Done { start: 2 * M + 64 * K, end: 2 * M + 128 * K });
     // SAFETY: no machine has the root loaded.

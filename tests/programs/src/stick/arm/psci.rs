@@ -19,15 +19,15 @@ const PSCI_COMPLIANT: u16 = 1 << 0;
 const PSCI_USE_HVC: u16 = 1 << 1;
 
 /// Reads so many bytes of the firmware's, at an address.
-pub trait Read<'m>: Fn(u64, usize) -> Option<&'m [u8]> {}
-impl<'m, R: Fn(u64, usize) -> Option<&'m [u8]>> Read<'m> for R {}
+pub trait ReadFirmware<'m>: Fn(u64, usize) -> Option<&'m [u8]> {}
+impl<'m, R: Fn(u64, usize) -> Option<&'m [u8]>> ReadFirmware<'m> for R {}
 
 fn number<const BYTES: usize>(table: &[u8], at: usize) -> Option<[u8; BYTES]> {
     table.get(at..at + BYTES)?.try_into().ok()
 }
 
 /// Returns an ACPI table that is whole.
-fn table<'m>(at: u64, read: &impl Read<'m>) -> Option<&'m [u8]> {
+fn table<'m>(at: u64, read: &impl ReadFirmware<'m>) -> Option<&'m [u8]> {
     let bytes = u32::from_le_bytes(number(read(at, HEADER)?, 4)?) as usize;
     let table = read(at, bytes)?;
     let sum = table.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
@@ -35,7 +35,7 @@ fn table<'m>(at: u64, read: &impl Read<'m>) -> Option<&'m [u8]> {
 }
 
 /// Returns the FADT's flags for Arm; its revisions before 5.1 have none.
-fn boot_flags<'m>(rsdp: u64, read: &impl Read<'m>) -> Option<u16> {
+fn boot_flags<'m>(rsdp: u64, read: &impl ReadFirmware<'m>) -> Option<u16> {
     let root = table(u64::from_le_bytes(number(read(rsdp, HEADER)?, 24)?), read)?;
     let tables = root[HEADER..].chunks_exact(8).filter_map(|at| number(at, 0));
     let mut tables = tables.filter_map(|at| table(u64::from_le_bytes(at), read));
@@ -47,7 +47,7 @@ fn boot_flags<'m>(rsdp: u64, read: &impl Read<'m>) -> Option<u16> {
 ///
 /// # Errors
 /// Returns why EL2 cannot call PSCI.
-pub fn by_acpi<'m>(rsdp: u64, read: impl Read<'m>) -> Result<(), &'static str> {
+pub fn by_acpi<'m>(rsdp: u64, read: impl ReadFirmware<'m>) -> Result<(), &'static str> {
     match boot_flags(rsdp, &read) {
         None => Err(DAMAGED),
         Some(flags) if flags & PSCI_COMPLIANT == 0 => Err(NONE),

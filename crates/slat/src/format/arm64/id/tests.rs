@@ -76,7 +76,7 @@ fn a_granule_without_lpa2_is_refused_by_the_features_name() {
     let narrow = IdRegisters { mmfr0: MAX.mmfr0 & !0xf | 5, ..MAX };
     assert_eq!(narrow.format::<12, true>().unwrap().output_bits, 48);
     let error = CORTEX_A53.format::<14, true>().unwrap_err();
-    assert!(matches!(error, Unsupported::Granule { wanted: Granule::K16, .. }));
+    assert!(matches!(error, UnsupportedFeature::Granule { wanted: Granule::K16, .. }));
 }
 
 #[test]
@@ -257,10 +257,10 @@ fn a_cpu_with_40_bit_addresses_starts_no_walk_at_level_0() {
     assert_eq!(format.geometry(40).unwrap().root_level, 2, "the manual's level 1");
     let forced = Geometry { root_level: 3, root_entries: 2, ..GEOMETRY };
     let error = CORTEX_A55.vtcr(&format, &forced).unwrap_err();
-    assert_eq!(error, Unsupported::StartLevel { geometry: forced, most: 40 });
+    assert_eq!(error, UnsupportedFeature::StartLevel { geometry: forced, most: 40 });
     let wide = Arm64K4 { output_bits: 48, ..format };
     let error = CORTEX_A55.vtcr(&wide, &GEOMETRY).unwrap_err();
-    assert_eq!(error, Unsupported::AddressBits { wanted: 48, most: 40 });
+    assert_eq!(error, UnsupportedFeature::AddressBits { wanted: 48, most: 40 });
 }
 
 #[test]
@@ -283,14 +283,14 @@ fn neither_root_nor_vmid_runs_into_the_others_bits() {
     let plain = Arm64K4::default();
     assert_eq!(CORTEX_A53.vttbr(&plain, Hpa(0x8000_2000), Vmid(0xff)), Ok(0xff_0000_8000_2000));
     let error = CORTEX_A53.vttbr(&plain, Hpa(0x8000_2000), Vmid(0x100)).unwrap_err();
-    assert_eq!(error, Unsupported::Vmid { vmid: Vmid(0x100), bits: 8 });
+    assert_eq!(error, UnsupportedFeature::Vmid { vmid: Vmid(0x100), bits: 8 });
     assert_eq!(NEOVERSE_N2.vttbr(&plain, Hpa(0x2000), Vmid(0xffff)), Ok(0xffff_0000_0000_2000));
     for root in [Hpa(1), Hpa(0x20), Hpa(1 << 48)] {
         let error = NEOVERSE_N2.vttbr(&plain, root, Vmid(1)).unwrap_err();
-        assert_eq!(error, Unsupported::Root { root, most: 48 });
+        assert_eq!(error, UnsupportedFeature::Root { root, most: 48 });
     }
     let error = MAX.vttbr(&plain, Hpa(1 << 48), Vmid(1)).unwrap_err();
-    assert_eq!(error, Unsupported::Root { root: Hpa(1 << 48), most: 48 });
+    assert_eq!(error, UnsupportedFeature::Root { root: Hpa(1 << 48), most: 48 });
 }
 
 #[test]
@@ -300,10 +300,10 @@ fn with_lpa2_the_roots_bits_51_to_48_are_below_its_alignment() {
     assert_eq!(of(0xa_1234_5678_9040), Ok(0xfedc_1234_5678_9068));
     assert_eq!(of((1 << 52) - 64), Ok(0xfedc_ffff_ffff_fffc));
     for root in [0xa_1234_5678_9020, 1 << 52] {
-        assert_eq!(of(root), Err(Unsupported::Root { root: Hpa(root), most: 52 }));
+        assert_eq!(of(root), Err(UnsupportedFeature::Root { root: Hpa(root), most: 52 }));
     }
     let error = NEOVERSE_N2.vttbr(&format, Hpa(1 << 48), vmid).unwrap_err();
-    assert_eq!(error, Unsupported::Root { root: Hpa(1 << 48), most: 48 });
+    assert_eq!(error, UnsupportedFeature::Root { root: Hpa(1 << 48), most: 48 });
 }
 
 #[test]

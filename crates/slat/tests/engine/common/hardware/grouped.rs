@@ -11,12 +11,12 @@ use std::sync::atomic::Ordering;
 
 /// [`Arm`], for tables that are folded.
 #[derive(Clone, Copy, Debug)]
-pub struct Grouped<const G: u32>(pub Arm<G>);
+pub struct GroupedArm<const G: u32>(pub Arm<G>);
 
 /// A flag of leaves that were collected entry by entry: the leaf has the Contiguous bit.
 const CONTIGUOUS: u64 = 1 << 63;
 
-impl<const G: u32> Grouped<G> {
+impl<const G: u32> GroupedArm<G> {
     /// Returns the entries of a group of leaves: table "Contiguous bit" of D8.7, by granule and
     /// level.
     const fn count(level: u32) -> u64 {
@@ -83,7 +83,7 @@ impl<const G: u32> Grouped<G> {
     }
 }
 
-impl<const G: u32> Hardware for Grouped<G> {
+impl<const G: u32> Hardware for GroupedArm<G> {
     type Format = Arm64<G>;
     const PAGE: u32 = Arm::<G>::PAGE;
     const STRIDE: u32 = Arm::<G>::STRIDE;

@@ -4,7 +4,7 @@ use super::super::Event;
 use super::super::hardware::{Hardware, Leaf, Run, append};
 use super::shape::maintained;
 use super::{World, floor, size};
-use slat::{ChangeError, Gpa, GpaRange, Hpa, Maintenance, Memory, Software, Stopped};
+use slat::{ChangeError, Gpa, GpaRange, Hpa, Interruption, Maintenance, Memory, Software};
 
 impl<H: Hardware> World<'_, H> {
     pub fn translate(&mut self, gpa: u64) {
@@ -118,7 +118,7 @@ impl<H: Hardware> World<'_, H> {
                 _ => expected.push((run.leaf.oa, run.leaf.oa + run.bytes())),
             }
         }
-        assert_eq!(out.result, Ok::<_, Stopped<_>>(bytes));
+        assert_eq!(out.result, Ok::<_, Interruption<_>>(bytes));
         let found = maintained(&out.events, Some(&Maintenance::Data));
         assert_eq!(found, expected, "exactly what is mapped");
         let others = out.events.iter().filter(|event| !matches!(event, Event::Maintain { .. }));

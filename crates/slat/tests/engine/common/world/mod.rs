@@ -22,9 +22,9 @@ use super::hardware::{Access, Hardware, Root, Run, Tree};
 use super::machine::Machine;
 use super::{Event, Moment, TestPlatform};
 use slat::{
-    Attributes, BreakBeforeMake, ChangeError, Frame, Gpa, GpaRange, Guard, Invalidation, LeafDelta,
-    LeafSizeError, MapError, OpCounts, PageSize, RangeError, Reader, Stopped, TableCache, Tables,
-    Vmid,
+    Attributes, BreakBeforeMake, ChangeError, Frame, Gpa, GpaRange, Guard, Interruption,
+    Invalidation, LeafDelta, LeafSizeError, MapError, OpCounts, PageSize, RangeError, Reader,
+    TableCache, Tables, Vmid,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -293,7 +293,7 @@ impl<'p, H: Hardware> World<'p, H> {
     fn refused<R: Debug, E: PartialEq + Debug>(
         &self,
         before: &Tree,
-        outcome: &Outcome<Result<R, Stopped<E>>>,
+        outcome: &Outcome<Result<R, Interruption<E>>>,
         at: u64,
         legal: &[E],
     ) {

@@ -5,7 +5,9 @@ use super::super::hardware::Hardware;
 use super::links::retire_around;
 use super::shape::{maintained, maintenance};
 use super::{Mapping, World, cache, floor, size};
-use slat::{Attributes, Gpa, GpaRange, Hpa, LeafDelta, MapError, PageSize, Stopped, UnmapEntry};
+use slat::{
+    Attributes, Gpa, GpaRange, Hpa, Interruption, LeafDelta, MapError, PageSize, UnmapEntry,
+};
 use std::cell::Cell;
 
 /// The work of another thread while the fault waits for its page.
@@ -99,7 +101,7 @@ impl<H: Hardware> World<'_, H> {
             legal.push(MapError::Occupied { size: size(run.size), hpa });
         }
         if !legal.is_empty() {
-            let Stopped { at, reason } = out.result.unwrap_err();
+            let Interruption { at, reason } = out.result.unwrap_err();
             assert!(at == Gpa(gpa) && legal.contains(&reason), "{reason} is not of {legal:?}");
             assert_eq!(left, frames);
             return self.settle(&out.tree);
@@ -117,7 +119,7 @@ impl<H: Hardware> World<'_, H> {
             height -= 1;
         }
         if built > frames {
-            let stopped = Stopped { at: Gpa(gpa), reason: MapError::CacheEmpty };
+            let stopped = Interruption { at: Gpa(gpa), reason: MapError::CacheEmpty };
             assert_eq!((out.result.unwrap_err(), left), (stopped, 0));
             return self.settle(&out.tree);
         }

@@ -5,8 +5,8 @@ use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
 use super::shape::{maintained, maintenance};
 use super::{GuardOf, World, owes};
 use slat::{
-    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Maintenance, Pages, RangeError,
-    Rights, Software, Stopped,
+    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Interruption, Maintenance, Pages,
+    RangeError, Rights, Software,
 };
 
 /// A change of leaves.
@@ -29,7 +29,7 @@ impl Rule {
         self,
         guard: &mut GuardOf<'_, '_, H>,
         range: GpaRange,
-    ) -> Result<u64, Stopped<ChangeError>> {
+    ) -> Result<u64, Interruption<ChangeError>> {
         match self {
             Self::WriteProtect => guard.write_protect(range),
             Self::ExecuteProtect => guard.execute_protect(range),

@@ -7,8 +7,8 @@ use super::{
     ALL, Mapping, Outcome, VMID, World, cache, floor, invalidations, owes, same_but_state, size,
 };
 use slat::{
-    Attributes, BreakBeforeMake, ChangeError, Execute, Gpa, GpaRange, Hpa, Invalidation,
-    Maintenance, MapError, Memory, PageSize, SplitError, SplitWalk, Stopped, UnmapEntry,
+    Attributes, BreakBeforeMake, ChangeError, Execute, Gpa, GpaRange, Hpa, Interruption,
+    Invalidation, Maintenance, MapError, Memory, PageSize, SplitError, SplitWalk, UnmapEntry,
     UnmapError, UnmappedRun,
 };
 
@@ -72,7 +72,7 @@ impl<H: Hardware> World<'_, H> {
 
         let (bytes, stopped) = match out.result {
             Ok(bytes) => (Some(bytes), None),
-            Err(Stopped { at, reason }) => {
+            Err(Interruption { at, reason }) => {
                 assert_eq!((reason, left), (MapError::CacheEmpty, 0));
                 assert!(start <= at.0 && at.0 < end && before.at(at.0).is_none(), "{at}");
                 (None, Some(at.0))
@@ -184,7 +184,7 @@ impl<H: Hardware> World<'_, H> {
         }
         let (bytes, stopped) = match out.result {
             Ok(bytes) => (Some(bytes), None),
-            Err(Stopped { at, reason }) => {
+            Err(Interruption { at, reason }) => {
                 assert_eq!((reason, left), (SplitError::CacheEmpty, 0));
                 assert!(start <= at.0 && at.0 < end, "{at}");
                 (None, Some(at.0))
@@ -268,7 +268,7 @@ impl<H: Hardware> World<'_, H> {
             let full = batch.is_full();
             let tree = hardware.tree(platform);
             assert_eq!(invalidations(&platform.events.borrow()), [], "nothing yet");
-            if !matches!(result, Ok(_) | Err(Stopped { reason: UnmapError::Full, .. })) {
+            if !matches!(result, Ok(_) | Err(Interruption { reason: UnmapError::Full, .. })) {
                 return (result, Vec::new(), full);
             }
             if drops {
@@ -291,7 +291,7 @@ impl<H: Hardware> World<'_, H> {
         }
         let stopped = match out.result {
             Ok(_) => None,
-            Err(Stopped { at, reason }) => {
+            Err(Interruption { at, reason }) => {
                 assert!(reason == UnmapError::Full && full, "{reason}");
                 assert!(start <= at.0 && before.at(at.0).is_some(), "{at}");
                 assert!(room == 0 || start < at.0, "no progress");
