@@ -42,6 +42,8 @@ const BUSY: usize = 3;
 
 /// A space of any format. Its machine is in the same storage.
 pub(crate) type Any = AnyAddressSpace<'static, Machine>;
+/// A guard in tables of a format.
+pub(crate) type On<F> = Guard<'static, 'static, F, Machine>;
 
 pub(crate) struct Live {
     pub space: Any,
@@ -286,7 +288,7 @@ impl EnteredSpace {
     pub fn owing<F: KeepsShootdown, E: Into<slat_status>>(
         &mut self,
         space: &'static AddressSpace<'static, F, Machine>,
-        operation: impl FnOnce(&mut Guard<'static, 'static, F, Machine>) -> Result<u64, Interruption<E>>,
+        operation: impl FnOnce(&mut On<F>) -> Result<u64, Interruption<E>>,
     ) -> slat_owing {
         *self.unlinked() = true;
         let mut guard = space.enter();

@@ -266,7 +266,7 @@ pub unsafe extern "C" fn slat_age(
 
 /// Splits, and takes table pages from the platform as it needs them.
 fn split<F: Format>(
-    guard: &mut slat::Guard<'static, 'static, F, crate::machine::Machine>,
+    guard: &mut crate::handle::On<F>,
     range: slat::GpaRange,
     to: slat::PageSize,
 ) -> Result<u64, Interruption<SplitError>> {

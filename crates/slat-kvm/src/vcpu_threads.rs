@@ -194,7 +194,7 @@ impl<'env> VcpuThreads<'env> {
         drop(order);
         let outcomes = self.board.outcomes.iter();
         let outcomes = outcomes.map(|outcome| std::mem::replace(&mut *lock(outcome), Ok(None)));
-        // Any other error is reported before `Interruption`, which may only be its consequence.
+        // Any other error is reported before `Stopped`, which may only be its consequence.
         let (stopped, mut rest): (Vec<_>, Vec<_>) =
             outcomes.partition(|outcome| matches!(outcome, Err(Error::Stopped)));
         rest.extend(stopped);

@@ -231,7 +231,8 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         machine.refuse_private(Some((PrivateCall::Convert(private), 5)));
         let refused = vcpu.worker().convert(range(BASE, M2), private, |_| {}).unwrap_err();
-        assert_eq!(refused, Interruption { at: Gpa(BASE), reason: ConvertError::Denied(Denial(5)) });
+        assert_eq!(refused.at, Gpa(BASE));
+        assert_eq!(refused.reason, ConvertError::Denied(Denial(5)));
         assert!(machine.cpu(0).write(BASE).is_ok());
         machine.refuse_private(Some((PrivateCall::Map, 6)));
         convert::<C>(&machine, vcpu.worker(), BASE, 2 * M2, private);

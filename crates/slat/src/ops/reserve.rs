@@ -319,7 +319,7 @@ impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     /// mapped.
     ///
     /// [`UnmapError::Contended`]: crate::UnmapError::Contended
-    /// [`Contention`]: crate::Contended
+    /// [`Contention`]: crate::Contention
     #[inline(always)]
     pub fn commit_told<E>(
         self,

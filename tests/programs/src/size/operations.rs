@@ -68,7 +68,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 
 type On<'t> = Guard<'t, 'static, F, Machine>;
 type Cache<'a> = TableCache<'a, F, Machine>;
-type ChangeResult = Result<u64, Interruption<ChangeError>>;
+type Change = Result<u64, Interruption<ChangeError>>;
 
 macro_rules! operations {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty { $body:expr })*) => {$(
@@ -103,31 +103,31 @@ operations! {
         -> Result<u64, Interruption<UnmapError>> {
         guard.unmap(at, batch)
     }
-    op_write_protect(guard: &mut On<'_>, at: GpaRange) -> ChangeResult {
+    op_write_protect(guard: &mut On<'_>, at: GpaRange) -> Change {
         guard.write_protect(at)
     }
-    op_protect(guard: &mut On<'_>, at: GpaRange, rights: Rights) -> ChangeResult {
+    op_protect(guard: &mut On<'_>, at: GpaRange, rights: Rights) -> Change {
         guard.protect(at, rights)
     }
-    op_set_software(guard: &mut On<'_>, at: GpaRange, set: Software, clear: Software) -> ChangeResult {
+    op_set_software(guard: &mut On<'_>, at: GpaRange, set: Software, clear: Software) -> Change {
         guard.set_software(at, set, clear)
     }
-    op_execute_protect(guard: &mut On<'_>, at: GpaRange) -> ChangeResult {
+    op_execute_protect(guard: &mut On<'_>, at: GpaRange) -> Change {
         guard.execute_protect(at)
     }
-    op_relax(guard: &mut On<'_>, at: GpaRange, access: Access) -> ChangeResult {
+    op_relax(guard: &mut On<'_>, at: GpaRange, access: Access) -> Change {
         guard.relax(at, access).map(slat::LocalFlush::not_needed_here)
     }
     op_relax_only_if(guard: &mut On<'_>, at: GpaRange, access: Access, software: Software)
-        -> ChangeResult {
+        -> Change {
         guard.relax(at, Relax::new(access).only_if(software)).map(slat::LocalFlush::not_needed_here)
     }
-    op_relax_unmarked(guard: &mut On<'_>, at: GpaRange, software: Software) -> ChangeResult {
+    op_relax_unmarked(guard: &mut On<'_>, at: GpaRange, software: Software) -> Change {
         guard
             .relax(at, Relax::new(Access::Write).only_if(software).unmarked())
             .map(slat::LocalFlush::not_needed_here)
     }
-    op_relax_unmarked_fetch(guard: &mut On<'_>, at: GpaRange, software: Software) -> ChangeResult {
+    op_relax_unmarked_fetch(guard: &mut On<'_>, at: GpaRange, software: Software) -> Change {
         guard
             .relax(at, Relax::new(Access::Execute).only_if(software).unmarked())
             .map(slat::LocalFlush::not_needed_here)
@@ -160,16 +160,16 @@ operations! {
         -> Result<AgeCounts, Interruption<ChangeError>> {
         guard.age(at, ages, how)
     }
-    op_harvest(guard: &mut On<'_>, at: GpaRange, bitmap: &mut [u64]) -> ChangeResult {
+    op_harvest(guard: &mut On<'_>, at: GpaRange, bitmap: &mut [u64]) -> Change {
         guard.harvest(at, bitmap)
     }
-    op_clean(guard: &mut On<'_>, at: GpaRange) -> ChangeResult {
+    op_clean(guard: &mut On<'_>, at: GpaRange) -> Change {
         guard.clean(at)
     }
     op_translate(guard: &On<'_>, gpa: Gpa) -> Result<Option<Translation>, Contention> {
         guard.translate(gpa)
     }
-    op_flush(guard: &mut On<'_>, at: GpaRange) -> ChangeResult {
+    op_flush(guard: &mut On<'_>, at: GpaRange) -> Change {
         guard.clean_caches(at)
     }
     op_complete(guard: &mut On<'_>) -> () {
