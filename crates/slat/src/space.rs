@@ -262,11 +262,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
             let reason = SpaceError::Change(ChangeError::Attributes(reason));
             return Err(Interruption { at: range.start(), reason });
         }
-        if write {
-            self.rewrite(range, Exactly::<F, true>(format, rights))
-        } else {
-            self.rewrite(range, Exactly::<F, false>(format, rights))
-        }
+        self.rewrite(range, Exactly(format, rights))
     }
 
     /// Sets the software bits `set` of all that is mapped in `range`, and clears those of `clear`,

@@ -14,13 +14,13 @@ pub const TRIPLE: &str = "riscv64gc-unknown-none-elf";
 /// `fence r, rw`: an acquire, by a load or alone.
 const ACQUIRE: u32 = 0x0230_000f;
 
-/// The most fences in all operations together: 505 in November 2026, as operations on one page
-/// descend without a walk, and 1,046 if each load of an entry acquires.
-const MOST: usize = 540;
+/// The most fences in all operations together: 564 in November 2026, as operations on one page
+/// descend without a walk; if each load of an entry acquired, they would be twice as many.
+const MOST: usize = 600;
 
 /// Builds the engine, optimised, and counts its fences.
 pub fn check() -> anyhow::Result<Outcome> {
-    let archive = size::archive(TRIPLE, "riscv", "2", &[])?;
+    let archive = size::archive(TRIPLE, size::PROGRAMS, "riscv", "2", &[])?;
     let count = acquires(&archive).with_context(|| format!("cannot read {}", archive.display()))?;
     println!("{count} fences for acquires in the engine's operations on RISC-V, {MOST} at most");
     ensure!(count != 0, "no fence at all: links of tables are followed without an acquire");

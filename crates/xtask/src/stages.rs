@@ -32,7 +32,7 @@ pub enum Stage {
     Metrics,
     /// The public interface of these crates, against the last tag; with --deep
     Api,
-    /// The stack of each of the engine's operations, without an operating system; with --deep
+    /// The stack of each of the engine's operations, and the text of small users; with --deep
     Stack,
     /// Instructions of each operation, against the committed table; with --deep
     Counts,

@@ -131,11 +131,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         if let Err(reason) = format.encode(leaf) {
             return Self::stopped(range.start(), ChangeError::Attributes(reason));
         }
-        if write {
-            self.rewrite::<Atomically, _>(range, Exactly::<_, true>(format, rights))
-        } else {
-            self.rewrite::<Atomically, _>(range, Exactly::<_, false>(format, rights))
-        }
+        self.rewrite::<Atomically, _>(range, Exactly(format, rights))
     }
 
     /// Gives every leaf that overlaps `range` the rights and the state that an [`Access`] needs, as

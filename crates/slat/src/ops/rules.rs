@@ -67,9 +67,9 @@ pub(crate) struct Executable<F>(pub(crate) F, pub(crate) u64, pub(crate) Access)
 #[derive(Clone, Copy)]
 pub(crate) struct WriteAt<F>(pub(crate) F, pub(crate) Hpa, pub(crate) u64);
 
-/// Sets exactly these rights. `WRITES`: they include the right to write.
+/// Sets exactly these rights.
 #[derive(Clone, Copy)]
-pub(crate) struct Exactly<F, const WRITES: bool>(pub(crate) F, pub(crate) Rights);
+pub(crate) struct Exactly<F>(pub(crate) F, pub(crate) Rights);
 
 /// Sets and clears software bits.
 #[derive(Clone, Copy)]
@@ -154,13 +154,16 @@ impl<F: Format> Rule<F> for WriteAt<F> {
     }
 }
 
-impl<F: Format, const WRITES: bool> Rule<F> for Exactly<F, WRITES> {
+impl<F: Format> Rule<F> for Exactly<F> {
     const EXECUTES: bool = true;
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
         let Self(format, rights) = self;
-        let given = if WRITES { Writable(*format, 0).change(raw) } else { F::write_protected(raw) };
+        let given = match rights.write {
+            true => Writable(*format, 0).change(raw),
+            false => F::write_protected(raw),
+        };
         let to = match rights.execute {
             Execute::None => None,
             Execute::All => Some(Access::Execute),

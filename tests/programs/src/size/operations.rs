@@ -67,6 +67,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 }
 
 type On<'t> = Guard<'t, 'static, F, Machine>;
+type Space = AddressSpace<'static, F, Machine>;
 type Cache<'a> = TableCache<'a, F, Machine>;
 type Change = Result<u64, Interruption<ChangeError>>;
 
@@ -174,6 +175,20 @@ operations! {
     }
     op_complete(guard: &mut On<'_>) -> () {
         guard.invalidate()
+    }
+    op_space_map(space: &mut Space, at: GpaRange, hpa: Hpa, how: Attributes, size: PageSize)
+        -> Result<(), Interruption<SpaceError>> {
+        space.map(at, hpa, how, size)
+    }
+    op_space_unmap(space: &mut Space, at: GpaRange) -> Result<u64, Interruption<SpaceError>> {
+        space.unmap(at, |_| {})
+    }
+    op_space_protect(space: &mut Space, at: GpaRange, rights: Rights)
+        -> Result<u64, Interruption<SpaceError>> {
+        space.protect(at, rights)
+    }
+    op_space_query(space: &Space, gpa: Gpa) -> Option<Translation> {
+        space.query(gpa)
     }
     op_reclaim(tables: &Tables<'static, F, Machine>) -> usize {
         tables.reclaim()
