@@ -4,7 +4,7 @@
 use crate::peers;
 use crate::setup;
 use crate::static_build::{self, Effort, Program};
-use crate::workspace::{Outcome, programs, ran};
+use crate::workspace::{Outcome, cpu_seconds, programs, ran};
 use crate::{in_ci, root, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -102,9 +102,10 @@ pub fn test() -> anyhow::Result<Outcome> {
         ("RISC-V", riscv),
     ];
     for (name, part) in parts {
-        let begin = Instant::now();
+        let (begin, used) = (Instant::now(), cpu_seconds());
         part(&tree).context(name)?;
-        println!("{name}: {:.0} s", begin.elapsed().as_secs_f64());
+        let used = cpu_seconds() - used;
+        println!("{name}: {:.0} s, {used} s of CPUs", begin.elapsed().as_secs_f64());
     }
     Ok(Outcome::Ran(Vec::new()))
 }

@@ -72,7 +72,7 @@ pub fn cargo_semver_checks() -> anyhow::Result<()> {
 /// Installs cargo-deb, if it is missing.
 pub fn cargo_deb() -> anyhow::Result<()> {
     // It packs one small program.
-    let quick = [("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"), ("CARGO_PROFILE_RELEASE_LTO", "off")];
+    let quick = [("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"), ("CARGO_PROFILE_RELEASE_LTO", "off")];
     cargo_tool("deb", &quick)
 }
 

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: runs every stage, and always prints a summary at the end.
 
 use crate::stages::Stage;
-use crate::workspace::Outcome;
+use crate::workspace::{Outcome, cpu_seconds};
 use crate::{emulators, in_ci, peers, target};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::ValueEnum;
@@ -165,7 +165,8 @@ pub fn run(chosen: &[Stage], deep: bool, long: bool) -> anyhow::Result<()> {
         };
         summary.push(format!("{name:<12} {:>7.1} s  {word}{when}", took.as_secs_f64()));
     }
-    summary.push(format!("{:<12} {:>7.1} s", "all", start.elapsed().as_secs_f64()));
+    let (all, used) = (start.elapsed().as_secs_f64(), cpu_seconds());
+    summary.push(format!("{:<12} {all:>7.1} s, {used} s of CPUs", "all"));
     println!("\n{}", summary.join("\n"));
     if !skipped.is_empty() {
         println!("{SKIPPED}  {}", skipped.join("\n  "));
