@@ -59,7 +59,7 @@ const ENGINE_OF_RISCV: &str = "lockless-ageing,slat-engine";
 const OF_X86: &str = "split-on-fault-before,lockless-ageing,batched-ageing";
 
 /// The series that change Power.
-const OF_POWER: &str = "lockless-ageing,lockless-ageing-power";
+const OF_POWER: &str = "lockless-ageing,lockless-ageing-power,batched-ageing,batched-ageing-power";
 
 /// A part of the stage, on a tree.
 type Part = fn(&str) -> anyhow::Result<()>;
