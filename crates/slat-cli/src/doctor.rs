@@ -21,6 +21,7 @@ pub use evidence::Evidence;
 pub use verdict::{Verdict, verdicts};
 
 use crate::kvm::Guests;
+use schemars::JsonSchema;
 use serde::Serialize;
 use slat_lab::scenario::Scenarios;
 use std::path::Path;
@@ -64,8 +65,7 @@ impl For {
 }
 
 /// The state of the host in one respect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
     /// As measurements need it.
@@ -88,8 +88,7 @@ impl Status {
 }
 
 /// A group of findings, as they are printed together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Group {
     /// The processor, and the hypervisor below this host.
@@ -130,8 +129,7 @@ impl Group {
 }
 
 /// What would improve a finding.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
     /// A command, which may need root.
@@ -169,8 +167,7 @@ impl Change {
 }
 
 /// A finding: the state of the host in one respect, why it matters, and what would change it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Finding {
     /// The group of the finding.
     pub group: Group,

@@ -31,8 +31,7 @@ const KINDS: [(&str, &str); 4] = [
 ];
 
 /// The explanation of one phase. Times are in seconds, summed over all vCPUs.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Explanation {
     /// The scenario and the phase.
     pub what: [String; 2],

@@ -23,8 +23,7 @@ const THROTTLE: [f64; 3] = [0.2, 0.1, 0.99];
 const AUTO_CONVERGE: &str = "auto-converge";
 
 /// The forecast of one way to migrate a guest.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Prediction {
     /// The link, in bytes per second.
     pub link: f64,

@@ -342,24 +342,6 @@ pub fn files(files: &[(&str, &str)]) -> tempfile::TempDir {
     root
 }
 
-/// Returns the published schema of this name, which has to be that of the types.
-///
-/// `UPDATE_SCHEMA=1 cargo test -p slat-lab -p slat-cli --lib schema` writes the schemas.
-///
-/// # Panics
-/// If it is not.
-pub fn published(name: &str, schema: Value) -> Value {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../slat-cli/schemas");
-    let file = format!("{folder}/{name}.json");
-    let text = serde_json::to_string_pretty(&schema).unwrap() + "\n";
-    if std::env::var_os("UPDATE_SCHEMA").is_some() {
-        std::fs::write(&file, &text).unwrap();
-    }
-    let published = std::fs::read_to_string(&file).unwrap();
-    assert!(published == text, "{file} is old: UPDATE_SCHEMA=1 writes it anew");
-    schema
-}
-
 /// Returns whether a value fits a schema, by the words that schemas of types have.
 pub fn fits(schema: &Value, value: &Value) -> bool {
     fits_part(schema, schema, value)

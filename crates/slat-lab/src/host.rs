@@ -3,6 +3,7 @@
 //! This module only reads files. It needs no root, and changes nothing.
 
 use crate::stats::median;
+use schemars::JsonSchema;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -48,8 +49,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Maybe<T> {
     }
 }
 
-#[cfg(test)]
-impl<T: schemars::JsonSchema> schemars::JsonSchema for Maybe<T> {
+impl<T: JsonSchema> JsonSchema for Maybe<T> {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         format!("Maybe_{}", T::schema_name()).into()
     }
@@ -62,8 +62,7 @@ impl<T: schemars::JsonSchema> schemars::JsonSchema for Maybe<T> {
 }
 
 /// The host of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Host {
     /// What it calls itself.
     pub name: Maybe<String>,
@@ -88,8 +87,7 @@ pub struct Host {
 }
 
 /// Processors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Cpu {
     /// What `/proc/cpuinfo` calls the first.
     pub model: Maybe<String>,
@@ -112,8 +110,7 @@ pub struct Cpu {
 }
 
 /// The kernel.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Kernel {
     /// As `uname -r` has it.
     pub release: Maybe<String>,
@@ -124,8 +121,7 @@ pub struct Kernel {
 }
 
 /// Whether the host is itself a guest; its times are then those of two hypervisors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Virtualisation {
     /// Whether the processor says that a hypervisor is below.
     pub hypervisor: Maybe<bool>,
@@ -134,8 +130,7 @@ pub struct Virtualisation {
 }
 
 /// Main memory in bytes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Memory {
     /// All of it.
     pub total: Maybe<u64>,
@@ -144,8 +139,7 @@ pub struct Memory {
 }
 
 /// The host's KVM.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Kvm {
     /// `usable`, or why it is not.
     pub device: String,
@@ -154,8 +148,7 @@ pub struct Kvm {
 }
 
 /// Transparent huge pages: the choice made, of those that the kernel offers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Thp {
     /// For which mappings.
     pub enabled: Maybe<String>,
@@ -164,8 +157,7 @@ pub struct Thp {
 }
 
 /// A pool of huge pages.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HugePool {
     /// Bytes of a page.
     pub page_size: u64,

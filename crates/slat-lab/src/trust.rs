@@ -21,8 +21,7 @@ pub const STOLEN: f64 = 1.0;
 pub const OTHERS: f64 = 10.0;
 
 /// What went on while the run did, and whether its times can be trusted.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Trust {
     /// Whether nothing was beyond its bound.
     pub trusted: bool,
@@ -46,8 +45,7 @@ pub struct Trust {
 }
 
 /// A bound that was exceeded.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Reason {
     /// `waited`, `steal`, `others` or `vcpus`.
     pub what: String,

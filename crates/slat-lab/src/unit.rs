@@ -7,8 +7,9 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// A unit, by its name in `results.json`. One that is not known here is printed by its name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(transparent)]
 pub struct Unit(Cow<'static, str>);
 

@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The answer, and what follows from it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Verdict {
     /// Sentences, the one that matters most first.
     pub says: Vec<String>,
@@ -14,8 +13,7 @@ pub struct Verdict {
 }
 
 /// What to set somewhere.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Setting {
     /// Where: `QEMU`, `libvirt`.
     pub of: String,

@@ -21,18 +21,17 @@ pub struct Examination {
 const ROOT: &str = "Commands that change the host need root; nothing was changed.";
 
 /// The JSON of an examination.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, schemars::JsonSchema)]
 pub(crate) struct Document<'a> {
     /// Version of the JSON.
     schema: u32,
     /// The version of `slat`.
     tool: &'static str,
     /// What was found of the host.
-    #[cfg_attr(test, schemars(with = "Vec<Finding>"))]
+    #[schemars(with = "Vec<Finding>")]
     findings: &'a [Finding],
     /// Which scenarios can run.
-    #[cfg_attr(test, schemars(with = "Vec<Verdict>"))]
+    #[schemars(with = "Vec<Verdict>")]
     scenarios: &'a [Verdict],
 }
 

@@ -8,8 +8,7 @@ use slat_kernel::vm::qemu::{AARCH64, X86_64};
 use slat_lab::scenario::Scenarios;
 
 /// The verdict on one scenario.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Verdict {
     /// Name of the scenario.
     pub scenario: String,

@@ -124,8 +124,7 @@ fn escaped(value: &str) -> String {
 }
 
 /// What a line of JSON has of a guest beside its values.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, schemars::JsonSchema)]
 pub(crate) struct Line<'t> {
     /// `sample` or `verdict`.
     kind: &'static str,

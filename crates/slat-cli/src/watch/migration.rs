@@ -24,8 +24,7 @@ const CARRIED: f64 = 0.94;
 const WINDOW: f64 = 1.0;
 
 /// A dirty rate.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Dirty {
     /// The guest's process.
     pub pid: i32,
@@ -47,8 +46,7 @@ impl Dirty {
 }
 
 /// Prediction of a guest's migration.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Prediction {
     /// The guest's process.
     pub pid: i32,

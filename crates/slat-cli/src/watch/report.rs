@@ -19,8 +19,7 @@ pub(super) const AVERAGE: &str = "On average; %: of the time of all its vCPUs";
 const SCHEMA: u32 = 1;
 
 /// Why a watch ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WatchEnd {
     /// The time that the user asked for is over.
@@ -32,8 +31,7 @@ pub enum WatchEnd {
 }
 
 /// The results of a watch.
-#[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Report<'a> {
     /// Version of the JSON.
     pub schema: u32,

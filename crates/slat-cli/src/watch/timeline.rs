@@ -11,8 +11,7 @@ const SWAPPED: u64 = 1 << 20;
 const QUIET: f64 = 5.0;
 
 /// An event.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Event {
     /// Seconds from the beginning of the watch; what samples tell is as exact as they are.
     pub at: f64,

@@ -8,6 +8,7 @@ mod words;
 
 use super::live::label;
 use super::timeline::{self, Event};
+use schemars::JsonSchema;
 use serde::Serialize;
 use slat_kvm::watch::{GuestTotal, Metric, Sample};
 
@@ -29,8 +30,7 @@ const READ_NS: (f64, f64) = (1e5, 1e7);
 const WRITE_NS: f64 = 2e3;
 
 /// A cause.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// Ready to run, without a CPU.
@@ -67,8 +67,7 @@ impl Cause {
 }
 
 /// A cause that was found.
-#[derive(Clone, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Found {
     /// The cause.
     pub cause: Cause,
@@ -89,8 +88,7 @@ pub struct Found {
 }
 
 /// The verdict on a guest.
-#[derive(Clone, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Verdict {
     /// The guest's process.
     pub pid: i32,

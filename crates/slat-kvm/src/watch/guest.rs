@@ -32,8 +32,7 @@ const HUGETLB: &str = "the guest has pages of hugetlbfs, which no means of a wor
 const UNASKED: &str = "not measured, as every method changes the host; ask by --working-set TIME";
 
 /// Whether a guest still exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// The guest exists.
@@ -65,8 +64,7 @@ impl Reading {
 }
 
 /// The sources of the known values, and the reasons for the unknown ones.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Knowledge {
     /// The source of each known metric.
     pub sources: BTreeMap<Metric, Source>,

@@ -108,8 +108,7 @@ impl Mark {
 }
 
 /// The estimate of a guest's working set.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct WorkingSet {
     /// The guest's process.
     pub pid: i32,

@@ -22,8 +22,7 @@ pub(crate) const SUM: usize = 1;
 pub(crate) const LONGEST: usize = 2;
 
 /// Why a vCPU left the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
     /// A fault of a read from memory.
@@ -141,8 +140,7 @@ pub fn faults(stalls: &Stalls) -> Times {
 }
 
 /// Times as they are shown: their histogram has the upper bound of each class, and its count.
-#[derive(Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Serialize, schemars::JsonSchema)]
 struct TimesSummary {
     count: u64,
     total_ns: u64,
@@ -152,7 +150,6 @@ struct TimesSummary {
     histogram: Vec<(u64, u64)>,
 }
 
-#[cfg(feature = "schema")]
 impl schemars::JsonSchema for Times {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "Times".into()

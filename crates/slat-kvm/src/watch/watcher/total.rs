@@ -4,13 +4,13 @@ use crate::stats::Changes;
 use crate::watch::events::times::Stalls;
 use crate::watch::guest::{Knowledge, State};
 use crate::watch::metric::Values;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The values between two moments.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Sample {
     /// Seconds from the start of the watch to the end of the sample.
     pub at: f64,
@@ -54,8 +54,7 @@ fn together(one: &Values, next: &Values) -> Values {
 }
 
 /// The totals of a vCPU.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct VcpuTotal {
     /// The vCPU's number.
     pub index: u32,
@@ -78,8 +77,7 @@ impl VcpuTotal {
 }
 
 /// A vCPU's thread that came or went during the watch.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ThreadChange {
     /// Seconds from the beginning of the watch to the sample that noticed it.
     pub at: f64,
@@ -95,8 +93,7 @@ pub struct ThreadChange {
 const MOST_CHANGES: usize = 256;
 
 /// The totals of a guest.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct GuestTotal {
     /// The guest's process.
     pub pid: i32,
