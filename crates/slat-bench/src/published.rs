@@ -4,6 +4,7 @@
 use slat_lab::record::Measurement;
 use slat_lab::scenario::{self, Scenario};
 use slat_lab::session::Session;
+use slat_lab::size::Size;
 
 /// A figure and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +20,8 @@ pub const SKIP_LEVELS: &str = "“Optimize S2 page splitting” (RFC, May 2026):
     software model, all split as logging is enabled";
 
 /// The published change of the split's time, by the size of the pages that backed the guest.
-pub const SPLIT_CHANGES: [(&str, &str); 3] =
-    [("4k", "−97.33 %"), ("2m", "−19.82 %"), ("1g", "−20.65 %")];
+pub const SPLIT_CHANGES: [(Size, &str); 3] =
+    [(Size(4 << 10), "−97.33 %"), (Size(2 << 20), "−19.82 %"), (Size(1 << 30), "−20.65 %")];
 
 /// The split alone, transparent huge pages.
 pub const SPLIT: PublishedFigure = PublishedFigure { figure: "0.80 ×", source: SKIP_LEVELS };

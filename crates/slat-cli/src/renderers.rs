@@ -27,6 +27,7 @@ pub fn renderers() -> Vec<Renderer> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slat_bench::split::Split;
     use slat_kvm::phase::Phase;
     use slat_lab::fake;
     use slat_lab::record::Measurement;
@@ -63,7 +64,7 @@ mod tests {
         for table in tables::all(&report.results, &renderers()) {
             assert!(page.contains(&table.title), "{}", table.title);
         }
-        let splits = report.results.iter().filter(|m| m.scenario == "split");
+        let splits = report.results.iter().filter(|m| m.scenario == Split::NAME);
         let whole_rounds = |m: &&Measurement| Phase::Dirty == *m.variant && !m.is_vcpu();
         let rounds = report.results.iter().filter(whole_rounds);
         let dots: usize = splits.chain(rounds).map(|m| m.samples.len()).sum();

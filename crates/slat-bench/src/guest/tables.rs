@@ -6,6 +6,7 @@ use slat_lab::record::{KVM, Measurement};
 use slat_lab::renderer::Renderer;
 use slat_lab::report::tables::thresholds::{parameter, said, verdict};
 use slat_lab::report::tables::{Labels, Row, rows};
+use slat_lab::size::Size;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
@@ -146,7 +147,7 @@ impl Figures {
                 cells.push(line);
             }
         }
-        if rows.iter().any(|row| row.param("backing") == Some("1g")) {
+        if rows.iter().any(|row| row.size("backing") == Some(Size(1 << 30))) {
             for (way, values) in self.published {
                 let mut line = vec![NOTHING.to_owned(); before + columns.len()];
                 line[before] = (*way).to_owned();

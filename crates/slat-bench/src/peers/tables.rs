@@ -130,9 +130,9 @@ fn gathered(results: &[Measurement]) -> Vec<Row<'_>> {
 /// Returns the label of a row, such as `split, 64g of 2m`. Leaves that are pages are not named.
 fn label(row: &Row) -> Option<String> {
     let memory = Size(row.params.get("memory")?.as_u64()?);
-    let (operation, backing) = (row.param("operation")?, row.param("backing")?);
+    let (operation, backing) = (row.param("operation")?, row.size("backing")?);
     let pages = row.params.get("granule")?.as_u64()?;
-    let of = match Size(pages).to_string() == backing && !operation.contains("split") {
+    let of = match Size(pages) == backing && !operation.contains("split") {
         true => String::new(),
         false => format!(" of {backing}"),
     };

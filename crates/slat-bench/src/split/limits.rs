@@ -6,6 +6,7 @@ use slat_lab::cli::param_of;
 use slat_lab::numbers::{three_digits, with_spread};
 use slat_lab::record::Measurement;
 use slat_lab::report::tables::Row;
+use slat_lab::size::Size;
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
 
@@ -30,9 +31,8 @@ pub enum Limit {
 impl Limit {
     /// Returns the limit of the split that `row` measured.
     pub fn that_bounds(row: &Row) -> Option<Self> {
-        let backing = row.param("backing")?;
-        let target = row.param("target_size").unwrap_or("4k");
-        let already_split = backing == target;
+        let target = row.size("target_size").unwrap_or(Size(4096));
+        let already_split = row.size("backing")? == target;
         let (what, when) = (param_of(&row.params, "what")?, param_of(&row.params, "when")?);
         Some(match (already_split, what, when) {
             (false, What::Call, SplitMoment::Clear) => Self::FillAndSwap,

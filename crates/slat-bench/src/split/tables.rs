@@ -11,6 +11,7 @@ use slat_lab::renderer::{Chart, Renderer};
 use slat_lab::report::charts::strips::{self, Strip};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::scenario::Scenario;
+use slat_lab::size::Size;
 use slat_lab::stats::{Summary, median};
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
@@ -64,8 +65,8 @@ fn published(row: &Row) -> Option<&'static str> {
         && param_of(&row.params, "what") == Some(What::Split)
         && granule.is_none_or(|granule| granule == 4096)
         && [None, Some(TableFormat::Arm64K4)].contains(&param_of(&row.params, "format"))
-        && row.param("target_size").is_none_or(|target| target == "4k");
-    let backing = row.param("backing").filter(|_| same)?;
+        && row.size("target_size").is_none_or(|target| target == Size(4096));
+    let backing = row.size("backing").filter(|_| same)?;
     published::SPLIT_CHANGES.iter().find(|(of, _)| *of == backing).map(|(_, change)| *change)
 }
 

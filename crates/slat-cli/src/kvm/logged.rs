@@ -175,7 +175,7 @@ pub(super) mod tests {
             for m in &mut all {
                 m.params.insert("manual_protect".to_owned(), true.into());
                 m.params.insert("initially_set".to_owned(), initially_set.into());
-                if m.variant == "dirty-stall-page" {
+                if Figure::Stall(Phase::Dirty, Stall::Page) == *m.variant {
                     m.samples = vec![0.0, 3e-6, 3e-6, 0.0, 3e-6];
                     m.groups = vec![3, 2];
                 }

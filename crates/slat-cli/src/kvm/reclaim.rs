@@ -10,12 +10,12 @@ use anyhow::Context;
 use clap::Args;
 use slat_kvm::Setting;
 use slat_kvm::scenario::reclaim::{self, Config, Store, Way};
-use slat_lab::cli::count;
+use slat_lab::cli::{count, param_of};
 use slat_lab::files::write_whole;
 use slat_lab::numbers::thousands;
 use slat_lab::record::Measurement;
 use slat_lab::renderer::Renderer;
-use slat_lab::report::tables::rows;
+use slat_lab::report::tables::{Row, rows};
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::verdict::Verdict;
@@ -184,14 +184,14 @@ fn verdict(results: &[Measurement]) -> Verdict {
     let mut all = said(results, &reclaim::RESULTS);
     // The scarcest memory of each way says most.
     all.says.extend(rows.iter().filter_map(|row| {
-        let allowed = |row: &slat_lab::report::tables::Row<'_>| row.params.get("allowed")?.as_u64();
-        let (way, own) = (row.param("way")?, allowed(row)?);
-        let scarcer = |other: &&slat_lab::report::tables::Row<'_>| {
-            other.param("way") == Some(way) && allowed(other).is_some_and(|it| it < own)
+        let limited = |row: &Row<'_>| {
+            Some((param_of::<Way>(&row.params, "way")?, row.params.get("allowed")?.as_u64()?))
         };
-        if rows.iter().any(|row| scarcer(&row)) {
+        let (way, own) = limited(row)?;
+        if rows.iter().filter_map(limited).any(|(other, it)| other == way && it < own) {
             return None;
         }
+        let way = name_of(way);
         Some(format!(
             "With {own} % of its memory a guest keeps {:.0} % of its speed by {way}, with {} pages \
              read back.",

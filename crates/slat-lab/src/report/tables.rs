@@ -9,6 +9,7 @@ pub mod thresholds;
 use crate::param::{heading, rank, shown};
 use crate::record::Measurement;
 use crate::renderer::Renderer;
+use crate::size::Size;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
 use serde_json::{Map, Value};
@@ -90,6 +91,11 @@ impl<'a> Row<'a> {
     /// Returns a parameter that is text, if the row has it.
     pub fn param(&self, name: &str) -> Option<&str> {
         self.params.get(name)?.as_str()
+    }
+
+    /// Returns a parameter that is a size in words, such as `2m`.
+    pub fn size(&self, name: &str) -> Option<Size> {
+        self.param(name)?.parse().ok()
     }
 }
 
