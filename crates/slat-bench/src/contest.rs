@@ -3,7 +3,6 @@
 use crate::arena::Arena;
 use crate::format::TableFormat;
 use crate::settings::engine::Part;
-use crate::thresholds::at_most;
 use serde_json::{Map, Value, json};
 use slat_lab::record::{Kind, Measurement};
 use slat_lab::session::Session;
@@ -52,12 +51,13 @@ struct Ratio {
     by: Vec<String>,
     unit: &'static str,
     scale: f64,
+    at_most: Option<f64>,
 }
 
 impl Ratio {
     fn new(what: String, of: &[&str], by: &[&str]) -> Self {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        Self { what, of: names(of), by: names(by), unit: "x", scale: 1.0 }
+        Self { what, of: names(of), by: names(by), unit: "x", scale: 1.0, at_most: None }
     }
 }
 
@@ -106,6 +106,15 @@ impl<'a> Contest<'a> {
     pub fn each(mut self, what: impl Into<String>, of: &[&str], pieces: u64) -> Self {
         let scale = 1e9 / pieces as f64;
         self.ratios.push(Ratio { unit: "ns", scale, ..Ratio::new(what.into(), of, &[]) });
+        self
+    }
+
+    /// Sets the threshold of the last ratio, the most that is allowed: one without is shown and not
+    /// judged.
+    pub fn at_most(mut self, limit: impl Into<Option<f64>>) -> Self {
+        if let Some(ratio) = self.ratios.last_mut() {
+            ratio.at_most = limit.into();
+        }
         self
     }
 
@@ -217,8 +226,7 @@ impl<'a> Contest<'a> {
         let mut params = self.params.clone();
         params.insert("against".to_owned(), json!(ratio.by.join(" * ")));
         params.insert("variants".to_owned(), json!(ratio.of.join(" * ")));
-        let at_most = at_most(self.scenario, &ratio.what, &params);
-        params.insert("asked".to_owned(), json!(at_most));
+        params.insert("asked".to_owned(), json!(ratio.at_most));
         Measurement::new(
             format!("{}-asked", self.scenario),
             ENGINE,
@@ -250,6 +258,11 @@ fn counts(samples: &[Sample]) -> BTreeMap<String, u64> {
     counts
 }
 
+/// Returns whether the tables of that much memory are too large for caches to hold a part of them.
+pub fn is_large(memory: u64) -> bool {
+    memory > 16 << 30
+}
+
 /// Makes a contest of a part; `of` distinguishes contests of one part and size.
 pub fn pose<'a>(part: Part, format: TableFormat, memory: u64, of: &'static str) -> Contest<'a> {
     let params = [
@@ -278,6 +291,7 @@ mod tests {
             })
             .enter("two", MACHINE, |_, _| Ok(Sample::time(2.0)))
             .ratio("translate", &["one"], &["two"])
+            .at_most(1.1)
             .each("one a page", &["one"], 3_000);
         let results = contest.hold(&mut arena, &mut Session::quiet(), 3).unwrap().unwrap();
         let samples: Vec<_> = results.iter().map(|m| (&*m.variant, &*m.samples)).collect();

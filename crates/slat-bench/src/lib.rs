@@ -37,7 +37,6 @@ pub mod stopwatch;
 #[cfg(feature = "command")]
 mod tables;
 pub mod threads;
-pub mod thresholds;
 #[cfg(feature = "command")]
 mod touch;
 

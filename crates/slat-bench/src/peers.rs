@@ -19,7 +19,7 @@ mod tables;
 mod work;
 
 use crate::arena::Arena;
-use crate::contest::{Contest, ENGINE, MACHINE};
+use crate::contest::{Contest, ENGINE, MACHINE, is_large};
 use crate::fill::Stores;
 use crate::fixture::Fixture;
 use crate::fixture::{STEP, whole_blocks};
@@ -450,6 +450,27 @@ fn checked_trees(
     Ok(trees)
 }
 
+/// Returns the most time that the engine may take, by that of an exclusive walk.
+fn beside_exclusive(work: &Work) -> Option<f64> {
+    Some(match work.op {
+        Op::Split if work.leaf == PageSize::SIZE_4K => 0.01,
+        Op::Split if is_large(work.memory) => 0.125,
+        Op::Split => 0.05,
+        Op::AgeOld => 0.25,
+        Op::Map => 1.0 / 3.0,
+        Op::Lookup => 0.5,
+        Op::Unmap => 1.0,
+        Op::Protect => 1.1,
+        Op::ProtectInactive => 1.0 / 6.0,
+        _ => return None,
+    })
+}
+
+/// Returns the most time that the engine may take, by that of a shared walk.
+fn beside_shared(op: Op) -> Option<f64> {
+    matches!(op, Op::Protect | Op::Clear(_) | Op::AgeYoung).then_some(1.0 / 1.5)
+}
+
 /// Adds ratios of the engine to Linux, for exclusive and for shared walks.
 fn beside<'a>(
     mut contest: Contest<'a>,
@@ -459,11 +480,15 @@ fn beside<'a>(
     shared: Option<&str>,
 ) -> Contest<'a> {
     let what = format!("{}, {} pages", work.op.name(), work.leaf);
-    for linux in exclusive.into_iter().chain(shared) {
-        contest = contest.ratio(&*what, &[SLAT], &[linux]);
+    for (linux, limit) in [(exclusive, beside_exclusive(work)), (shared, beside_shared(work.op))] {
+        if let Some(linux) = linux {
+            contest = contest.ratio(&*what, &[SLAT], &[linux]).at_most(limit);
+        }
     }
     if let Some(linux) = exclusive.filter(|_| streams) {
-        contest = contest.ratio(format!("{what}, streaming"), &[STREAMING], &[linux]);
+        contest = contest
+            .ratio(format!("{what}, streaming"), &[STREAMING], &[linux])
+            .at_most((work.op == Op::Split && is_large(work.memory)).then_some(1.0 / 12.0));
     }
     contest
 }

@@ -55,6 +55,7 @@ pub fn contest(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
         .enter("beside-ageing-shared", ENGINE, entrant(Beside::AgesShared))
         .enter("beside-ageing-locked", MACHINE, entrant(Beside::AgesLocked))
         .ratio("64 faults beside ageing, p99", &["beside-ageing"], &["beside-reading"])
+        .at_most(1.15)
         .ratio("  alone", &["alone"], &["beside-reading"])
         .ratio("  shared range", &["beside-ageing-shared"], &["beside-reading"])
         .ratio("  a lock for 64 pages", &["beside-ageing-locked"], &["beside-reading"])

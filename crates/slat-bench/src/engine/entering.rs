@@ -47,15 +47,20 @@ pub fn contest(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
         .enter("enter-1", ENGINE, enter(1))
         .enter("exchange-1", MACHINE, exchange(1))
         .each("enter and leave", &["enter-1"], STAYS)
+        .at_most(5.0)
         .each("  an exchange and a store", &["exchange-1"], STAYS);
     Ok(if cpus.len() < 2 {
         contest
     } else {
-        contest.enter("enter-2", ENGINE, enter(2)).enter("exchange-2", MACHINE, exchange(2)).ratio(
-            "enter and leave, two threads by one",
-            &["enter-2", "exchange-1"],
-            &["enter-1", "exchange-2"],
-        )
+        contest
+            .enter("enter-2", ENGINE, enter(2))
+            .enter("exchange-2", MACHINE, exchange(2))
+            .ratio(
+                "enter and leave, two threads by one",
+                &["enter-2", "exchange-1"],
+                &["enter-1", "exchange-2"],
+            )
+            .at_most(1.2)
     })
 }
 

@@ -23,7 +23,8 @@ pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
         crate::contest::pose(Part::Inactive, TableFormat::Arm64K4, memory, "write-protect")
             .enter("protect", ENGINE, move |arena, check| protect(&fixture, arena, check))
             .enter("modify", MACHINE, move |arena, _| modify(&fixture, arena))
-            .ratio("inactive: write-protect", &["protect"], &["modify"]);
+            .ratio("inactive: write-protect", &["protect"], &["modify"])
+            .at_most(1.5);
     let map = crate::contest::pose(Part::Inactive, TableFormat::Arm64K4, memory, "map")
         .enter("map", ENGINE, move |arena, check| map(&fixture, bytes, arena, check))
         .enter("fill-plain", MACHINE, move |arena, _| {
@@ -33,7 +34,8 @@ pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
             limit::fill_by(arena.words(bytes), 512, Stores::Plain);
             Ok(Sample::time(watch.seconds()))
         })
-        .ratio("inactive: map a range", &["map"], &["fill-plain"]);
+        .ratio("inactive: map a range", &["map"], &["fill-plain"])
+        .at_most(1.5);
     Ok(vec![protect, map])
 }
 

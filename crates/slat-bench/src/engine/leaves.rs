@@ -2,7 +2,7 @@
 //! entry.
 
 use crate::arena::Arena;
-use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::contest::{Contest, ENGINE, MACHINE, Sample, is_large};
 use crate::fill::Stores;
 use crate::fixture::{Fixture, counted};
 use crate::format::TableFormat;
@@ -48,21 +48,28 @@ impl Bits {
 /// Returns the contests of write protection, of a writable range and of one already protected.
 pub fn protect<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     Ok(vec![
-        contest(memory, Op::Protect, false).ratio("write-protect", &["protect"], &["cas"]),
-        contest(memory, Op::Protect, true).ratio(
-            "write-protect, protected already",
-            &["protect"],
-            &["read"],
-        ),
+        contest(memory, Op::Protect, false)
+            .ratio("write-protect", &["protect"], &["cas"])
+            .at_most(1.25),
+        contest(memory, Op::Protect, true)
+            .ratio("write-protect, protected already", &["protect"], &["read"])
+            .at_most(of_reads(memory)),
     ])
 }
 
 /// Returns the contests of ageing, of a young range and of an old one.
 pub fn age<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     Ok(vec![
-        contest(memory, Op::Age, false).ratio("age, all young", &["age"], &["cas"]),
-        contest(memory, Op::Age, true).ratio("age, all old", &["age"], &["read"]),
+        contest(memory, Op::Age, false).ratio("age, all young", &["age"], &["cas"]).at_most(1.25),
+        contest(memory, Op::Age, true)
+            .ratio("age, all old", &["age"], &["read"])
+            .at_most(of_reads(memory)),
     ])
+}
+
+/// Returns the most time that work which changes nothing may take, by that of reading.
+fn of_reads(memory: u64) -> f64 {
+    if is_large(memory) { 1.5 } else { 2.0 }
 }
 
 fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {

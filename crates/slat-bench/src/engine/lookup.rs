@@ -52,7 +52,8 @@ pub fn contest<'a>(memory: u64, session: &mut Session) -> anyhow::Result<Contest
             "translate, a guard by an exchange for each",
             &["translate-entering"],
             &["translate-exchanging"],
-        );
+        )
+        .at_most(1.1);
     Ok(beside_a_peer(contest, fixture, addresses, session))
 }
 
@@ -87,8 +88,11 @@ fn beside_a_peer<'a>(
             Ok(Sample::time(seconds))
         })
         .ratio("translate", &["translate"], &[PEER])
+        .at_most(1.1)
         .ratio("translate, refreshed after each", &["translate-refreshed"], &[PEER])
+        .at_most(1.3)
         .ratio("translate, a guard for each", &["translate-entering"], &[PEER])
+        .at_most(1.3)
         .ratio("  an exchange for each", &["translate-exchanging"], &[PEER])
 }
 

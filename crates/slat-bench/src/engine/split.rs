@@ -1,7 +1,7 @@
 //! Splits of blocks, compared with filling as many bytes.
 
 use crate::arena::Arena;
-use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::contest::{Contest, ENGINE, MACHINE, Sample, is_large};
 use crate::fill::Stores;
 use crate::fixture::{CHUNK, Fixture, chunk_storage, counted, steps};
 use crate::format::TableFormat;
@@ -48,11 +48,15 @@ pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
             .enter("fill-plain", MACHINE, fill(Stores::Plain))
             .enter("fill-wide", MACHINE, fill(Stores::Wide))
             .enter("fill-streaming", MACHINE, fill(Stores::Streaming));
-        let contest = contest.ratio(format!("split {of}"), &["split"], &["fill-plain"]);
+        let contest = contest
+            .ratio(format!("split {of}"), &["split"], &["fill-plain"])
+            .at_most(if is_large(memory) { 1.5 } else { 1.3 });
         let unbroken = format!("split {of}, no break needed");
         let (what, of) = (format!("split {of}, streaming"), format!("split {of}, wide stores"));
         let streaming: &[&str] = &["split-streaming"];
-        let contest = contest.ratio(what, streaming, &["fill-plain"]);
+        let contest = contest
+            .ratio(what, streaming, &["fill-plain"])
+            .at_most(is_large(memory).then_some(0.8));
         let contest = contest.ratio(unbroken, &["split-unbroken"], &["fill-plain"]);
         contest.ratio(of, &["split-wide"], &["fill-plain"]).ratio(
             "  of the machine: fill, streaming",
@@ -137,7 +141,8 @@ pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
         .enter("split-2", ENGINE, split(2))
         .enter("fill-1", MACHINE, fill(1))
         .enter("fill-2", MACHINE, fill(2))
-        .ratio("split 2m, two threads by one", &["split-2", "fill-1"], &["split-1", "fill-2"]))
+        .ratio("split 2m, two threads by one", &["split-2", "fill-1"], &["split-1", "fill-2"])
+        .at_most(1.2))
 }
 
 fn split_by(

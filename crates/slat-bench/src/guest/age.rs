@@ -200,7 +200,7 @@ fn measure<F: Format, A: Arch>(
         ("time of the scan", ("lock-free-64", "locked-64"), ratios(scan(FREE_64), scan(LOCKED_64))),
     ];
     for (what, (of, by), samples) in rows {
-        results.push(recorder.ratio(what, of, by, samples));
+        results.push(recorder.ratio(what, of, by, samples, None));
     }
     Ok(results)
 }

@@ -265,12 +265,13 @@ fn results(recorder: &Recorder, samples: &[Vec<Boot>], args: &CacheToggleArgs) -
         "exact",
         "touched",
         exact.iter().map(|bytes| bytes / past).collect(),
+        Some(2.0),
     ));
     let against =
         |what: fn(&Boot) -> f64| ratios(of(EXACT, what).into_iter(), of(EVERY, what).into_iter());
-    results.push(recorder.ratio("bytes maintained", "exact", "every", against(maintained)));
+    results.push(recorder.ratio("bytes maintained", "exact", "every", against(maintained), None));
     let time = against(|boot| boot.seconds);
-    results.push(recorder.ratio("time in switches", "exact", "every", time));
+    results.push(recorder.ratio("time in switches", "exact", "every", time, None));
     results
 }
 

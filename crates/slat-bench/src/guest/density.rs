@@ -75,6 +75,7 @@ pub fn measure<F: Format, A: Arch>(
             "exact",
             "hull",
             ratios(of(0, faults), of(1, faults)),
+            None,
         ));
     }
     Ok(results)

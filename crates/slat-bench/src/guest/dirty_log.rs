@@ -168,7 +168,7 @@ fn measure<F: Format, A: Arch>(
     {
         let of = |way: usize| samples[way].iter().map(stall);
         let stalls = ratios(of(free), of(locked));
-        results.push(recorder.ratio("stall of vCPUs", "manual", "locked", stalls));
+        results.push(recorder.ratio("stall of vCPUs", "manual", "locked", stalls, None));
     }
     Ok(results)
 }

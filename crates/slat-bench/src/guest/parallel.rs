@@ -58,8 +58,8 @@ struct Work {
 /// The name of what takes a turn, and whether the engine does it.
 type Variant = (&'static str, bool);
 
-/// A name, two sides, and what each of them is the product of.
-type Ratio = ([&'static str; 3], [&'static [usize]; 2]);
+/// A name, two sides, what each of them is the product of, and the most that is allowed.
+type Ratio = ([&'static str; 3], [&'static [usize]; 2], Option<f64>);
 
 const CLEAR: Work = Work {
     scenario: CLEARS.of,
@@ -68,6 +68,7 @@ const CLEAR: Work = Work {
     ratios: &[(
         ["clear, two threads by one", "clear-2 * cas-1", "clear-1 * cas-2"],
         [&[1, 2], &[0, 3]],
+        Some(1.2),
     )],
 };
 
@@ -76,8 +77,8 @@ const FAULT: Work = Work {
     figure: "fault",
     variants: &[("fault-1", true), ("fault-2", true), ("apart-2", true)],
     ratios: &[
-        (["faults, one guest by two apart", "fault-2", "apart-2"], [&[1], &[2]]),
-        (["faults, two vCPUs by one", "fault-2", "fault-1"], [&[1], &[0]]),
+        (["faults, one guest by two apart", "fault-2", "apart-2"], [&[1], &[2]], Some(1.1)),
+        (["faults, two vCPUs by one", "fault-2", "fault-1"], [&[1], &[0]], None),
     ],
 };
 
@@ -177,7 +178,7 @@ fn measure(
         let counts = samples.iter().map(|(_, counts)| counts.clone());
         results.push(recorder.figure(variant, target, work.figure, "s", seconds, counts));
     }
-    for ([what, of, against], sides) in work.ratios {
+    for ([what, of, against], sides, at_most) in work.ratios {
         let ratio = |round: usize| {
             let side = |places: &[usize]| places.iter().map(|&it| samples[it][round].0).product();
             let [of, by] = sides.map(side);
@@ -185,7 +186,7 @@ fn measure(
             of / by
         };
         let ratios = (0..samples[0].len()).map(ratio).collect();
-        results.push(recorder.ratio(*what, of, against, ratios));
+        results.push(recorder.ratio(*what, of, against, ratios, *at_most));
     }
     Ok(results)
 }

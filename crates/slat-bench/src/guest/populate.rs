@@ -192,7 +192,7 @@ fn measure<F: Format, A: Arch>(
         Size(fixture.shape.block.bytes()),
         several(fixture.shape.vcpus.into(), "vCPU")
     );
-    results.push(recorder.ratio(what, WAYS[0], WAYS[1], ratios(time(0), time(1))));
+    results.push(recorder.ratio(what, WAYS[0], WAYS[1], ratios(time(0), time(1)), None));
     Ok(results)
 }
 

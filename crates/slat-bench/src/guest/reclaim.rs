@@ -273,27 +273,37 @@ struct Bench<'b> {
     params: Map<String, Value>,
 }
 
-/// A ratio: its name, the policy, the policy that it is compared with, and the figure.
-type Ratio = (&'static str, ReclaimPolicy, ReclaimPolicy, fn(&Sample) -> f64);
+/// A ratio: its name, the policy, the policy that it is compared with, the figure, and the most
+/// that is allowed with a pattern.
+type Ratio = (
+    &'static str,
+    ReclaimPolicy,
+    ReclaimPolicy,
+    fn(&Sample) -> f64,
+    fn(AccessPattern) -> Option<f64>,
+);
 
 const RATIOS: [Ratio; 13] = {
+    use AccessPattern::{Scan, Zipf};
     use ReclaimPolicy::{
         Clock, FreeBitmap, FreeExact, FreePage, FreeRecent, LockedBitmap, LockedPage,
     };
     [
-        ("p99 of a fault", FreeBitmap, LockedPage, Sample::p99),
-        ("p99 of a fault", FreeBitmap, LockedBitmap, Sample::p99),
-        ("reclaim per page given up", FreeBitmap, LockedPage, Sample::per_page),
-        ("reclaim per page given up", FreePage, LockedPage, Sample::per_page),
-        ("reclaim per page given up", FreeBitmap, FreePage, Sample::per_page),
-        ("reclaim per page given up", FreeExact, FreeBitmap, Sample::per_page),
-        ("time of the guest", FreeBitmap, LockedPage, Sample::seconds),
-        ("time of the guest", FreeBitmap, LockedBitmap, Sample::seconds),
-        ("time of the guest", FreeBitmap, Clock, Sample::seconds),
-        ("refaults", FreeBitmap, Clock, Sample::refaults),
-        ("refaults", FreeBitmap, FreeRecent, Sample::refaults),
-        ("reclaim per page given up", FreeBitmap, FreeRecent, Sample::per_page),
-        ("time of the guest", FreeBitmap, FreeRecent, Sample::seconds),
+        ("p99 of a fault", FreeBitmap, LockedPage, Sample::p99, |_| Some(0.5)),
+        ("p99 of a fault", FreeBitmap, LockedBitmap, Sample::p99, |_| None),
+        ("reclaim per page given up", FreeBitmap, LockedPage, Sample::per_page, |_| Some(0.7)),
+        ("reclaim per page given up", FreePage, LockedPage, Sample::per_page, |_| None),
+        ("reclaim per page given up", FreeBitmap, FreePage, Sample::per_page, |_| None),
+        ("reclaim per page given up", FreeExact, FreeBitmap, Sample::per_page, |_| None),
+        ("time of the guest", FreeBitmap, LockedPage, Sample::seconds, |_| Some(1.03)),
+        ("time of the guest", FreeBitmap, LockedBitmap, Sample::seconds, |_| Some(1.03)),
+        ("time of the guest", FreeBitmap, Clock, Sample::seconds, |_| Some(1.03)),
+        ("refaults", FreeBitmap, Clock, Sample::refaults, |it| {
+            matches!(it, Zipf | Scan).then_some(1.03)
+        }),
+        ("refaults", FreeBitmap, FreeRecent, Sample::refaults, |_| Some(1.02)),
+        ("reclaim per page given up", FreeBitmap, FreeRecent, Sample::per_page, |_| None),
+        ("time of the guest", FreeBitmap, FreeRecent, Sample::seconds, |_| None),
     ]
 };
 
@@ -397,7 +407,7 @@ impl Bench<'_> {
             Some(&samples[place])
         };
         let name = |what: &str| format!("{}: {what}", self.case.pattern);
-        for (what, ours, theirs, figure) in RATIOS {
+        for (what, ours, theirs, figure, at_most) in RATIOS {
             let (Some(ours_of), Some(theirs_of)) = (of(ours), of(theirs)) else { continue };
             let values = ratios(ours_of.iter().map(figure), theirs_of.iter().map(figure));
             results.push(recorder.ratio(
@@ -405,29 +415,36 @@ impl Bench<'_> {
                 &ours.to_string(),
                 &theirs.to_string(),
                 values,
+                at_most(self.case.pattern),
             ));
         }
         let zipf = self.case.pattern == AccessPattern::Zipf;
         let by_frequency = (zipf && self.case.by_frequency != 0).then_some(self.case.by_frequency);
         let fewest = self.case.fewest.filter(|&fewest| fewest != 0);
         let lru = self.case.lru.filter(|&lru| lru != 0);
-        let bounds = [("belady", fewest), ("by frequency", by_frequency), ("lru", lru)];
-        let bounds = bounds.map(|(bound, best)| (bound, best.map(|best| best as f64), None));
+        let bounds = [
+            ("belady", fewest, Some(2.4)),
+            ("by frequency", by_frequency, None),
+            ("lru", lru, None),
+        ];
+        let bounds =
+            bounds.map(|(bound, best, limit)| (bound, best.map(|best| best as f64), None, limit));
         let no_foresight = self.case.no_foresight.filter(|&best| best != 0.0);
-        for (bound, best, beside) in
-            bounds.into_iter().chain([("no foresight", no_foresight, fewest)])
+        for (bound, best, beside, limit) in
+            bounds.into_iter().chain([("no foresight", no_foresight, fewest, Some(1.1))])
         {
             let Some(best) = best else { continue };
             if let Some(fewest) = beside {
                 // The figure that the others are compared with, in the same unit.
                 let values = vec![best / fewest as f64];
-                results.push(recorder.ratio(name("refaults"), bound, "belady", values));
+                results.push(recorder.ratio(name("refaults"), bound, "belady", values, None));
             }
             for policy in self.policies {
                 let Some(ours) = of(*policy) else { continue };
                 let values = ours.iter().map(|s| s.refaults as f64 / best).collect();
                 let name = name("refaults");
-                results.push(recorder.ratio(name, &policy.to_string(), bound, values));
+                let at_most = limit.filter(|_| zipf && *policy == ReclaimPolicy::FreeBitmap);
+                results.push(recorder.ratio(name, &policy.to_string(), bound, values, at_most));
             }
         }
     }

@@ -1,6 +1,5 @@
 //! Takes turns, and computes results from the samples.
 
-use crate::thresholds::at_most;
 use serde_json::{Map, Value, json};
 use slat_lab::record::{ENGINE, Kind, Measurement};
 use slat_lab::session::Session;
@@ -94,19 +93,20 @@ impl Recorder {
         Measurement { groups, ..one }
     }
 
-    /// Returns the ratios of a figure of each round to another's.
+    /// Returns the ratios of a figure of each round to another's, and the most that is allowed, if
+    /// they are judged.
     pub fn ratio(
         &self,
         what: impl Into<String>,
         of: &str,
         by: &str,
         samples: Vec<f64>,
+        at_most: Option<f64>,
     ) -> Measurement {
         let mut params = self.params.clone();
         params.insert("variants".to_owned(), json!(of));
         params.insert("against".to_owned(), json!(by));
-        let what = what.into();
-        params.insert("asked".to_owned(), json!(at_most("guest", &what, &params)));
+        params.insert("asked".to_owned(), json!(at_most));
         Measurement::new(super::tables::ASKED, ENGINE, what, params, Unit::RATIO, samples)
             .of_kind(Kind::Ratio)
     }

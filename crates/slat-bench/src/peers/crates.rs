@@ -144,9 +144,14 @@ fn contest<'a, F: Format + 'a>(
         contest = contest.enter(variant, CRATE, move |arena: &mut Arena, check| {
             theirs(peer, &fixture, op, (&addresses, sum), caches, arena, check)
         });
-        contest = contest.ratio(&*operation, &[SLAT], &[variant]);
+        contest = contest.ratio(&*operation, &[SLAT], &[variant]).at_most(1.1);
         if has_owned {
-            contest = contest.ratio(format!("{operation}, owned"), &[OWNED], &[variant]);
+            // A crate that drops whole subtrees is compared with what drops them, too.
+            let judged = matches!(op, Op::MapRange | Op::MapEach | Op::Drop)
+                || op == Op::Lookup && levels == 4 && variant == "page_table_multiarch";
+            contest = contest
+                .ratio(format!("{operation}, owned"), &[OWNED], &[variant])
+                .at_most(judged.then_some(1.1));
         }
         if op == Op::Lookup {
             contest = contest.ratio(format!("{operation}, plain walk"), &[PLAIN], &[variant]);
