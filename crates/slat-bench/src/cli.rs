@@ -15,6 +15,7 @@ use crate::peers::split::Split;
 use crate::replay::Replay;
 use clap::{CommandFactory, Parser, Subcommand};
 use slat_lab::cli::Common;
+use slat_lab::renderer::Renderer;
 use slat_lab::run;
 use slat_lab::scenario::{Choice, Entry, Program, Scenarios};
 use std::process::ExitCode;
@@ -46,7 +47,9 @@ pub static PROGRAM: Program = Program {
     command: Cli::command,
     measures: |words| words.first().is_some_and(|word| Tables::has(word)),
     example: "split --backing 2m",
-    renderers: || [&[RATIOS][..], &Tables::renderers()].concat(),
+    renderers: || {
+        [&[Renderer { params: crate::params::PARAMS, ..RATIOS }][..], &Tables::renderers()].concat()
+    },
     is_missing_feature: |_| false,
 };
 

@@ -23,6 +23,7 @@ pub mod limit;
 pub mod lines;
 #[cfg(feature = "command")]
 pub mod linux;
+pub mod params;
 #[cfg(feature = "command")]
 pub mod peers;
 pub mod published;

@@ -131,7 +131,7 @@ fn differing<'c>(comparison: &'c Comparison, phase: Option<&str>) -> anyhow::Res
     })?;
     match pair.verdict {
         Verdict::Slower | Verdict::Faster => Ok(pair),
-        _ => anyhow::bail!("the ends do not differ: {}", answer(comparison)),
+        _ => anyhow::bail!("the ends do not differ: {}", answer(comparison, crate::params::PARAMS)),
     }
 }
 

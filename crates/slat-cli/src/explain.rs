@@ -187,7 +187,7 @@ fn table(explained: &[Explanation]) -> Table {
         .iter()
         .map(|it| Row { params: it.params.clone(), measurements: Vec::new() })
         .collect();
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, crate::params::PARAMS);
     let cells = explained.iter().zip(&rows).map(|(it, row)| {
         let shown = |value: f64| if value == 0.0 { NOTHING.to_owned() } else { seconds(value) };
         let number = |count: f64| match count {

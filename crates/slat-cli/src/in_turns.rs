@@ -5,6 +5,7 @@ use crate::PROGRAM;
 use crate::check;
 use crate::cli::{EmulateArgs, InTurnsArgs, KernelChoice, PatchesArgs};
 use crate::emulate::{CHECK, CommandEnd, EmulatedReport, Ready};
+use crate::params::PARAMS;
 use anyhow::Context;
 use serde_json::json;
 use slat_kernel::vm::Debian;
@@ -279,7 +280,7 @@ fn kernels(args: &InTurnsArgs) -> anyhow::Result<[EmulateArgs; 2]> {
 impl TurnsOutcome {
     /// Returns the answer in one line.
     pub fn answer(&self) -> String {
-        answer(&self.comparison)
+        answer(&self.comparison, PARAMS)
     }
 
     /// Returns all of it as text, Markdown or JSON.
@@ -312,7 +313,7 @@ impl TurnsOutcome {
     pub fn tables(&self) -> Vec<Table> {
         // The kernel and the command differ on purpose.
         let is_shown = |table: &Table| !table.title.starts_with("What else");
-        tables(&self.comparison, Rows::All).into_iter().filter(is_shown).collect()
+        tables(&self.comparison, Rows::All, PARAMS).into_iter().filter(is_shown).collect()
     }
 }
 

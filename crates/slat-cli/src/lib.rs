@@ -13,6 +13,7 @@ pub mod in_turns;
 pub mod kernel;
 pub mod kvm;
 pub mod needs;
+pub mod params;
 pub mod predict;
 mod renderers;
 pub mod review;

@@ -21,7 +21,8 @@ pub fn renderers() -> Vec<Renderer> {
     });
     let own =
         [&kvm::Tunes::renderers()[..], &kvm::Guests::renderers(), &[explain::RENDERER]].concat();
-    [&own[..], &[ideas::RENDERER], &evidence].concat()
+    let own = [&own[..], &[ideas::RENDERER], &evidence].concat();
+    own.into_iter().map(|renderer| Renderer { params: crate::params::PARAMS, ..renderer }).collect()
 }
 
 #[cfg(test)]

@@ -301,6 +301,7 @@ fn judge(pairs: &mut [Pair], change: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::param::Params;
     use crate::record::Kind;
     use crate::report::comparison::Rows;
     use serde_json::json;
@@ -525,7 +526,7 @@ mod tests {
         assert!(p(0) > 0.0 && p(0) < 1.0);
         assert_eq!(p(0), p(50));
         let comparison = compare(&with(50, 1.0), &with(50, 1.2), 0.05);
-        let text: String = crate::report::comparison::tables(&comparison, Rows::All)
+        let text: String = crate::report::comparison::tables(&comparison, Rows::All, Params(&[]))
             .iter()
             .map(crate::report::markdown::table)
             .collect();

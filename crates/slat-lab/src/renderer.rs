@@ -1,5 +1,6 @@
 //! Renderers: how reports present the results of a scenario.
 
+use crate::param::Params;
 use crate::record::Measurement;
 use crate::table::Table;
 use crate::verdict::Verdict;
@@ -33,6 +34,8 @@ pub struct Renderer {
     /// Whether a page folds the tables away, because they only support the answers of other
     /// renderers.
     pub folded: bool,
+    /// The parameters that the program's results have.
+    pub params: Params,
     /// Limits of the results' meaning, in a sentence or two each.
     pub meaning: &'static [&'static str],
 }
@@ -48,6 +51,7 @@ impl Renderer {
         charts: |_| Vec::new(),
         draws_samples: false,
         folded: false,
+        params: Params(&[]),
         meaning: &[],
     };
 
@@ -55,6 +59,11 @@ impl Renderer {
     pub fn own(&self, results: &[Measurement]) -> Vec<Measurement> {
         results.iter().filter(|m| (self.reads)(m)).cloned().collect()
     }
+}
+
+/// Returns the parameters that the renderers' program has.
+pub fn params(renderers: &[Renderer]) -> Params {
+    renderers.first().map_or(Params(&[]), |renderer| renderer.params)
 }
 
 /// Returns the verdicts of all renderers, in their order.

@@ -55,7 +55,7 @@ fn cannot_here(program: &Program, error: &anyhow::Error) -> bool {
 /// The errors of the command.
 pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<ExitCode> {
     match command {
-        Common::Compare(args) => compare(args),
+        Common::Compare(args) => compare(program, args),
         Common::Ab(args) => {
             let (first, second) = (words(&args.first)?, words(&args.second)?);
             let beside = args.while_second.as_deref().map(words).transpose()?;
@@ -172,7 +172,7 @@ pub fn read(program: &Program, path: &Path) -> anyhow::Result<Report> {
 }
 
 /// Compares two runs.
-fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
+fn compare(program: &Program, args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let (first, second) = (Run::read(&args.first)?, Run::read(&args.second)?);
     let comparison = compare::compare(&first, &second, args.threshold / 100.0);
     let rows = match (args.all, args.only_differences) {
@@ -181,7 +181,7 @@ fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
         _ => Rows::Dozen,
     };
     if !comparison.pairs.is_empty() {
-        show_comparison(&comparison, rows, args.print.format())?;
+        show_comparison(program, &comparison, rows, args.print.format())?;
     }
     if !comparison.compares() {
         return Err(bad_input(format!(
@@ -206,8 +206,14 @@ fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn show_comparison(comparison: &Comparison, rows: Rows, format: Format) -> anyhow::Result<()> {
-    let tables = comparison::tables(comparison, rows);
+fn show_comparison(
+    program: &Program,
+    comparison: &Comparison,
+    rows: Rows,
+    format: Format,
+) -> anyhow::Result<()> {
+    let tables =
+        comparison::tables(comparison, rows, crate::renderer::params(&(program.renderers)()));
     output::print(&match format {
         Format::Json => serde_json::to_string_pretty(comparison)? + "\n",
         Format::Markdown => tables.iter().map(markdown::table).collect(),
@@ -232,7 +238,7 @@ fn alternate(
     let (first, second) =
         alternate::alternate(program, first, second, beside, how.pairs, &mut session)?;
     let comparison = compare::compare(&first, &second, how.threshold / 100.0);
-    show_comparison(&comparison, Rows::Dozen, how.print.format())?;
+    show_comparison(program, &comparison, Rows::Dozen, how.print.format())?;
     if fail_if_slower && !comparison.judges() {
         return Err(bad_input("no time can be compared, so --fail-if-slower cannot tell"));
     }

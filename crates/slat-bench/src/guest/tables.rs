@@ -119,7 +119,7 @@ impl Figures {
         if rows.is_empty() {
             return None;
         }
-        let labels = Labels::of(&rows);
+        let labels = Labels::of(&rows, crate::params::PARAMS);
         let mut figures: Vec<&str> = Vec::new();
         for m in rows.iter().flat_map(|row| &row.measurements) {
             let figure = parameter(m, "figure");

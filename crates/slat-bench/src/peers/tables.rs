@@ -242,7 +242,7 @@ fn common(all: &[&Row]) -> String {
         params.retain(|name, _| said.contains(&name.as_str()));
         Row { params, measurements: Vec::new() }
     });
-    Labels::of(&beside_linux.collect::<Vec<_>>()).common
+    Labels::of(&beside_linux.collect::<Vec<_>>(), crate::params::PARAMS).common
 }
 
 /// Returns a table of Linux's counts and the engine's.

@@ -3,6 +3,7 @@
 use super::limits::{self, Limit, limit_of};
 use super::{Split, SplitMoment, What};
 use crate::format::TableFormat;
+use crate::params::PARAMS;
 use crate::published::{self, SKIP_LEVELS};
 use slat_lab::cli::param_of;
 use slat_lab::numbers::{change, thousands, three_digits, with_spread};
@@ -82,7 +83,7 @@ fn times(results: &[Measurement]) -> Option<Table> {
     if rows.is_empty() {
         return None;
     }
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, PARAMS);
     let walks = walks(&rows);
     let compared = walks.contains(&EVERY_ENTRY);
     let published_here = rows.iter().any(|row| published(row).is_some());
@@ -154,7 +155,7 @@ fn entries(results: &[Measurement]) -> Option<Table> {
     if !rows.iter().any(|row| walks.iter().any(|walk| read(row, walk).is_some())) {
         return None;
     }
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, PARAMS);
     let timed = walks.contains(&EVERY_ENTRY);
     let each = timed.then_some("every-entry, ns an entry");
     let columns: Vec<&str> = walks.iter().copied().chain(each).collect();

@@ -4,6 +4,7 @@
 use super::logged;
 use super::stalls::{reads, touched, written};
 use super::tables::{MEANING, is, named, of, said, stalls};
+use crate::params::PARAMS;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::{dirty_log, live};
 use slat_lab::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
@@ -54,7 +55,7 @@ fn phases(results: &[Measurement]) -> Option<Table> {
     if rows.is_empty() {
         return None;
     }
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, PARAMS);
     let mut columns = PHASES.map(|(_, heading)| heading).to_vec();
     columns.insert(3, "page, vCPU");
     let cells = rows.iter().map(|row| {
@@ -129,7 +130,7 @@ fn vcpus(results: &[Measurement]) -> Option<Table> {
     if parts.is_empty() {
         return None;
     }
-    let labels = Labels::of(&parts);
+    let labels = Labels::of(&parts, PARAMS);
     let mut cells = Vec::new();
     for row in &parts {
         for part in &row.measurements {
@@ -169,7 +170,7 @@ fn vcpu(measurement: &Measurement) -> Option<u64> {
 /// Returns the chart of how long each round of dirtying took, with a line for each way of logging.
 fn rounds(results: &[Measurement]) -> Option<Chart> {
     let rows = rows(results, NAME, &["vcpu"]);
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, PARAMS);
     let lines: Vec<(String, Vec<f64>)> = rows
         .iter()
         .filter_map(|row| Some((named(&labels, row), row.whole(Phase::Dirty)?.samples.clone())))

@@ -155,7 +155,7 @@ fn rate((least, most): (f64, f64)) -> String {
 
 fn plots(results: &[Measurement]) -> Vec<Chart> {
     let rows = rows(results, NAME, &["vcpu"]);
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, crate::params::PARAMS);
     let course = |row: &Row<'_>| {
         let samples = |figure: Figure| row.whole(figure).map(|m| m.samples.clone());
         let pairs = |x: Figure, y: Figure| -> Option<Vec<(f64, f64)>> {

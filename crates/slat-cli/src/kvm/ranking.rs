@@ -195,7 +195,7 @@ fn table(ranked: &[RankedWay<'_>]) -> Option<Table> {
     let headings = FIGURES.iter().map(|(_, heading)| *heading);
     Some(Table {
         title: "Ways of logging dirty pages, least stall first (KVM)".to_owned(),
-        common: Labels::of(&common).common,
+        common: Labels::of(&common, crate::params::PARAMS).common,
         columns: ["way"]
             .into_iter()
             .chain(headings)

@@ -1,6 +1,7 @@
 //! Tables of guests under the host's KVM: the times of operations on their memory, and how long
 //! their vCPUs stood still.
 
+use crate::params::PARAMS;
 use slat_kvm::figure::{Column, Figure, Results, Sentence, Stall};
 use slat_kvm::phase::Phase;
 use slat_lab::record::{KVM, Measurement};
@@ -79,7 +80,7 @@ fn extremes(
     of: impl Fn(&Row) -> Option<(Unit, Summary)>,
 ) -> Verdict {
     let rows = rows(results, scenario, &["vcpu"]);
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, PARAMS);
     let mut all: Vec<(f64, String)> = rows
         .iter()
         .filter_map(|row| {
@@ -106,7 +107,7 @@ pub fn named(labels: &Labels, row: &Row) -> String {
 /// Returns the table of how long vCPUs stood still, with a row for each guest and phase.
 pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
     let rows = rows(results, scenario, &["vcpu"]);
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, PARAMS);
     let mut cells = Vec::new();
     for row in &rows {
         for &phase in Phase::ALL.iter().filter(|phase| phase.can_stall()) {
@@ -156,7 +157,7 @@ pub fn columns(
     note: &str,
 ) -> Option<Table> {
     let rows = rows(results, scenario, &["vcpu"]);
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, PARAMS);
     let measured = |figure: Figure| rows.iter().any(|row| row.whole(figure).is_some());
     let used: Vec<_> = figures.iter().filter(|(figure, _)| measured(*figure)).collect();
     let columns = used.iter().map(|(_, heading)| *heading);

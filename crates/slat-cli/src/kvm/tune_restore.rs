@@ -73,7 +73,7 @@ const PURPOSES: [(Figure, &str); 4] = [
 
 fn verdict(results: &[Measurement]) -> Verdict {
     let rows = rows(results, RESULTS, &["vcpu"]);
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, crate::params::PARAMS);
     Verdict::of_lines(PURPOSES.iter().filter_map(|(figure, purpose)| {
         let known = rows.iter().filter_map(|row| Some((median_of(row, *figure)?, row)));
         let (value, best) = known.min_by(|a, b| a.0.total_cmp(&b.0))?;

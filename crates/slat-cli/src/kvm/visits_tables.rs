@@ -1,5 +1,6 @@
 //! What the scenarios of guests that visit their memory in random order show in common.
 
+use crate::params::PARAMS;
 use slat_kvm::figure::Figure;
 use slat_lab::numbers::seconds;
 use slat_lab::record::Measurement;
@@ -24,7 +25,7 @@ pub fn courses(
     since: &str,
 ) -> Vec<Chart> {
     let rows = rows(results, scenario, &["vcpu"]);
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, PARAMS);
     let line = |row: &Row<'_>| {
         let samples = &row.whole(figure)?.samples;
         let parts = samples.len().max(1) as f64;
@@ -83,7 +84,7 @@ pub fn strips_of(
     title: &str,
 ) -> Vec<Chart> {
     let rows = rows(results, scenario, &["vcpu"]);
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, PARAMS);
     let mut strips = Vec::new();
     for row in &rows {
         let Some(measured) = row.whole(figure) else { continue };

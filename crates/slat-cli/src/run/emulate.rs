@@ -47,7 +47,7 @@ pub fn emulate(args: &EmulateArgs) -> anyhow::Result<ExitCode> {
 
 fn shown(report: &EmulatedReport, width: u16) -> String {
     let mut shown = report.machine() + "\n";
-    for table in counts::tables(&report.results) {
+    for table in counts::tables(&report.results, crate::params::PARAMS) {
         text::grid(&mut shown, &table, width);
     }
     text::skipped(&mut shown, &report.skipped, width);

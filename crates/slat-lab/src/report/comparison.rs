@@ -2,7 +2,7 @@
 
 use crate::compare::{Comparison, DRIFT, EXACT, LEAST, Pair, Verdict};
 use crate::numbers::{thousands, three_digits};
-use crate::param::{heading, shown};
+use crate::param::Params;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
 use crate::unit::Unit;
@@ -23,8 +23,8 @@ pub enum Rows {
 }
 
 /// Returns tables of the pairs, of other differences of the runs, and of counts that differ.
-pub fn tables(comparison: &Comparison, rows: Rows) -> Vec<Table> {
-    let (times, counts) = (Some(pairs(comparison, rows)), counts(comparison, rows));
+pub fn tables(comparison: &Comparison, rows: Rows, params: Params) -> Vec<Table> {
+    let (times, counts) = (Some(pairs(comparison, rows, params)), counts(comparison, rows, params));
     // If the machines differ, only counts can be compared, and come first.
     let [first, second] =
         if comparison.machines_differ.is_empty() { [times, counts] } else { [counts, times] };
@@ -41,10 +41,10 @@ fn is_one(count: &str) -> bool {
 
 /// Returns the answer in words: which phases take more or fewer instructions, which calls are more
 /// or fewer, and the most that anything else differs by.
-pub fn answer(comparison: &Comparison) -> String {
+pub fn answer(comparison: &Comparison, params: Params) -> String {
     let constants = constants(comparison);
     let short = |pair: &Pair| {
-        let name = name(pair, &constants);
+        let name = name(pair, &constants, params);
         name.split_once(": ").map_or_else(|| name.clone(), |(_, rest)| rest.to_owned())
     };
     let exact = || comparison.pairs.iter().filter(|pair| is_exact(pair));
@@ -122,20 +122,22 @@ fn constants(comparison: &Comparison) -> Map<String, Value> {
     common
 }
 
-fn listed<'p>(params: impl Iterator<Item = (&'p String, &'p Value)>) -> String {
-    let known = params.filter(|(_, value)| !value.is_null());
-    let words =
-        known.map(|(name, value)| format!("{} {}", heading(name), shown(name, Some(value))));
+fn listed<'p>(all: impl Iterator<Item = (&'p String, &'p Value)>, params: Params) -> String {
+    let known = all.filter(|(_, value)| !value.is_null());
+    let words = known.map(|(name, value)| {
+        format!("{} {}", params.heading(name), params.shown(name, Some(value)))
+    });
     words.collect::<Vec<_>>().join(", ")
 }
 
 /// Returns a pair's name, without the parameters that all pairs have in common.
-fn name(pair: &Pair, constants: &Map<String, Value>) -> String {
+fn name(pair: &Pair, constants: &Map<String, Value>, params: Params) -> String {
     let [scenario, _, variant] = &pair.what;
-    let params = listed(pair.params.iter().filter(|(name, _)| !constants.contains_key(*name)));
-    match params.is_empty() {
+    let own = pair.params.iter().filter(|(name, _)| !constants.contains_key(*name));
+    let own = listed(own, params);
+    match own.is_empty() {
         true => format!("{scenario}: {variant}"),
-        false => format!("{scenario}: {variant}; {params}"),
+        false => format!("{scenario}: {variant}; {own}"),
     }
 }
 
@@ -160,7 +162,7 @@ fn percent(ratio: f64) -> String {
     format!("{sign}{:.1} %", change.abs())
 }
 
-fn pairs(comparison: &Comparison, rows: Rows) -> Table {
+fn pairs(comparison: &Comparison, rows: Rows, params: Params) -> Table {
     let differs = |pair: &Pair| matches!(pair.verdict, Verdict::Faster | Verdict::Slower);
     let differing = comparison.pairs.iter().filter(|pair| differs(pair)).count();
     let shown = match rows {
@@ -175,7 +177,7 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
             |(low, high)| format!("{} to {}", percent(low), percent(high)),
         );
         vec![
-            name(pair, &constants),
+            name(pair, &constants, params),
             value(pair, 0),
             value(pair, 1),
             percent(pair.ratio),
@@ -263,7 +265,7 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
     }
     Table {
         title: "The second run by the first".to_owned(),
-        common: listed(constants.iter()),
+        common: listed(constants.iter(), params),
         columns: ["what", "first", "second", "change", "interval", "", "p", "groups"]
             .map(str::to_owned)
             .into_iter()
@@ -302,7 +304,7 @@ fn variables(comparison: &Comparison) -> Option<Table> {
 
 /// Returns the counts that differ, with the largest difference first; a dozen, unless all are to be
 /// listed.
-fn counts(comparison: &Comparison, rows: Rows) -> Option<Table> {
+fn counts(comparison: &Comparison, rows: Rows, params: Params) -> Option<Table> {
     let text = |count: Option<u64>| {
         count.map_or_else(|| NOTHING.to_owned(), |count| thousands(count as i64))
     };
@@ -314,7 +316,8 @@ fn counts(comparison: &Comparison, rows: Rows) -> Option<Table> {
     };
     let all = comparison.pairs.iter().flat_map(|pair| {
         let row = move |(count, both): (&String, &[Option<u64>; 2])| {
-            let cells = [name(pair, constants), count.clone(), text(both[0]), text(both[1])];
+            let cells =
+                [name(pair, constants, params), count.clone(), text(both[0]), text(both[1])];
             (change(both), cells.into())
         };
         pair.counts.iter().map(row)
@@ -364,19 +367,21 @@ mod tests {
     fn the_answer_names_differences_and_the_bound_on_all_others() {
         let before = boots(1_000_000.0, &[16_130.0, 16_162.0, 19_057.0, 16_130.0, 16_162.0], 7);
         let after = boots(1_059_000.0, &[19_057.0, 16_162.0, 19_057.0, 16_130.0, 16_162.0], 0);
-        let text = answer(&compare(&before, &after, 0.02));
+        let text = answer(&compare(&before, &after, 0.02), Params(&[]));
         assert!(text.starts_with("clear: 5.9 % more instructions (59,000 ± 4); "), "{text}");
         assert!(
             text.contains("calls of walker 7 → 0; no difference shown: enable (within 18.1 %); "),
             "{text}"
         );
         assert!(text.ends_with("nothing else differs by more than 2,927 instructions"), "{text}");
-        let same = answer(&compare(&before, &before, 0.02));
+        let same = answer(&compare(&before, &before, 0.02), Params(&[]));
         assert!(same.starts_with("no difference shown: "), "{same}");
         let of_calls = |clear| called(clear, &[1.0; 5], (7, Some(100)));
-        let text = answer(&compare(&of_calls(1e6), &of_calls(1_059_000.0), 0.02));
+        let text = answer(&compare(&of_calls(1e6), &of_calls(1_059_000.0), 0.02), Params(&[]));
         assert!(text.starts_with("clear: 5.9 % more instructions (590 ± 0 a call); "), "{text}");
         let few = boots(1.0, &[1.0; 4], 0);
-        assert!(answer(&compare(&few, &before, 0.02)).contains("of fewer than 5 boots"));
+        assert!(
+            answer(&compare(&few, &before, 0.02), Params(&[])).contains("of fewer than 5 boots")
+        );
     }
 }

@@ -6,9 +6,9 @@
 pub mod counts;
 pub mod thresholds;
 
-use crate::param::{heading, rank, shown};
+use crate::param::Params;
 use crate::record::Measurement;
-use crate::renderer::Renderer;
+use crate::renderer::{Renderer, params};
 use crate::size::Size;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
@@ -24,26 +24,26 @@ pub fn all(results: &[Measurement], renderers: &[Renderer]) -> Vec<Table> {
 /// Returns plain tables of the results that no renderer reads.
 pub fn unread(results: &[Measurement], renderers: &[Renderer]) -> Vec<Table> {
     let unread = |m: &&Measurement| !renderers.iter().any(|renderer| (renderer.reads)(m));
-    plain(&results.iter().filter(unread).cloned().collect::<Vec<_>>())
+    plain(&results.iter().filter(unread).cloned().collect::<Vec<_>>(), params(renderers))
 }
 
 /// Returns a table for each scenario and target, with a row for each setting and a column for each
 /// variant.
-pub fn plain(results: &[Measurement]) -> Vec<Table> {
+pub fn plain(results: &[Measurement], params: Params) -> Vec<Table> {
     let mut kinds: Vec<(&str, &str)> = Vec::new();
     for m in results {
         if !kinds.contains(&(&m.scenario, &m.target)) {
             kinds.push((&m.scenario, &m.target));
         }
     }
-    kinds.into_iter().map(|(scenario, target)| of_kind(results, scenario, target)).collect()
+    kinds.into_iter().map(|(scenario, target)| of_kind(results, scenario, target, params)).collect()
 }
 
-fn of_kind(results: &[Measurement], scenario: &str, target: &str) -> Table {
+fn of_kind(results: &[Measurement], scenario: &str, target: &str, params: Params) -> Table {
     let own: Vec<Measurement> =
         results.iter().filter(|m| m.scenario == scenario && m.target == target).cloned().collect();
     let rows = rows(&own, scenario, &[]);
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, params);
     let mut variants: Vec<&str> = Vec::new();
     for m in &own {
         if !variants.contains(&&*m.variant) {
@@ -119,13 +119,14 @@ pub struct Labels {
     pub common: String,
     /// Names of the parameters that differ.
     pub differing: Vec<String>,
+    params: Params,
 }
 
 impl Labels {
     /// Divides the parameters of `rows`.
-    pub fn of(rows: &[Row]) -> Self {
+    pub fn of(rows: &[Row], params: Params) -> Self {
         let mut names: Vec<&String> = rows.iter().flat_map(|row| row.params.keys()).collect();
-        names.sort_by_key(|name| (rank(name), name.as_str()));
+        names.sort_by_key(|name| (params.rank(name), name.as_str()));
         names.dedup();
         let first = |name: &str| rows.first().and_then(|row| row.params.get(name));
         let (common, differing): (Vec<_>, Vec<_>) = names
@@ -133,14 +134,18 @@ impl Labels {
             .partition(|name| rows.iter().all(|row| row.params.get(*name) == first(name)));
         let common: Vec<_> = common
             .into_iter()
-            .map(|name| format!("{} {}", heading(name), shown(name, first(name))))
+            .map(|name| format!("{} {}", params.heading(name), params.shown(name, first(name))))
             .collect();
-        Self { common: common.join(", "), differing: differing.into_iter().cloned().collect() }
+        Self {
+            common: common.join(", "),
+            differing: differing.into_iter().cloned().collect(),
+            params,
+        }
     }
 
     /// Returns the headings of the label columns.
     pub fn headings(&self) -> impl Iterator<Item = String> + '_ {
-        self.differing.iter().map(|name| heading(name))
+        self.differing.iter().map(|name| self.params.heading(name))
     }
 
     /// Returns a table whose rows begin with [`Self::cells`]. Then come `columns`, of which the
@@ -159,6 +164,6 @@ impl Labels {
 
     /// Returns the label cells of one row.
     pub fn cells(&self, row: &Row) -> Vec<String> {
-        self.differing.iter().map(|name| shown(name, row.params.get(name))).collect()
+        self.differing.iter().map(|name| self.params.shown(name, row.params.get(name))).collect()
     }
 }

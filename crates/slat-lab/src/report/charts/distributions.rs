@@ -3,9 +3,9 @@
 use super::ecdf;
 use super::strips::{self, Strip};
 use crate::compare::LEAST;
-use crate::param::{heading, is_prose, shown};
+use crate::param::{Params, is_prose};
 use crate::record::{KVM, Measurement};
-use crate::renderer::{Chart, Renderer};
+use crate::renderer::{Chart, Renderer, params};
 use crate::report::tables::{Labels, Row};
 use crate::table::NOTHING;
 use crate::unit::Unit;
@@ -45,7 +45,7 @@ pub fn all(results: &[Measurement], renderers: &[Renderer]) -> Vec<Scenario> {
     }
     let mut scenarios: Vec<Scenario> = Vec::new();
     for (topic, measurements) in &topics {
-        let charts = charts(topic, measurements);
+        let charts = charts(topic, measurements, params(renderers));
         match scenarios.iter_mut().find(|known| known.name == topic.scenario) {
             Some(known) => known.charts.extend(charts),
             None => scenarios.push(Scenario { name: topic.scenario.to_owned(), charts }),
@@ -86,7 +86,7 @@ impl<'a> Topic<'a> {
     }
 }
 
-fn charts(topic: &Topic, measurements: &[&Measurement]) -> Vec<Chart> {
+fn charts(topic: &Topic, measurements: &[&Measurement], params: Params) -> Vec<Chart> {
     let rows: Vec<Row> = measurements
         .iter()
         .map(|&m| {
@@ -95,8 +95,8 @@ fn charts(topic: &Topic, measurements: &[&Measurement]) -> Vec<Chart> {
             Row { params, measurements: vec![m] }
         })
         .collect();
-    let differing = Labels::of(&rows).differing;
-    let labels: Vec<String> = rows.iter().map(|row| label(topic, row, &differing)).collect();
+    let common = Labels::of(&rows, params);
+    let labels: Vec<String> = rows.iter().map(|row| label(topic, row, &common)).collect();
     let strips: Vec<Strip> = measurements
         .iter()
         .zip(&labels)
@@ -118,13 +118,13 @@ fn charts(topic: &Topic, measurements: &[&Measurement]) -> Vec<Chart> {
 }
 
 /// Returns the label that distinguishes a measurement from the others of its chart.
-fn label(topic: &Topic, row: &Row, differing: &[String]) -> String {
+fn label(topic: &Topic, row: &Row, labels: &Labels) -> String {
     let variant = row.measurements.iter().map(|m| &m.variant);
     let own = variant.clone().filter(|_| !topic.is_phase).cloned();
-    let words = differing.iter().filter_map(|name| {
-        let value = shown(name, row.params.get(name));
-        (value != NOTHING).then(|| format!("{} {value}", heading(name)))
-    });
+    let words = labels
+        .headings()
+        .zip(labels.cells(row))
+        .filter_map(|(heading, value)| (value != NOTHING).then(|| format!("{heading} {value}")));
     let label = own.chain(words).collect::<Vec<_>>().join(", ");
     if label.is_empty() { variant.cloned().collect() } else { label }
 }
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(scenarios.len(), 1);
         let titles: Vec<_> = scenarios[0].charts.iter().map(|chart| &*chart.title).collect();
         assert_eq!(titles, ["populate", "enable", "dirty", "get", "disable", "clear"]);
-        assert!(scenarios[0].charts[0].svg.contains("pages 2m, manual on"));
+        assert!(scenarios[0].charts[0].svg.contains("backing 2m, manual protect on"));
     }
 
     #[test]

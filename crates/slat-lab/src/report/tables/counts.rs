@@ -2,6 +2,7 @@
 
 use super::{Labels, Row, rows};
 use crate::numbers::{thousands, three_digits};
+use crate::param::Params;
 use crate::record::Measurement;
 use crate::stats::Summary;
 use crate::table::Table;
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 /// Returns a table for each scenario with counts. Counts of single vCPUs are in `results.json`
 /// only.
-pub fn tables(results: &[Measurement]) -> Vec<Table> {
+pub fn tables(results: &[Measurement], params: Params) -> Vec<Table> {
     let mut scenarios: Vec<&str> = Vec::new();
     let counted = |m: &&Measurement| !m.counts.is_empty() || m.unit == Unit::INSTRUCTIONS;
     for m in results.iter().filter(counted) {
@@ -18,13 +19,13 @@ pub fn tables(results: &[Measurement]) -> Vec<Table> {
             scenarios.push(&m.scenario);
         }
     }
-    scenarios.into_iter().map(|scenario| table(results, scenario)).collect()
+    scenarios.into_iter().map(|scenario| table(results, scenario, params)).collect()
 }
 
-fn table(results: &[Measurement], scenario: &str) -> Table {
+fn table(results: &[Measurement], scenario: &str, params: Params) -> Table {
     let whole = |row: &Row| !row.params.contains_key("vcpu");
     let rows: Vec<Row> = rows(results, scenario, &[]).into_iter().filter(whole).collect();
-    let labels = Labels::of(&rows);
+    let labels = Labels::of(&rows, params);
     let mut cells = Vec::new();
     for row in &rows {
         for m in &row.measurements {
@@ -70,7 +71,7 @@ mod tests {
         results[0].unit = Unit::INSTRUCTIONS;
         results[0].samples = vec![4096.0, 4096.0, 4096.0];
         results[0].params.insert("memory".to_owned(), (1 << 20).into());
-        let lines = &tables(&results)[0].rows;
+        let lines = &tables(&results, Params(&[]))[0].rows;
         assert!(lines[0].ends_with(&["instructions".to_owned(), "4,096".to_owned()]), "{lines:?}");
         assert_eq!(lines[1].last().unwrap(), "16.0");
     }
@@ -78,7 +79,7 @@ mod tests {
     #[test]
     fn every_count_of_a_whole_phase_has_a_line() {
         let results = fake::report().results;
-        let tables = tables(&results);
+        let tables = tables(&results, Params(&[]));
         let lines: usize = tables.iter().map(|table| table.rows.len()).sum();
         let whole = results.iter().filter(|m| !m.is_vcpu());
         let counts: usize = whole.map(|m| m.counts.len()).sum();
