@@ -255,18 +255,18 @@ mod tests {
 
     #[test]
     fn where_results_go_is_no_part_of_what_is_measured() {
-        for text in ["bench split -o x", "bench split --output x", "bench split --output=x -ox"] {
-            assert_eq!(without_output(&words(text)), words("bench split"), "{text}");
+        for text in ["bench first -o x", "bench first --output x", "bench first --output=x -ox"] {
+            assert_eq!(without_output(&words(text)), words("bench first"), "{text}");
         }
-        let all = words("bench split --json --markdown --only a");
-        assert_eq!(without_output(&all), words("bench split --only a"));
+        let all = words("bench first --json --markdown --only a");
+        assert_eq!(without_output(&all), words("bench first --only a"));
     }
 
     #[test]
     fn only_what_measures_is_run_and_its_results_go_nowhere_else() {
         let program = &crate::scenario::fake::PROGRAM;
-        assert!(check_words(program, &words("bench split --backing 2m")).is_ok());
-        for (text, why) in [("compare a b", "nothing to measure"), ("bench split -o x", "--output")]
+        assert!(check_words(program, &words("bench first --backing 2m")).is_ok());
+        for (text, why) in [("compare a b", "nothing to measure"), ("bench first -o x", "--output")]
         {
             let error = check_words(program, &words(text)).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

@@ -310,7 +310,7 @@ mod tests {
         let results = results.iter().map(|(variant, params, samples)| Measurement {
             counts: [("entries_read".to_owned(), samples.len() as u64)].into(),
             ..Measurement::new(
-                "split",
+                "first",
                 "engine",
                 *variant,
                 params.as_object().unwrap().clone(),

@@ -220,18 +220,18 @@ pub(crate) mod fake {
 
     fn command() -> Command {
         let flags = ["quick", "manual-protect"];
-        let split = Command::new("split")
+        let first = Command::new("first")
             .arg(option("memory"))
             .arg(option("granule").value_parser(["4k", "16k", "64k"]))
             .arg(option("backing").short('s').value_delimiter(',').action(ArgAction::Append))
             .arg(option("when").value_parser(["enable", "clear"]))
             .arg(option("samples").value_parser(clap::value_parser!(u32).range(10..=1000)))
             .args(flags.map(|name| option(name).action(ArgAction::SetTrue)));
-        let engine = Command::new("engine")
+        let second = Command::new("second")
             .arg(option("granule").value_parser(["4k", "16k", "64k"]))
             .arg(option("rounds").value_parser(count::rounds()))
             .arg(option("quick").action(ArgAction::SetTrue));
-        let all = [split, engine].map(OutputArgs::augment_args);
+        let all = [first, second].map(OutputArgs::augment_args);
         Command::new("slat").subcommand(Command::new("bench").subcommands(all))
     }
 
@@ -240,7 +240,7 @@ pub(crate) mod fake {
         version: "0.1.0",
         command,
         measures: |words| words.first().is_some_and(|word| word == "bench"),
-        example: "bench split --backing 2m",
+        example: "bench first --backing 2m",
         renderers: Vec::new,
         is_missing_feature: |_| false,
     };

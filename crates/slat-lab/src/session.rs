@@ -311,9 +311,9 @@ mod tests {
 
     #[test]
     fn the_progress_line_names_the_step_and_the_time_left() {
-        let said = line("migrate", "manual: run", Duration::from_secs(60), 3, 9);
-        assert_eq!(said, "migrate: manual: run (3 of 9 steps, 60 s, about 120 s left)");
-        assert!(!line("migrate", "x", Duration::from_secs(60), 0, 9).contains("left"));
+        let said = line("first", "manual: run", Duration::from_secs(60), 3, 9);
+        assert_eq!(said, "first: manual: run (3 of 9 steps, 60 s, about 120 s left)");
+        assert!(!line("first", "x", Duration::from_secs(60), 0, 9).contains("left"));
     }
 
     #[test]

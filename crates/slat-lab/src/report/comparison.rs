@@ -346,7 +346,7 @@ mod tests {
     fn called(clear: f64, enable: &[f64], (walks, calls): (u64, Option<u64>)) -> Run {
         let result = |variant: &str, samples: Vec<f64>| {
             json!({
-                "scenario": "dirty-log", "target": "kvm", "variant": variant, "params": {},
+                "scenario": "first", "target": "kvm", "variant": variant, "params": {},
                 "unit": "instructions", "samples": samples,
                 "groups": vec![1; enable.len()],
                 "counts": match calls {

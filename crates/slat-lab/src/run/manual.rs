@@ -75,8 +75,8 @@ mod tests {
         write(&PROGRAM, folder.path()).unwrap();
         for (page, says) in [
             ("slat.1", "slat\\-bench(1)"),
-            ("slat-bench.1", "slat\\-bench\\-split(1)"),
-            ("slat-bench-split.1", "\\fB\\-\\-granule\\fR"),
+            ("slat-bench.1", "slat\\-bench\\-first(1)"),
+            ("slat-bench-first.1", "\\fB\\-\\-granule\\fR"),
         ] {
             let text = fs::read_to_string(folder.path().join(page)).unwrap();
             assert!(text.contains(says), "{page}: {text}");
