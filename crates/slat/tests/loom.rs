@@ -24,6 +24,8 @@ mod collapse;
 mod contiguous;
 #[path = "loom/explorer.rs"]
 mod explorer;
+#[path = "loom/given_up.rs"]
+mod given_up;
 #[path = "loom/guest.rs"]
 mod guest;
 #[path = "loom/hardware.rs"]
