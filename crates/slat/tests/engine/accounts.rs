@@ -1,13 +1,10 @@
 //! What guards and removals account for.
 
-use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+use crate::common::hardware::grouped::GroupedArm;
 use crate::common::stage::{G, K, M, RAM, arm, on_stage, range};
-use crate::common::world::cache;
-use crate::common::{TestPlatform, unmap};
-use slat::{
-    Attributes, BreakBeforeMake, Gpa, Hpa, PageSize, Software, Tables, UnmapBatch, UnmapEntry, Vmid,
-};
+use crate::common::unmap;
+use slat::{Attributes, Gpa, Hpa, PageSize, Software, UnmapBatch, UnmapEntry};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 
@@ -24,28 +21,26 @@ fn a_mapped_pages_bytes_count_with_and_without_its_table() {
 
 #[test]
 fn a_commits_bytes_count_whether_it_is_reported_or_not() {
-    let platform = TestPlatform::new(BreakBeforeMake::Always);
-    let tables = Tables::new(arm(), Vmid(1), 40, &platform).unwrap();
-    let (mut reader, mut frames, mut bytes) = (platform.register(), Vec::new(), 0);
-    let mut cache = cache::<Arm<12>>(&platform, &mut frames, 8);
-    let mut guard = tables.enter(&mut reader).unwrap();
-    let block = PageSize::SIZE_2M;
-    for (at, largest, size) in [(0, PAGE, 4 * K), (2 * M, block, 2 * M), (4 * M, PAGE, 64 * K)] {
-        for told in [false, true] {
-            let gpa = Gpa(if told { at + 8 * M } else { at });
-            let reserved = match size == 64 * K {
-                true => guard.reserve_contiguous(gpa, largest, &mut cache).unwrap(),
-                false => guard.reserve(gpa, largest, &mut cache).unwrap(),
-            };
-            let done = match told {
-                true => reserved.commit_told(Hpa(0), RAM, || Ok::<_, ()>(())).unwrap(),
-                false => reserved.commit(Hpa(0), RAM),
-            };
-            assert_eq!(done, Ok(Some(size)));
-            bytes += size;
-            assert_eq!(guard.counts().bytes_changed, bytes);
+    on_stage::<GroupedArm<12>>((arm(), 40, 8), |_, guard, cache| {
+        let (block, mut bytes) = (PageSize::SIZE_2M, 0);
+        for (at, largest, size) in [(0, PAGE, 4 * K), (2 * M, block, 2 * M), (4 * M, PAGE, 64 * K)]
+        {
+            for told in [false, true] {
+                let gpa = Gpa(if told { at + 8 * M } else { at });
+                let reserved = match size == 64 * K {
+                    true => guard.reserve_contiguous(gpa, largest, cache).unwrap(),
+                    false => guard.reserve(gpa, largest, cache).unwrap(),
+                };
+                let done = match told {
+                    true => reserved.commit_told(Hpa(0), RAM, || Ok::<_, ()>(())).unwrap(),
+                    false => reserved.commit(Hpa(0), RAM),
+                };
+                assert_eq!(done, Ok(Some(size)));
+                bytes += size;
+                assert_eq!(guard.counts().bytes_changed, bytes);
+            }
         }
-    }
+    });
 }
 
 #[test]

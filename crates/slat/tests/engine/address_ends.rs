@@ -235,13 +235,8 @@ fn blocks_are_broken_together_with_their_neighbours_only<H: Hardware>() {
                 let page = PageSize::SIZE_4K;
                 let done = guard.split_together(all, page, cache, together);
                 assert_eq!((done, guard.counts().broken), (Ok(4 * M), 2));
-                let events = guard.platform().take_events().into_iter();
-                let found: Vec<_> = events
-                    .filter_map(|event| match event {
-                        crate::common::Event::Invalidate(what) => what.range,
-                        _ => None,
-                    })
-                    .collect();
+                let told = guard.platform().take_invalidations();
+                let found: Vec<_> = told.iter().map(|what| what.range.unwrap()).collect();
                 let one = vec![range(0, second + 2 * M)];
                 let two = vec![range(0, 2 * M), range(second, 2 * M)];
                 assert_eq!(found, if apart { two } else { one }, "{together} at {second:#x}");

@@ -4,15 +4,14 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::GroupedArm;
-use crate::common::stage::{CLEAN, G, K, M, RAM, ept, on_stage, range};
+use crate::common::stage::{CLEAN, EXACT, K, M, RAM, age, ept, holding, on_stage, range};
 use crate::common::world::{GuardOf, TablesOf};
 use crate::interleavings::{Call, HookedPlatform, with_cache};
-use crate::table_accessed_bits::links;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
     AgeBitmaps, AgeCounts, AgeOptions, BreakBeforeMake, Format, GpaRange, Hpa, PageSize, Reader,
-    TableBits, Tables, Vmid,
+    Tables, Vmid,
 };
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -21,8 +20,6 @@ use std::sync::{Arc, Mutex};
 type Intel = Ept<true>;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
-const EXACT: AgeOptions =
-    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
 const MARK: u64 = Ept1G::TABLE_ACCESSED;
 const NOTE: u64 = Ept1G::AGEING;
 
@@ -33,11 +30,8 @@ fn scan<H: Hardware>(
     at: GpaRange,
     how: AgeOptions,
 ) -> ((u64, u64), [u64; 3]) {
-    let words = (at.size() / (4 * K)).div_ceil(64) as usize;
-    let (mut young, mut unanswered) = (vec![0; words], vec![0; words]);
-    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
     let before = guard.counts();
-    let AgeCounts { young, unanswered } = guard.age(at, &mut ages, how).unwrap();
+    let (AgeCounts { young, unanswered }, _) = age(guard, at, how);
     let after = guard.counts();
     let cost = [
         after.entries_read - before.entries_read,
@@ -107,12 +101,14 @@ fn a_scan_of_all_leaves_marks_no_table_above_a_held_leaf() {
     on_stage::<Intel>((ept(), 40, 8), |tables, guard, cache| {
         guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache).unwrap();
         let (hardware, platform) = (Intel::of(tables), guard.platform());
-        let links = links(hardware, platform, 0);
+        let links = hardware.links(platform, 0);
         links.iter().for_each(|link| _ = link.fetch_and(!MARK, SeqCst));
-        let leaf = hardware.pte(platform, 0).0;
-        leaf.fetch_or(Intel::MARK, SeqCst);
-        let (found, _) = scan::<Intel>(guard, range(0, 4 * M), AgeOptions::LEAVES);
-        leaf.fetch_and(!Intel::MARK, SeqCst);
+        let (found, _) = holding(
+            (hardware, platform),
+            [0],
+            |raw| raw | Intel::MARK,
+            || scan::<Intel>(guard, range(0, 4 * M), AgeOptions::LEAVES),
+        );
         assert_eq!(found, (0, 1));
         assert!(links.iter().all(|link| link.load(SeqCst) & MARK == 0));
     });
@@ -122,7 +118,7 @@ fn a_scan_of_all_leaves_marks_no_table_above_a_held_leaf() {
 fn an_exact_scan_enters_a_table_noted_by_an_unfinished_scan() {
     on_stage::<Intel>((ept(), 40, 8), |tables, guard, cache| {
         guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache).unwrap();
-        let links = links(Intel::of(tables), guard.platform(), 0);
+        let links = Intel::of(tables).links(guard.platform(), 0);
         let link = links.last().unwrap();
         link.fetch_and(!MARK, SeqCst);
         link.fetch_or(NOTE, SeqCst);
@@ -161,10 +157,15 @@ fn a_group_of_which_a_member_is_held_has_no_answer() {
     on_stage::<Arm>((format, 39, 8), |tables, guard, cache| {
         let group = range(64 * K, 64 * K);
         assert_eq!(guard.map_contiguous(group, Hpa(0), CLEAN, PAGE, cache), Ok(64 * K));
-        let last = Arm::of(tables).pte(guard.platform(), 124 * K).0;
-        last.fetch_or(Arm::MARK, SeqCst);
-        assert_eq!(scan::<Arm>(guard, group, AgeOptions::LEAVES).0, (0, 16));
-        last.fetch_and(!Arm::MARK, SeqCst);
+        let of = (Arm::of(tables), guard.platform());
+        holding(
+            of,
+            [124 * K],
+            |raw| raw | Arm::MARK,
+            || {
+                assert_eq!(scan::<Arm>(guard, group, AgeOptions::LEAVES).0, (0, 16));
+            },
+        );
         assert_eq!(scan::<Arm>(guard, group, AgeOptions::LEAVES).0, (0, 0));
     });
 }

@@ -2,12 +2,11 @@
 //! first alone, is treated as if it were by itself.
 
 use crate::common::hardware::{Hardware, Run, Tree};
-use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, on_stage_of, range, refused};
-use crate::common::world::{GuardOf, Mapping, Rule, TablesOf, World};
+use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, holding, on_stage_of, range, refused};
+use crate::common::world::{GuardOf, Mapping, TablesOf, World};
 use crate::common::{Moment, TestPlatform};
 use slat::{BreakBeforeMake, Gpa, Hpa, PageSize, SplitError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
@@ -29,13 +28,13 @@ fn blocks(tree: &Tree) -> [&Run; 3] {
 }
 
 fn tables_of_a_gib_become_blocks_by_two_invalidations<H: Hardware>() {
-    fn cost<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+    for bbm in BBM {
         let breaks = bbm == BreakBeforeMake::Always;
         // 20 tables share the first invalidation of a call; with a break, each 20 share one.
         for (bytes, shared, broken) in
             [(2 * M, 1, 1), (40 * M, 1, 1), (64 * M, 2, 2), (G, 2, 26), (2 * G, 3, 52)]
         {
-            on_stage_of::<H>(bbm, (format, 40, 1030), |tables, guard, cache| {
+            on_stage_of::<H>(bbm, (H::usual(), 40, 1030), |tables, guard, cache| {
                 let all = range(0, bytes);
                 assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(bytes));
                 assert_eq!(guard.collapse(all, BLOCK), Ok(bytes));
@@ -48,18 +47,15 @@ fn tables_of_a_gib_become_blocks_by_two_invalidations<H: Hardware>() {
             });
         }
     }
-    for bbm in BBM {
-        cost::<H>(H::usual(), bbm);
-    }
 }
 on!(tables_of_a_gib_become_blocks_by_two_invalidations; npt, ept_2m);
 
 /// The state that hardware sets in any table of a batch, until the invalidation has completed.
 fn a_page_written_during_a_batch_collapse_dirties_its_block<H: Hardware>() {
-    fn written<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+    for bbm in BBM {
         for table in 0..3 {
             let platform = TestPlatform::new(bbm);
-            let mut world = World::<H>::new(&platform, bbm, format, 40);
+            let mut world = World::<H>::new(&platform, bbm, H::usual(), 40);
             let what = Mapping { hpa: 0, attributes: CLEAN, largest: PAGE };
             assert_eq!(world.map(range(0, 6 * M), what, 8), None);
             let at = table * 2 * M + 28 * K;
@@ -72,9 +68,6 @@ fn a_page_written_during_a_batch_collapse_dirties_its_block<H: Hardware>() {
             world.destroy();
         }
     }
-    for bbm in BBM {
-        written::<H>(H::usual(), bbm);
-    }
 }
 on!(
     a_page_written_during_a_batch_collapse_dirties_its_block;
@@ -83,29 +76,31 @@ on!(
 
 /// Otherwise two threads could wait for each other.
 fn a_thread_that_waits_for_a_leaf_holds_no_table_itself<H: Hardware>() {
-    fn waits<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
-        on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
+    for bbm in BBM {
+        on_stage_of::<H>(bbm, (H::usual(), 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
             assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(6 * M));
-            let (pte, _) = H::of(tables).pte(guard.platform(), 2 * M + 12 * K);
-            let raw = pte.fetch_or(H::MARK, SeqCst);
-            refused(guard.collapse(all, BLOCK), 2 * M, SplitError::Contended);
+            let of = (H::of(tables), guard.platform());
+            holding(
+                of,
+                [2 * M + 12 * K],
+                |raw| raw | H::MARK,
+                || {
+                    refused(guard.collapse(all, BLOCK), 2 * M, SplitError::Contended);
+                },
+            );
             // One before it waits, and one for the table behind.
             assert_eq!(guard.counts().invalidations, 2);
             assert_eq!(sizes::<H, 3>(guard), [BLOCK, PAGE, BLOCK]);
-            pte.store(raw, SeqCst);
             assert_eq!(guard.collapse(all, BLOCK), Ok(2 * M));
         });
-    }
-    for bbm in BBM {
-        waits::<H>(H::usual(), bbm);
     }
 }
 on!(a_thread_that_waits_for_a_leaf_holds_no_table_itself; npt, ept_2m);
 
 fn a_panic_in_the_collapse_closure_leaves_no_leaf_sealed<H: Hardware>() {
-    fn panics<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
-        on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
+    for bbm in BBM {
+        on_stage_of::<H>(bbm, (H::usual(), 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
             assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(6 * M));
             let asked = std::cell::Cell::new(0);
@@ -122,15 +117,12 @@ fn a_panic_in_the_collapse_closure_leaves_no_leaf_sealed<H: Hardware>() {
             assert_eq!(given_back::<H>(tables, guard), 2);
         });
     }
-    for bbm in BBM {
-        panics::<H>(H::usual(), bbm);
-    }
 }
 on!(a_panic_in_the_collapse_closure_leaves_no_leaf_sealed; npt, ept_2m);
 
 fn a_table_that_differs_does_not_end_a_batch<H: Hardware>() {
-    fn differs<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
-        on_stage_of::<H>(bbm, (format, 40, 16), |tables, guard, cache| {
+    for bbm in BBM {
+        on_stage_of::<H>(bbm, (H::usual(), 40, 16), |tables, guard, cache| {
             let all = range(0, 16 * M);
             assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(16 * M));
             crate::common::unmap(guard, range(4 * M + 4 * K, 4 * K));
@@ -142,16 +134,13 @@ fn a_table_that_differs_does_not_end_a_batch<H: Hardware>() {
             assert_eq!(sizes::<H, 4>(guard), [BLOCK, BLOCK, PAGE, BLOCK]);
         });
     }
-    for bbm in BBM {
-        differs::<H>(H::usual(), bbm);
-    }
 }
 on!(a_table_that_differs_does_not_end_a_batch; npt, ept_2m);
 
 /// What the platform sees during the one invalidation of a batch.
 fn each_address_translates_or_is_broken_during_a_batch<H: Hardware>() {
-    fn translates<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
-        on_stage_of::<H>(bbm, (format, 40, 8), |tables, guard, cache| {
+    for bbm in BBM {
+        on_stage_of::<H>(bbm, (H::usual(), 40, 8), |tables, guard, cache| {
             let all = range(0, 6 * M);
             assert_eq!(guard.map(all, Hpa(0), RAM, PAGE, cache), Ok(6 * M));
             let hardware = H::of(tables);
@@ -169,9 +158,6 @@ fn each_address_translates_or_is_broken_during_a_batch<H: Hardware>() {
             let there = (bbm != BreakBeforeMake::Always).then_some(2 * M);
             assert_eq!(*seen.borrow(), [[there; 3]]);
         });
-    }
-    for bbm in BBM {
-        translates::<H>(H::usual(), bbm);
     }
 }
 on!(each_address_translates_or_is_broken_during_a_batch; npt, ept_2m);

@@ -1,13 +1,12 @@
 //! How long each operation waits for a thread that never comes back.
 
 use crate::common::hardware::Hardware;
-use crate::common::hardware::ept::Ept;
-use crate::common::stage::{G, K, M, RAM, ept, on_stage, range};
+use crate::common::stage::{self, G, K, M, RAM, ept, holding, on_stage, range, refused};
 use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{Moment, TestPlatform};
 use slat::{
-    Access, AddressSpace, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Contention, Format,
-    Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Relax, Rights, Software, SplitError,
+    Access, AddressSpace, AgeOptions, Attributes, BreakBeforeMake, Contention, Format, Gpa,
+    GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, Relax, Rights, Software, SplitError,
     TableBits, TableCache, UnmapEntry, Vmid,
 };
 use std::cell::Cell;
@@ -42,9 +41,7 @@ fn granted<H: Hardware, E>(result: Result<LocalFlush<'_, '_, H::Format, TestPlat
 type Call<H> = for<'t, 'p> fn(&mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>);
 
 fn age<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, clear: bool, skip: TableBits) {
-    let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-    guard.age(all(), &mut ages, AgeOptions { clear, table_bits: skip, flush_tlb: false }).unwrap();
+    stage::age(guard, all(), AgeOptions { clear, table_bits: skip, flush_tlb: false });
 }
 
 fn unmap<H: Hardware>(guard: &mut GuardOf<'_, '_, H>, at: GpaRange) {
@@ -134,7 +131,7 @@ struct Way<H: Hardware> {
 }
 
 /// Each operation, beside each holder that never comes back.
-fn waits<H: Hardware>(format: H::Format) {
+fn an_operation_waits_one_patience_for_an_absent_holder<H: Hardware>() {
     let way = |name, held, size, count| Way::<H> {
         name,
         held,
@@ -153,35 +150,24 @@ fn waits<H: Hardware>(format: H::Format) {
     ];
     for way in ways {
         for (name, call) in calls::<H>() {
-            on_stage::<H>((format, 40, 16), |tables, guard, cache| {
+            on_stage::<H>((H::usual(), 40, 16), |tables, guard, cache| {
                 let four = range(0, 8 * M);
                 let size = if way.size == BLOCK { BLOCK } else { PAGE };
                 guard.map(four, Hpa(0), RAM, size, cache).unwrap();
                 let hardware = H::of(tables);
                 let places = (0..way.count).map(|page| 2 * M + page * 4 * K);
                 let others = [0, 4 * M, 6 * M].into_iter().filter(|_| way.size == PAGE);
-                let held: Vec<_> = places
-                    .chain(others)
-                    .map(|at| {
-                        let (pte, _) = hardware.pte(guard.platform(), at);
-                        let raw = pte.load(SeqCst);
-                        pte.store((way.held)(raw), SeqCst);
-                        (at, raw, (way.held)(raw))
-                    })
-                    .collect();
                 let looks = Arc::new(AtomicU64::new(0));
                 let seen = looks.clone();
-                guard.platform().entered(Some(Box::new(move |_, _| {
-                    seen.fetch_add(1, SeqCst);
-                })));
                 let before = guard.counts().entries_read;
-                call(guard, cache);
-                guard.platform().entered(None);
+                holding((hardware, guard.platform()), places.chain(others), way.held, || {
+                    guard.platform().entered(Some(Box::new(move |_, _| {
+                        seen.fetch_add(1, SeqCst);
+                    })));
+                    call(guard, cache);
+                    guard.platform().entered(None);
+                });
                 let read = guard.counts().entries_read - before;
-                for (at, raw, held) in held {
-                    let (pte, _) = hardware.pte(guard.platform(), at);
-                    assert_eq!(pte.swap(raw, SeqCst), held, "{name} changed a {} entry", way.name);
-                }
                 // A turn reads at most the way to the entry, four tables, and a child; tables
                 // become accessed on the same way. A look-up, which counts no entries, follows
                 // three links. Two bounds in a row would be beyond this.
@@ -197,9 +183,6 @@ fn waits<H: Hardware>(format: H::Format) {
     }
 }
 
-fn an_operation_waits_one_patience_for_an_absent_holder<H: Hardware>() {
-    waits::<H>(H::usual());
-}
 on!(an_operation_waits_one_patience_for_an_absent_holder);
 
 /// A leaf of one table is held, and the entry behind that table.
@@ -208,20 +191,24 @@ fn a_collapse_waits_one_patience_for_leaves_and_links_together<H: Hardware>() {
         guard.map(range(0, 2 * M), Hpa(0), RAM, PAGE, cache).unwrap();
         guard.map(all(), Hpa(2 * M), RAM, BLOCK, cache).unwrap();
         let hardware = H::of(tables);
-        let hold = |at, held: fn(u64) -> u64| {
-            let (pte, _) = hardware.pte(guard.platform(), at);
-            let raw = pte.load(SeqCst);
-            pte.store(held(raw), SeqCst);
-            (pte, raw)
-        };
-        let held = [hold(4 * K, |raw| raw | H::MARK), hold(2 * M, |_| H::MARK)];
         // Each turn of a walk reads the entry again.
         let before = guard.counts().entries_read;
-        let stopped = guard.collapse(range(0, 4 * M), BLOCK).unwrap_err();
+        let of = (hardware, guard.platform());
+        holding(
+            of,
+            [4 * K],
+            |raw| raw | H::MARK,
+            || {
+                holding(
+                    of,
+                    [2 * M],
+                    |_| H::MARK,
+                    || refused(guard.collapse(range(0, 4 * M), BLOCK), 0, SplitError::Contended),
+                )
+            },
+        );
         let read = guard.counts().entries_read - before;
-        assert_eq!((stopped.at, stopped.reason), (Gpa(0), SplitError::Contended));
         assert!(read < PATIENCE / 2, "{read} entries, after all turns were waited for a leaf");
-        held.into_iter().for_each(|(pte, raw)| pte.store(raw, SeqCst));
         assert_eq!(guard.collapse(range(0, 4 * M), BLOCK), Ok(2 * M));
     });
 }

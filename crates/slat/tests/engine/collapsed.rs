@@ -2,9 +2,8 @@
 
 use crate::common::Moment;
 use crate::common::hardware::Hardware;
-use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::GroupedArm;
-use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, arm, ept, on_stage, on_stage_of, range};
+use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, arm, on_stage, on_stage_of, range};
 use crate::common::world::{CacheOf, GuardOf};
 use slat::{Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Software};
 use std::cell::{Cell, RefCell};
@@ -122,17 +121,14 @@ fn a_page_that_loses_a_right_in_the_callback_keeps_its_table<H: Hardware>() {
 on!(a_page_that_loses_a_right_in_the_callback_keeps_its_table);
 
 fn a_block_was_used_if_two_of_its_pages_were<H: Hardware>() {
-    fn used<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
-        on_stage_of::<H>(bbm, (format, 40, 4), |_, guard, cache| {
+    for bbm in BBM {
+        on_stage_of::<H>(bbm, (H::usual(), 40, 4), |_, guard, cache| {
             for (pages, what) in [((0, 3), CLEAN), ((3, 5), RAM), ((5, 512), CLEAN)] {
                 map::<H>(guard, cache, pages, (what, PAGE));
             }
             assert_eq!(guard.collapse(range(0, 2 * M), BLOCK), Ok(2 * M));
             assert_eq!(attributes::<H>(guard, 0), RAM);
         });
-    }
-    for bbm in BBM {
-        used::<H>(H::usual(), bbm);
     }
 }
 on!(a_block_was_used_if_two_of_its_pages_were);

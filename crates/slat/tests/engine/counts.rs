@@ -2,7 +2,7 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
-use crate::common::stage::{G, K, M, RAM, on_stage, range};
+use crate::common::stage::{G, K, M, RAM, on_stage, range, relax};
 use crate::common::world::GuardOf;
 use slat::{Access, AgeBitmaps, AgeOptions, Gpa, GpaRange, Hpa, PageSize, TableBits, UnmapEntry};
 
@@ -54,9 +54,7 @@ fn each_entry_on_the_way_and_each_in_the_range_is_read_once<H: Hardware>() {
         assert_eq!(cost::<H, _>(guard, |guard| guard.write_protect(pages)), (up + 20, 0));
         // The way, both entries, and all entries of the table.
         let all = range(0, 4 * M);
-        let relaxed = cost::<H, _>(guard, |guard| {
-            guard.relax(all, Access::Write).map(slat::LocalFlush::not_needed_here)
-        });
+        let relaxed = cost::<H, _>(guard, |guard| relax(guard, all, Access::Write));
         assert_eq!(relaxed, (up + 1 + 512, 20));
         let mut bits = [0; 16];
         let harvest = cost::<H, _>(guard, |guard| guard.harvest(all, &mut bits));
@@ -137,10 +135,7 @@ fn an_internal_invalidation_counts_whichever_operation_owed_it() {
         assert_eq!(guard.counts().invalidations, 1);
         assert_eq!(guard.harvest(second, &mut [0]), Ok(0));
         assert_eq!(guard.counts().invalidations, 1);
-        assert_eq!(
-            guard.relax(first, Access::Write).map(slat::LocalFlush::not_needed_here),
-            Ok(4 * K)
-        );
+        assert_eq!(relax(guard, first, Access::Write), Ok(4 * K));
         assert_eq!(guard.write_protect(first), Ok(4 * K));
         assert_eq!(guard.harvest(second, &mut [0]), Ok(0));
         assert_eq!((guard.counts().invalidations, guard.pending_invalidation()), (2, None));

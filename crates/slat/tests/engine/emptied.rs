@@ -1,7 +1,6 @@
 //! Entries that were emptied, and entries that look as if they continued others: unmaps of pages
 //! that share memory or an end, and groups reserved where pages were.
 
-use crate::common::Event;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
@@ -102,11 +101,8 @@ fn a_group_of_emptied_entries_waits_for_an_invalidation() {
         let reserved = guard.reserve_contiguous(Gpa(0), PAGE, cache).unwrap();
         assert_eq!(reserved.range(), pages(0, 16));
         drop(reserved);
-        let of = |event| match event {
-            Event::Invalidate(what) => what.range,
-            _ => None,
-        };
-        let invalidated: Vec<_> = guard.platform().take_events().into_iter().map(of).collect();
+        let told = guard.platform().take_invalidations();
+        let invalidated: Vec<_> = told.iter().map(|what| what.range).collect();
         assert_eq!(invalidated, [Some(pages(0, 1)), Some(pages(0, 16))]);
         assert_eq!(guard.counts().invalidations, 2);
         batch.complete().for_each(drop);

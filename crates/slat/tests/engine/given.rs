@@ -5,14 +5,13 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage_of, range};
+use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage_of, range, relax};
 use crate::common::world::{CacheOf, GuardOf, invalidations};
 use crate::common::{Event, Moment, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, Attributes, BreakBeforeMake, Execute, GpaRange, Hpa, LocalFlush, Memory, PageSize,
-    Software,
+    Access, Attributes, BreakBeforeMake, Execute, GpaRange, Hpa, Memory, PageSize, Software,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -74,12 +73,8 @@ fn ways<H: Hardware>() -> Vec<Way<H>> {
         [("a page", page, PAGE), ("pages", pages, PAGE), ("a block", block, BLOCK)]
     {
         let before = Some((DATA, size));
-        let write: Give<H> = |guard, _, at| {
-            _ = guard.relax(at, Access::Write).map(LocalFlush::not_needed_here).unwrap()
-        };
-        let fetch: Give<H> = |guard, _, at| {
-            _ = guard.relax(at, Access::Execute).map(LocalFlush::not_needed_here).unwrap()
-        };
+        let write: Give<H> = |guard, _, at| _ = relax(guard, at, Access::Write).unwrap();
+        let fetch: Give<H> = |guard, _, at| _ = relax(guard, at, Access::Execute).unwrap();
         way(["relax, write, ", name].concat().leak(), before, at, write);
         way(["relax, fetch, ", name].concat().leak(), before, at, fetch);
     }
@@ -165,17 +160,14 @@ fn tables_above_a_leaf_mapped_as_accessed_are_marked_accessed() {
     );
 }
 
-fn published<H: Hardware>(format: H::Format) {
+fn what_is_given_is_published_last<H: Hardware>() {
     each::<H>(
-        format,
+        H::usual(),
         |_, _, _| (),
         |_, _, way, events| assert_eq!(events.last(), Some(&Event::Publish), "{}", way.name),
     );
 }
 
-fn what_is_given_is_published_last<H: Hardware>() {
-    published::<H>(H::usual());
-}
 on!(what_is_given_is_published_last);
 
 #[test]

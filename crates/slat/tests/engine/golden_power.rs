@@ -6,14 +6,14 @@
 use crate::common::hardware::leaves::{Marks, check_entries, check_leaves, check_roots};
 use crate::common::hardware::power::{Core, Cpu, Entry, Page, Word};
 use crate::common::hardware::{Access as Used, Hardware};
-use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range, says};
+use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range, relax, says};
 use crate::common::world::size;
 use crate::common::{TestPlatform, destroy};
 use slat::format::power::{Power, PowerK4, PowerK64, RootError};
 use slat::format::{Access, AttributeError, Format, Kind};
 use slat::{
     Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Memory, PageSize, Pte, Software, TableCache,
-    Tables, UnloadedTables, Vmid,
+    UnloadedTables, Vmid,
 };
 
 const CPU: Cpu = Cpu { real_bits: 57 };
@@ -339,39 +339,29 @@ fn a_table_of_64k_pages_has_32_entries_in_a_frame_of_4_kib() {
 #[test]
 fn a_use_interrupts_until_relaxed_unless_hardware_sets_r_and_c() {
     fn uses<const SETS: bool>() {
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let tables = Tables::new(FORMAT, Vmid(1), 52, &platform).unwrap();
-        let core = Core::<16, SETS>::of(&tables);
-        let mut reader = platform.register();
-        let mut guard = tables.enter(&mut reader).unwrap();
-        let mut storage = [const { None }; 3];
-        let mut cache = TableCache::new(&platform, &mut storage);
-        cache.fill(3).unwrap();
-        let page = range(5 * 64 * K, 64 * K);
-        guard.map(page, Hpa(0x8021_0000), CLEAN, size(64 * K), &mut cache).unwrap();
-        for (write, access, after) in [
-            (false, Access::Read, 0xc000_0000_8021_0107),
-            (true, Access::Write, 0xc000_0000_8021_0187),
-        ] {
-            let used = || core.access(&platform, core.root(), 0x5_0123, write);
-            if !SETS {
-                assert_eq!(used(), Used::Fault);
-                assert_eq!(
-                    guard.relax(page, access).map(slat::LocalFlush::not_needed_here),
-                    Ok(64 * K)
-                );
+        on_stage::<Core<16, SETS>>((FORMAT, 52, 3), |tables, guard, cache| {
+            let (core, platform) = (Core::<16, SETS>::of(tables), guard.platform());
+            let page = range(5 * 64 * K, 64 * K);
+            guard.map(page, Hpa(0x8021_0000), CLEAN, size(64 * K), cache).unwrap();
+            for (write, access, after) in [
+                (false, Access::Read, 0xc000_0000_8021_0107),
+                (true, Access::Write, 0xc000_0000_8021_0187),
+            ] {
+                let used = || core.access(platform, core.root(), 0x5_0123, write);
+                if !SETS {
+                    assert_eq!(used(), Used::Fault);
+                    assert_eq!(relax(guard, page, access), Ok(64 * K));
+                }
+                assert_eq!(used(), Used::Done { start: 0x5_0000, end: 0x6_0000 });
+                let (raw, found) = guard.descriptor(Gpa(0x5_0000)).unwrap();
+                assert_eq!((word(raw), found), (after, size(64 * K)));
             }
-            assert_eq!(used(), Used::Done { start: 0x5_0000, end: 0x6_0000 });
-            let (raw, found) = guard.descriptor(Gpa(0x5_0000)).unwrap();
-            assert_eq!((word(raw), found), (after, size(64 * K)));
-        }
-        // After a harvest, the next write is marked, or interrupts, again.
-        let mut bitmap = [0];
-        assert_eq!((guard.harvest(page, &mut bitmap), bitmap), (Ok(1), [1]));
-        let used = core.access(&platform, core.root(), 0x5_0000, true);
-        assert_eq!(used == Used::Fault, !SETS);
-        drop((cache, guard));
-        destroy(tables);
+            // After a harvest, the next write is marked, or interrupts, again.
+            let mut bitmap = [0];
+            assert_eq!((guard.harvest(page, &mut bitmap), bitmap), (Ok(1), [1]));
+            let used = core.access(platform, core.root(), 0x5_0000, true);
+            assert_eq!(used == Used::Fault, !SETS);
+        });
     }
     uses::<true>();
     uses::<false>();

@@ -7,7 +7,7 @@ use crate::common::hardware::leaves::{
 };
 use crate::common::hardware::riscv::{Cpu, Hart, Page, Pte};
 use crate::common::hardware::{Access as Used, Hardware};
-use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range, says};
+use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, on_stage_of, range, relax, says};
 use crate::common::{TestPlatform, destroy};
 use slat::format::riscv::{HgatpError, Mode, RiscV};
 use slat::format::{Access, AttributeError, Format, Geometry};
@@ -298,37 +298,31 @@ fn a_split_block_and_a_run_of_pages_translate_as_before() {
 #[test]
 fn a_use_faults_until_relaxed_unless_svadu_marks_it() {
     fn uses<const SVADU: bool>() {
-        let platform = TestPlatform::new(BreakBeforeMake::Never);
-        let tables = Tables::new(RiscV::default(), Vmid(1), 41, &platform).unwrap();
-        let hart = Hart::<SVADU>::of(&tables);
-        let mut reader = platform.register();
-        let mut guard = tables.enter(&mut reader).unwrap();
-        let mut storage = [const { None }; 2];
-        let mut cache = TableCache::new(&platform, &mut storage);
-        cache.fill(2).unwrap();
-        let page = range(0x5000, 4 * K);
-        guard.map(page, Hpa(0x8020_1000), CLEAN, PageSize::SIZE_4K, &mut cache).unwrap();
-        for (write, access, after) in
-            [(false, Access::Read, 0x2008_045f), (true, Access::Write, 0x2008_04df)]
-        {
-            let used = || hart.access(&platform, hart.root(), 0x5123, write);
-            if !SVADU {
-                assert_eq!(used(), Used::Fault);
-                assert_eq!(
-                    guard.relax(page, access).map(slat::LocalFlush::not_needed_here),
-                    Ok(4 * K)
-                );
-            }
-            assert_eq!(used(), Used::Done { start: 0x5000, end: 0x6000 });
-            assert_eq!(guard.descriptor(Gpa(0x5000)), Some((after, PageSize::SIZE_4K)));
-        }
-        // After a harvest, the next write is marked, or faults, again.
-        let mut bitmap = [0];
-        assert_eq!((guard.harvest(page, &mut bitmap), bitmap), (Ok(1), [1]));
-        let used = hart.access(&platform, hart.root(), 0x5000, true);
-        assert_eq!(used == Used::Fault, !SVADU);
-        drop((cache, guard));
-        destroy(tables);
+        on_stage_of::<Hart<SVADU>>(
+            BreakBeforeMake::Never,
+            (RiscV::default(), 41, 2),
+            |tables, guard, cache| {
+                let (hart, platform) = (Hart::<SVADU>::of(tables), guard.platform());
+                let page = range(0x5000, 4 * K);
+                guard.map(page, Hpa(0x8020_1000), CLEAN, PageSize::SIZE_4K, cache).unwrap();
+                for (write, access, after) in
+                    [(false, Access::Read, 0x2008_045f), (true, Access::Write, 0x2008_04df)]
+                {
+                    let used = || hart.access(platform, hart.root(), 0x5123, write);
+                    if !SVADU {
+                        assert_eq!(used(), Used::Fault);
+                        assert_eq!(relax(guard, page, access), Ok(4 * K));
+                    }
+                    assert_eq!(used(), Used::Done { start: 0x5000, end: 0x6000 });
+                    assert_eq!(guard.descriptor(Gpa(0x5000)), Some((after, PageSize::SIZE_4K)));
+                }
+                // After a harvest, the next write is marked, or faults, again.
+                let mut bitmap = [0];
+                assert_eq!((guard.harvest(page, &mut bitmap), bitmap), (Ok(1), [1]));
+                let used = hart.access(platform, hart.root(), 0x5000, true);
+                assert_eq!(used == Used::Fault, !SVADU);
+            },
+        );
     }
     uses::<true>();
     uses::<false>();

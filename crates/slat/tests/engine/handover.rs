@@ -4,7 +4,8 @@
 
 use crate::common::hardware::arm::Arm;
 use crate::common::stage::{M, RAM, on_stage, range};
-use crate::common::{Event, TestPlatform, destroy, unmap};
+use crate::common::world::covers;
+use crate::common::{TestPlatform, destroy, unmap};
 use proptest::prelude::*;
 use slat::format::arm64::Arm64K4;
 use slat::{
@@ -185,11 +186,9 @@ impl<F: Format> World<'_, '_, F> {
                 let frames = self.platform.live();
                 self.platform.take_events();
                 let retired = guard.prune(range).unwrap();
-                let told = self.platform.take_events().into_iter().any(|event| match event {
-                    Event::Invalidate(what) => what.tables && what.vmid == guard.vmid(),
-                    _ => false,
-                });
-                assert_eq!(told, retired != 0, "of walk caches");
+                let told = self.platform.take_invalidations();
+                let walks = told.iter().any(|what| what.tables && what.vmid == guard.vmid());
+                assert_eq!(walks, retired != 0, "of walk caches");
                 self.reclaim(guard);
                 assert_eq!(self.platform.live(), frames - retired);
                 assert_eq!(guard.prune(range), Ok(0), "once is enough");
@@ -318,16 +317,13 @@ impl<F: Format> World<'_, '_, F> {
         // No TLB has the old leaves when the caller goes on: invalidated inside, or when it
         // completes.
         guard.invalidate();
-        let events = self.platform.take_events();
+        let told = self.platform.take_invalidations();
+        assert!(told.iter().all(|what| what.vmid == guard.vmid()));
         for gpa in changed {
-            let covers = |event: &Event| match event {
-                Event::Invalidate(what) => {
-                    assert_eq!(what.vmid, guard.vmid());
-                    what.range.is_none_or(|of| of.start().0 <= gpa && gpa + size <= of.end().0)
-                }
-                _ => false,
-            };
-            assert!(events.iter().any(covers), "{gpa:#x} was not invalidated");
+            assert!(
+                told.iter().any(|what| covers(what, gpa, size)),
+                "{gpa:#x} was not invalidated"
+            );
         }
     }
 
@@ -416,13 +412,8 @@ fn every_invalidation_names_the_vmid_the_cpus_use() {
         // SAFETY: no CPU runs the guest.
         assert_eq!(unsafe { tables.set_vmid(Vmid(9)) }, Vmid(1));
         let platform = guard.platform();
-        let told = || -> Vec<_> {
-            let vmid = |event| match event {
-                Event::Invalidate(what) => Some(what.vmid),
-                _ => None,
-            };
-            platform.take_events().into_iter().filter_map(vmid).collect()
-        };
+        let told =
+            || -> Vec<_> { platform.take_invalidations().iter().map(|what| what.vmid).collect() };
         told();
         assert_eq!(
             guard.pending_invalidation().unwrap().vmid,

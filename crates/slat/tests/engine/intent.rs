@@ -3,7 +3,7 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
-use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused, relax};
+use crate::common::stage::{CLEAN, K, M, RAM, given, on_stage, range, refused, relax};
 use slat::{Access, Attributes, ChangeError, Execute, Gpa, Hpa, PageSize, Relax, Software};
 
 const A: Software = Software::A;
@@ -42,9 +42,7 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
         guard.clean(all).unwrap();
         guard.invalidate();
         assert_eq!(
-            guard
-                .relax(all, Relax::new(Access::Write).only_if(A.union(B)).unmarked())
-                .map(slat::LocalFlush::not_needed_here),
+            relax(guard, all, Relax::new(Access::Write).only_if(A.union(B)).unmarked()),
             Ok(4 * K)
         );
         let last = attributes::<H>(guard, 12 * K);
@@ -91,39 +89,15 @@ fn granted<H: Hardware>(format: H::Format) {
         guard.map(range(2 * M, 2 * M), Hpa(2 * M), how, size, cache).unwrap();
         let before = [0, 4 * K, 2 * M].map(|gpa| attributes::<H>(guard, gpa));
         // There is another page, none, or a block.
-        assert_eq!(
-            guard.grant_write(Gpa(0), Hpa(20 * K), A).map(|granted| granted.not_needed_here() != 0),
-            Ok(false)
-        );
-        assert_eq!(
-            guard
-                .grant_write(Gpa(8 * K), Hpa(24 * K), A)
-                .map(|granted| granted.not_needed_here() != 0),
-            Ok(false)
-        );
-        assert_eq!(
-            guard
-                .grant_write(Gpa(2 * M), Hpa(2 * M), A)
-                .map(|granted| granted.not_needed_here() != 0),
-            Ok(false)
-        );
+        assert_eq!(given(guard.grant_write(Gpa(0), Hpa(20 * K), A)), Ok(false));
+        assert_eq!(given(guard.grant_write(Gpa(8 * K), Hpa(24 * K), A)), Ok(false));
+        assert_eq!(given(guard.grant_write(Gpa(2 * M), Hpa(2 * M), A)), Ok(false));
         assert_eq!(before, [0, 4 * K, 2 * M].map(|gpa| attributes::<H>(guard, gpa)));
-        assert_eq!(
-            guard
-                .grant_write(Gpa(5 * K), Hpa(20 * K), A)
-                .map(|granted| granted.not_needed_here() != 0),
-            Ok(true)
-        );
+        assert_eq!(given(guard.grant_write(Gpa(5 * K), Hpa(20 * K), A)), Ok(true));
         let now = attributes::<H>(guard, 4 * K);
         assert_eq!((now.write, now.dirty, now.software), (true, true, A.union(B)));
         assert_eq!(attributes::<H>(guard, 0), before[0], "its neighbour");
-        assert_eq!(
-            guard
-                .grant_write(Gpa(4 * K), Hpa(20 * K), A)
-                .map(|granted| granted.not_needed_here() != 0),
-            Ok(false),
-            "it has it"
-        );
+        assert_eq!(given(guard.grant_write(Gpa(4 * K), Hpa(20 * K), A)), Ok(false), "it has it");
         assert_eq!(guard.pending_invalidation(), None, "who gives rights owes nothing");
     });
 }

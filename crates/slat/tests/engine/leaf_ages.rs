@@ -3,12 +3,9 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::grouped::GroupedArm;
-use crate::common::stage::{CLEAN, K, M, RAM, arm, on_stage, range, refused};
+use crate::common::stage::{self, CLEAN, K, M, RAM, arm, holding, on_stage, range, refused};
 use crate::common::world::{GuardOf, TablesOf};
-use slat::{
-    AgeBitmaps, AgeCounts, AgeOptions, ChangeError, Gpa, GpaRange, Hpa, PageSize, RangeError,
-};
-use std::sync::atomic::Ordering::SeqCst;
+use slat::{AgeCounts, AgeOptions, ChangeError, Gpa, GpaRange, Hpa, PageSize, RangeError};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
@@ -20,19 +17,17 @@ fn age<H: Hardware>(
     at: GpaRange,
     how: AgeOptions,
 ) -> (u64, u64, [u64; 3]) {
-    let (mut young, mut unanswered) = ([0], [0]);
-    let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
     let before = guard.counts();
-    let aged = guard.age(at, &mut ages, how).unwrap();
+    let (aged, [young, unanswered]) = stage::age(guard, at, how);
     let after = guard.counts();
-    let count = |bits: [u64; 1]| u64::from(bits[0].count_ones());
+    let count = |bits: u64| u64::from(bits.count_ones());
     assert_eq!(aged, AgeCounts { young: count(young), unanswered: count(unanswered) });
     let cost = [
         after.entries_read - before.entries_read,
         after.entries_written - before.entries_written,
         after.bytes_changed - before.bytes_changed,
     ];
-    (young[0], unanswered[0], cost)
+    (young, unanswered, cost)
 }
 
 /// Returns what is found of the leaf around an address, and the same counts.
@@ -60,10 +55,8 @@ fn held<H: Hardware>(
     gpa: u64,
     work: impl FnOnce(&mut GuardOf<'_, '_, H>),
 ) {
-    let (pte, _) = H::of(tables).pte(guard.platform(), gpa);
-    let raw = pte.fetch_or(H::MARK, SeqCst);
-    work(guard);
-    assert_eq!(pte.swap(raw, SeqCst), raw | H::MARK, "somebody else's entry was changed");
+    let of = (H::of(tables), guard.platform());
+    holding(of, [gpa], |raw| raw | H::MARK, || work(guard));
 }
 
 fn a_page_is_aged_without_its_neighbours_and_counts_its_way<H: Hardware>() {

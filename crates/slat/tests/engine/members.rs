@@ -4,13 +4,13 @@
 use crate::common::beside::{guest, inside, meanwhile};
 use crate::common::hardware::Hardware;
 use crate::common::hardware::grouped::GroupedArm;
-use crate::common::stage::{BBM, CLEAN, K, RAM, range};
-use crate::common::world::{CacheOf, GuardOf, TablesOf, invalidations};
+use crate::common::stage::{BBM, CLEAN, K, RAM, age, range};
+use crate::common::world::{CacheOf, GuardOf, TablesOf, covers};
 use crate::common::{Moment, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, PageSize,
-    Pages, Rights, Software, TableBits, UnmapEntry,
+    Access, AgeOptions, Attributes, BreakBeforeMake, Gpa, Hpa, MapError, PageSize, Pages, Rights,
+    Software, UnmapEntry,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -163,12 +163,10 @@ fn a_group_that_was_used_by_way_of_any_member_is_young_once() {
         write(H::of(tables), tables.platform(), member);
         inside::<H, _>(tables, |guard, _| {
             let mut age = |clear| {
-                let (mut young, mut unanswered) = ([0], [0]);
-                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-                let how = AgeOptions { clear, table_bits: TableBits::Ignored, flush_tlb: false };
-                guard.age(all(), &mut ages, how).unwrap();
-                assert_eq!(unanswered, [0]);
-                young[0]
+                let how = AgeOptions { clear, ..AgeOptions::LEAVES };
+                let (_, [young, unanswered]) = age(guard, all(), how);
+                assert_eq!(unanswered, 0);
+                young
             };
             assert_eq!([age(false), age(true), age(true)], [0xffff, 0xffff, 0], "{member}");
         });
@@ -199,10 +197,8 @@ fn a_group_is_reserved_after_its_old_entries_are_invalidated() {
             let reserved = guard.reserve_contiguous(other, PAGE, cache).unwrap();
             assert_eq!(reserved.range(), all());
             assert_eq!(reserved.commit(Hpa(0), RAM), Ok(Some(GROUP)));
-            let covered = invalidations(&guard.platform().take_events())
-                .iter()
-                .any(|what| what.range.is_none_or(|it| it.start().0 == 0 && it.end().0 == GROUP));
-            assert!(covered, "member {member}");
+            let told = guard.platform().take_invalidations();
+            assert!(told.iter().any(|what| covers(what, 0, GROUP)), "member {member}");
             drop(batch);
         });
     }

@@ -4,11 +4,11 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::grouped::GroupedArm;
-use crate::common::stage::{K, M, RAM, arm, on_stage, range, refused};
+use crate::common::stage::{K, M, RAM, arm, on_stage, range, refused, relax};
 use crate::common::world::GuardOf;
 use slat::{
-    Access, ChangeError, Gpa, GpaRange, Hpa, LocalFlush, Owner, PageSize, Pages, RangeError,
-    UnmapEntry, UnmapError,
+    Access, ChangeError, Gpa, GpaRange, Hpa, Owner, PageSize, Pages, RangeError, UnmapEntry,
+    UnmapError,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -83,7 +83,7 @@ fn a_fault_gives_no_right_where_no_page_is_mapped<H: Hardware>() {
             let pte = hardware.pte(platform, number * 4 * K).0;
             let was = pte.load(SeqCst);
             for access in [Access::Read, Access::Write, Access::Execute] {
-                let given = guard.relax(page(number), access).map(LocalFlush::not_needed_here);
+                let given = relax(guard, page(number), access);
                 assert_eq!(given, Ok(0), "{access:?} of page {number}");
             }
             assert_eq!(guard.write_protect(page(number)), Ok(0));

@@ -2,13 +2,11 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-use crate::common::stage::{K, M, RAM, arm, ept, range};
+use crate::common::stage::{K, M, RAM, arm, range, relax};
 use crate::common::world::{ALL, TablesOf, VMID, cache};
 use crate::common::{Event, TestPlatform, destroy, unmap};
 use slat::{
-    Access, BreakBeforeMake, Gpa, GpaRange, Hpa, Invalidation, PageSize, Pages, Tables, UnmapEntry,
-    Vmid,
+    Access, BreakBeforeMake, Gpa, GpaRange, Hpa, Invalidation, PageSize, Tables, UnmapEntry, Vmid,
 };
 
 /// A guest with eight blocks, followed by eight pages.
@@ -58,10 +56,7 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did<H: Hardware>() {
         let all = one(VMID, 0, 16 * M + 8 * K, None);
         assert_eq!(guard.pending_invalidation(), Some(all));
         let counts = guard.counts();
-        assert_eq!(
-            guard.relax(page, Access::Execute).map(slat::LocalFlush::not_needed_here),
-            Ok(4 * K)
-        );
+        assert_eq!(relax(&mut guard, page, Access::Execute), Ok(4 * K));
         assert_eq!(guard.pending_invalidation(), Some(all), "who gives rights owes nothing");
         guard.invalidate();
         let events = platform.take_events();
@@ -213,14 +208,7 @@ fn an_emptied_entry_is_invalidated_before_it_is_filled_again<H: Hardware>(
         let mut reader = platform.register();
         let mut guard = tables.enter(&mut reader).unwrap();
         let block = PageSize::SIZE_2M;
-        let executed = || {
-            let events = platform.take_events().into_iter();
-            let only = events.filter_map(|event| match event {
-                Event::Invalidate(what) => Some(what),
-                _ => None,
-            });
-            only.collect::<Vec<_>>()
-        };
+        let executed = || platform.take_invalidations();
         // Walks find what replaced a block or a table only after walk caches were invalidated, too.
         let refill = |at| Invalidation { tables: true, ..one(VMID, at, 2 * M, None) };
         let leaf = (bbm == BreakBeforeMake::Always).then_some(PageSize::SIZE_2M);

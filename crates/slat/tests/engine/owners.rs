@@ -3,7 +3,7 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::power::Core;
-use crate::common::stage::{K, M, RAM, on_stage, range, refused, says};
+use crate::common::stage::{K, M, RAM, holding, on_stage, range, refused, says};
 use crate::common::{Event, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
@@ -12,7 +12,6 @@ use slat::{
     BreakBeforeMake, Format, Gpa, Hpa, Owner, OwnerError, PageSize, TableCache, Tables, UnmapEntry,
     Vmid,
 };
-use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
@@ -41,13 +40,18 @@ fn who_cannot_have_an_address_is_told_why() {
 fn an_entry_that_is_held_keeps_a_range_from_its_owner() {
     on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |tables, guard, cache| {
         guard.set_owner(range(0, 4 * K), None, ONE, cache).unwrap();
-        let (pte, _) = Arm::<12>::of(tables).pte(guard.platform(), 12 * K);
-        let raw = pte.swap(Arm::<12>::MARK, SeqCst);
-        // The caller has to begin anew, as nothing is done.
-        let done = guard.set_owner(range(0, 64 * K), None, ONE, cache);
-        refused(done, 0, OwnerError::Contended);
-        assert_eq!(guard.owner(Gpa(4 * K)), Ok(None));
-        pte.store(raw, SeqCst);
+        let of = (Arm::<12>::of(tables), guard.platform());
+        holding(
+            of,
+            [12 * K],
+            |_| Arm::<12>::MARK,
+            || {
+                // The caller has to begin anew, as nothing is done.
+                let done = guard.set_owner(range(0, 64 * K), None, ONE, cache);
+                refused(done, 0, OwnerError::Contended);
+                assert_eq!(guard.owner(Gpa(4 * K)), Ok(None));
+            },
+        );
     });
 }
 

@@ -105,32 +105,19 @@ fn rights_a_format_cannot_express_are_refused_without_a_change() {
 
 #[test]
 fn memory_is_made_coherent_only_where_execute_is_given() {
-    let platform = crate::common::TestPlatform::new(slat::BreakBeforeMake::Always);
-    let mut storage = [const { None }; 8];
-    let mut cache = slat::TableCache::new(&platform, &mut storage);
-    cache.fill(8).unwrap();
-    let tables = slat::Tables::new(
-        Arm64K4 { split_execute: true, ..Default::default() },
-        slat::Vmid(1),
-        40,
-        &platform,
-    )
-    .unwrap();
-    let mut reader = platform.register();
-    let mut guard = tables.enter(&mut reader).unwrap();
-    let page = range(0, 4 * K);
-    guard.map(page, Hpa(0), RAM, PAGE, &mut cache).unwrap();
-    let maintained = |guard: &mut GuardOf<'_, '_, Arm<12>>, execute| {
-        platform.take_events();
-        guard.protect(page, Rights { execute, ..Rights::ALL }).unwrap();
-        let events = platform.take_events().into_iter();
-        events.filter(|event| matches!(event, Event::Maintain { .. })).count()
-    };
-    assert_eq!(maintained(&mut guard, Execute::None), 0, "taken");
-    assert_eq!(maintained(&mut guard, Execute::User), 1);
-    assert_eq!(maintained(&mut guard, Execute::User), 0, "it has it");
-    assert_eq!(maintained(&mut guard, Execute::Kernel), 1, "another level has it");
-    drop((guard, cache));
-    drop(reader);
-    crate::common::destroy(tables);
+    let format = Arm64K4 { split_execute: true, ..Default::default() };
+    on_stage::<Arm<12>>((format, 40, 8), |_, guard, cache| {
+        let (page, platform) = (range(0, 4 * K), guard.platform());
+        guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
+        let mut maintained = |execute| {
+            platform.take_events();
+            guard.protect(page, Rights { execute, ..Rights::ALL }).unwrap();
+            let events = platform.take_events().into_iter();
+            events.filter(|event| matches!(event, Event::Maintain { .. })).count()
+        };
+        assert_eq!(maintained(Execute::None), 0, "taken");
+        assert_eq!(maintained(Execute::User), 1);
+        assert_eq!(maintained(Execute::User), 0, "it has it");
+        assert_eq!(maintained(Execute::Kernel), 1, "another level has it");
+    });
 }

@@ -1,17 +1,14 @@
 //! Operations that change no entry: what they find, in which pieces, and what they find where
 //! another thread changes the tables at the same moment.
 
+use crate::common::Event;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-use crate::common::stage::{K, M, RAM, on_stage, range};
+use crate::common::stage::{K, M, RAM, on_stage, on_stage_uncounted, range};
 use crate::common::world::{GuardOf, TablesOf};
-use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
-use slat::format::ept::Ept1G;
 use slat::{
     Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, PageSize,
-    TableCache, Tables, Vmid,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -152,33 +149,27 @@ fn the_rest_of_pages_that_collapse_is_found_in_the_block() {
 /// Leaves that appear around the address that the iterator has reached: a block in place of a
 /// table, and a group in place of pages.
 fn leaves_are_in_ascending_order_and_each_address_is_in_one<H: Hardware>() {
-    let platform = TestPlatform::new(BreakBeforeMake::Never);
-    let tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
-    let mut storage = [const { None }; 8];
-    let mut cache = TableCache::new(&platform, &mut storage);
-    cache.fill(8).unwrap();
-    let (mut one, mut two) = (platform.register(), platform.register());
-    let mut guard = tables.enter(&mut one).unwrap();
-    let mut other = tables.enter(&mut two).unwrap();
-    let all = range(2 * M, 4 * M);
-    guard.map(all, Hpa(0), RAM, PAGE, &mut cache).unwrap();
-    let mut leaves = guard.leaves(all).unwrap();
-    let mut items: Vec<_> = leaves.by_ref().take(10).map(Result::unwrap).collect();
-    other.collapse(all, BLOCK).unwrap();
-    items.extend(leaves.map(Result::unwrap));
-    assert_eq!(items.iter().map(|leaf| leaf.size.bytes()).sum::<u64>(), 4 * M);
-    let mut at = 2 * M;
-    for leaf in items {
-        assert_eq!((leaf.gpa, leaf.hpa, leaf.attributes), (Gpa(at), Hpa(at - 2 * M), RAM));
-        at += leaf.size.bytes();
-    }
-    let last = guard.leaves(all).unwrap().last().unwrap().unwrap();
-    assert_eq!((last.gpa, last.size), (Gpa(4 * M), BLOCK));
-    // A range that begins inside a block shows all of the block.
-    let first = guard.leaves(range(3 * M, 4 * K)).unwrap().next().unwrap().unwrap();
-    assert_eq!((first.gpa, first.size), (Gpa(2 * M), BLOCK));
-    drop((guard, other, cache));
-    drop((one, two));
-    destroy(tables);
+    let stage = (H::usual(), 40, 8);
+    on_stage_uncounted::<H>(BreakBeforeMake::Never, stage, |tables, guard, cache| {
+        let mut reader = guard.platform().register();
+        let mut other = tables.enter(&mut reader).unwrap();
+        let all = range(2 * M, 4 * M);
+        guard.map(all, Hpa(0), RAM, PAGE, cache).unwrap();
+        let mut leaves = guard.leaves(all).unwrap();
+        let mut items: Vec<_> = leaves.by_ref().take(10).map(Result::unwrap).collect();
+        other.collapse(all, BLOCK).unwrap();
+        items.extend(leaves.map(Result::unwrap));
+        assert_eq!(items.iter().map(|leaf| leaf.size.bytes()).sum::<u64>(), 4 * M);
+        let mut at = 2 * M;
+        for leaf in items {
+            assert_eq!((leaf.gpa, leaf.hpa, leaf.attributes), (Gpa(at), Hpa(at - 2 * M), RAM));
+            at += leaf.size.bytes();
+        }
+        let last = guard.leaves(all).unwrap().last().unwrap().unwrap();
+        assert_eq!((last.gpa, last.size), (Gpa(4 * M), BLOCK));
+        // A range that begins inside a block shows all of the block.
+        let first = guard.leaves(range(3 * M, 4 * K)).unwrap().next().unwrap().unwrap();
+        assert_eq!((first.gpa, first.size), (Gpa(2 * M), BLOCK));
+    });
 }
 on!(leaves_are_in_ascending_order_and_each_address_is_in_one);

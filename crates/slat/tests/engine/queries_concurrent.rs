@@ -4,7 +4,6 @@
 use crate::common::stage::{G, K, M, RAM, range};
 use crate::interleavings::{Call, HookedPlatform, with_cache};
 use slat::format::arm64::Arm64K4;
-use slat::format::ept::Ept1G;
 use slat::format::power::PowerK64;
 use slat::{
     BreakBeforeMake, Contention, Format, Gpa, GpaRange, Guard, Hpa, Owner, PageSize, Pages, Reader,

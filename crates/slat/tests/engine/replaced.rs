@@ -2,13 +2,11 @@
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
 use crate::common::stage::{M, RAM, host, on_stage, range, refused, says};
 use crate::common::world::GuardOf;
 use crate::common::{Event, Moment, unmap};
 use slat::format::arm64::Arm64K4;
-use slat::format::ept::Ept1G;
-use slat::{Attributes, Format, Gpa, Hpa, Memory, PageSize, ReplaceError, Software};
+use slat::{Attributes, Format, Gpa, Hpa, Memory, PageSize, ReplaceError};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;

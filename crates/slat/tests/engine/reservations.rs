@@ -3,20 +3,17 @@
 
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
-use crate::common::stage::{K, M, RAM, on_stage, range};
+use crate::common::stage::{K, M, RAM, age, on_stage, range, relax};
 use crate::common::world::cache;
-use slat::{
-    AgeBitmaps, AgeCounts, AgeOptions, BreakBeforeMake, Gpa, Hpa, PageSize, TableBits, Tables,
-    UnmapEntry, Vmid,
-};
+use slat::{AgeCounts, AgeOptions, Gpa, Hpa, PageSize, Tables, UnmapEntry, Vmid};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 
 fn a_void_reservation_stays_void_after_any_reuse_of_its_entry<H: Hardware>() {
-    fn voids<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+    for bbm in crate::common::stage::BBM {
         let platform = TestPlatform::new(bbm);
-        let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+        let tables = Tables::new(H::usual(), Vmid(1), 40, &platform).unwrap();
         let (mut first, mut second) = (platform.register(), platform.register());
         let mut frames = Vec::new();
         let mut frames = cache::<H>(&platform, &mut frames, 4);
@@ -40,9 +37,6 @@ fn a_void_reservation_stays_void_after_any_reuse_of_its_entry<H: Hardware>() {
         assert_eq!(early.commit(Hpa(0), RAM), Ok(None));
         drop((guard, other, frames));
         crate::common::destroy(tables);
-    }
-    for bbm in crate::common::stage::BBM {
-        voids::<H>(H::usual(), bbm);
     }
 }
 on!(a_void_reservation_stays_void_after_any_reuse_of_its_entry);
@@ -87,20 +81,13 @@ fn a_reservation_is_never_taken_for_a_leaf<H: Hardware>() {
             let reserved = pte(at).load(SeqCst);
             assert_ne!(reserved, 0);
             let named = 0xffff & !(1 << (number % 8));
-            let (mut young, mut unanswered) = ([0], [0]);
-            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-            let how = AgeOptions { clear: true, table_bits: TableBits::Ignored, flush_tlb: false };
-            let aged = guard.age(pages, &mut ages, how);
-            assert_eq!(aged, Ok(AgeCounts { young: 15, unanswered: 0 }));
-            assert_eq!((young, unanswered), ([named], [0]));
+            let aged = AgeCounts { young: 15, unanswered: 0 };
+            assert_eq!(age(guard, pages, AgeOptions::LEAVES), (aged, [named, 0]));
             let mut dirty = [0];
             assert_eq!(guard.harvest(pages, &mut dirty), Ok(15));
             assert_eq!(dirty, [named]);
             assert_eq!(guard.write_protect(pages), Ok(60 * K));
-            assert_eq!(
-                guard.relax(pages, slat::Access::Write).map(slat::LocalFlush::not_needed_here),
-                Ok(60 * K)
-            );
+            assert_eq!(relax(guard, pages, slat::Access::Write), Ok(60 * K));
             assert_eq!(guard.execute_protect(pages), Ok(60 * K));
             assert_eq!(pte(at).load(SeqCst), reserved);
             assert_eq!(guard.leaves(pages).unwrap().count(), 15);

@@ -6,7 +6,7 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::power::Core;
 use crate::common::stage::{G, K, M, RAM, arm, ept, on_stage, range, refused};
-use crate::common::{Event, Moment, TestPlatform};
+use crate::common::{Moment, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::format::power::PowerK64;
 use slat::{
@@ -196,12 +196,8 @@ fn a_block_with_pages_made_executable_is_invalidated_once<H: Hardware>() {
         let page = range(4 * G + 4 * K, 4 * K);
         let done = guard.split_to_execute(page, cache, Access::Execute, Software::A);
         assert_eq!(done.map(LocalFlush::not_needed_here), Ok(2 * M));
-        let range = |event: Event| match event {
-            Event::Invalidate(what) => Some(what.range),
-            _ => None,
-        };
-        let events = guard.platform().take_events().into_iter().filter_map(range);
-        assert_eq!(events.collect::<Vec<_>>(), [Some(block)]);
+        let told = guard.platform().take_invalidations();
+        assert_eq!(told.iter().map(|what| what.range).collect::<Vec<_>>(), [Some(block)]);
         assert_eq!((guard.counts().broken, guard.counts().invalidations), (1, 1));
     });
 }

@@ -10,7 +10,7 @@ use crate::common::hardware::npt::{self, Npt};
 use crate::common::stage::{
     BBM, CLEAN, G, K, M, RAM, arm, ept, host, idle, on_stage, range, refused,
 };
-use crate::common::world::{GuardOf, Mapping, World, cache, size};
+use crate::common::world::{GuardOf, Mapping, World, size};
 use slat::{
     Attributes, BatchedSplit, BoundedWalk, BreakBeforeMake, EveryEntry, Execute, Gpa, GpaRange,
     Hpa, Interruption, MapError, PageSize, Software, SplitWalk, UnmapEntry, UnmapError,
@@ -137,21 +137,15 @@ fn a_fault_that_runs_dry_at_any_step_resumes_with_its_tables<H: Hardware>(enough
             // Tables that were built stay, and need not be built again.
             assert_eq!(guard.counts().tables_built, frames as u64);
         });
-        let platform = TestPlatform::new(BreakBeforeMake::Never);
-        let tables = crate::common::world::TablesOf::<H>::new(format, slat::Vmid(1), 40, &platform);
-        let (tables, mut reader) = (tables.unwrap(), platform.register());
-        let mut guard = tables.enter(&mut reader).unwrap();
+    }
+    on_stage::<H>((format, 40, 1), |_, guard, cache| {
         // One at a time.
         for done in 1..=enough {
-            let mut storage = Vec::new();
-            let mut one = cache::<H>(&platform, &mut storage, 1);
-            let result = guard.reserve(Gpa(0), PageSize::SIZE_4K, &mut one);
+            cache.fill(1).unwrap();
+            let result = guard.reserve(Gpa(0), PageSize::SIZE_4K, cache);
             assert_eq!(result.is_ok(), done == enough);
         }
-        drop(guard);
-        crate::common::destroy(tables);
-        assert_eq!(platform.live(), 0);
-    }
+    });
 }
 on!(
     a_fault_that_runs_dry_at_any_step_resumes_with_its_tables:

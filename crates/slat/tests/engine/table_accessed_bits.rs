@@ -1,35 +1,20 @@
 //! Accessed marks of the tables above a leaf that software makes accessed. An exact scan of ages
 //! skips a table without a mark, so each table above needs one, whichever had one before.
 
+use crate::common::Event;
+use crate::common::hardware::Hardware;
 use crate::common::hardware::ept::Ept;
-use crate::common::hardware::{Descriptor, Hardware};
-use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range, relax};
+use crate::common::stage::{
+    CLEAN, EXACT, G, K, M, RAM, age, given, holding, on_stage, range, relax,
+};
 use crate::common::world::{ALL, CacheOf, GuardOf};
-use crate::common::{Event, TestPlatform};
 use slat::{
-    Access, AgeBitmaps, AgeOptions, Attributes, Format, Gpa, Hpa, Invalidation, PageSize, Software,
-    TableBits,
+    Access, AgeCounts, AgeOptions, Attributes, Format, Gpa, Hpa, Invalidation, PageSize, Software,
 };
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
-
-/// Returns the entries that link the tables on the way to `gpa`, the highest first.
-pub(crate) fn links<H: Hardware>(hardware: H, memory: &TestPlatform, gpa: u64) -> Vec<&AtomicU64> {
-    let mut links = Vec::new();
-    let mut from = hardware.root();
-    loop {
-        let index = (gpa >> H::shift(from.height)) as usize % from.ptes;
-        let pte = &memory.table(from.table, from.ptes)[index];
-        let Descriptor::Table { table, .. } = hardware.decode(pte.load(SeqCst), from.height) else {
-            return links;
-        };
-        links.push(pte);
-        (from.table, from.height) = (table, from.height - 1);
-        from.ptes = H::entries(from.height);
-    }
-}
 
 /// A step that makes leaves accessed, and where.
 type Step<H> =
@@ -87,12 +72,7 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
         }),
         ("a right that is given in place", &[0], |guard, _| {
             assert_eq!(guard.write_protect(range(0, 4 * K)), Ok(4 * K));
-            assert_eq!(
-                guard
-                    .grant_write(Gpa(0), Hpa(0), Software::NONE)
-                    .map(|granted| granted.not_needed_here() != 0),
-                Ok(true)
-            );
+            assert_eq!(given(guard.grant_write(Gpa(0), Hpa(0), Software::NONE)), Ok(true));
         }),
     ]
 }
@@ -109,7 +89,7 @@ fn every_operation_that_makes_a_leaf_young_marks_its_tables<H: Hardware>() {
                 }
                 let (hardware, platform) = (H::of(tables), guard.platform());
                 for &at in at {
-                    for (number, pte) in links(hardware, platform, at).iter().enumerate() {
+                    for (number, pte) in hardware.links(platform, at).iter().enumerate() {
                         pte.fetch_or(mark, SeqCst);
                         let clear = if lost >> number & 1 == 1 { mark } else { 0 };
                         pte.fetch_and(!clear, SeqCst);
@@ -118,7 +98,7 @@ fn every_operation_that_makes_a_leaf_young_marks_its_tables<H: Hardware>() {
                 step(guard, cache);
                 for &at in at {
                     assert!(guard.translate(Gpa(at)).unwrap().unwrap().attributes.accessed);
-                    let links = links(hardware, platform, at);
+                    let links = hardware.links(platform, at);
                     assert!(links.len() >= 2);
                     let marked = links.iter().map(|pte| pte.load(SeqCst) & mark == mark);
                     let marked: Vec<_> = marked.collect();
@@ -140,7 +120,7 @@ fn tables_of_all_five_levels_are_marked() {
             let pages = range(1 << 50, pages);
             assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(pages.size()));
             let mark = <slat::format::ept::Ept<true> as Format>::TABLE_ACCESSED;
-            let links = links(Five::of(tables), guard.platform(), 1 << 50);
+            let links = Five::of(tables).links(guard.platform(), 1 << 50);
             assert_eq!(links.len(), 4);
             links.iter().for_each(|pte| _ = pte.fetch_and(!mark, SeqCst));
             let granted = relax(guard, pages, Access::Read);
@@ -157,7 +137,7 @@ fn an_operation_that_makes_no_leaf_accessed_marks_no_table() {
         let pages = range(0, 8 * K);
         assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(8 * K));
         let mark = <slat::format::ept::Ept<true> as Format>::TABLE_ACCESSED;
-        let links = links(Ept::<true>::of(tables), guard.platform(), 0);
+        let links = Ept::<true>::of(tables).links(guard.platform(), 0);
         links.iter().for_each(|pte| _ = pte.fetch_and(!mark, SeqCst));
         assert_eq!(guard.write_protect(pages), Ok(8 * K));
         assert!(links.iter().all(|pte| pte.load(SeqCst) & mark == 0));
@@ -166,101 +146,81 @@ fn an_operation_that_makes_no_leaf_accessed_marks_no_table() {
 
 /// A walk that stops early has made leaves before that address accessed.
 fn leaves_made_accessed_before_a_stop_are_below_marked_tables<H: Hardware>() {
-    fn stops<H: Hardware>(format: H::Format, bytes: u64) {
+    for bytes in [64 * K, 2 * M, 4 * M, 2 * G] {
         let mark = <H::Format as Format>::TABLE_ACCESSED;
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+        on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
             let pages = range(0, 64 * K);
             assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(64 * K));
             let (hardware, platform) = (H::of(tables), guard.platform());
-            for pte in links(hardware, platform, 0) {
+            for pte in hardware.links(platform, 0) {
                 pte.fetch_and(!mark, SeqCst);
             }
-            let (pte, _) = hardware.pte(platform, 12 * K);
-            let raw = pte.swap(H::MARK, SeqCst);
-            let stopped = relax(guard, range(0, bytes), Access::Read).unwrap_err();
-            assert_eq!(stopped.at, Gpa(12 * K));
-            pte.store(raw, SeqCst);
+            holding(
+                (hardware, platform),
+                [12 * K],
+                |_| H::MARK,
+                || {
+                    let stopped = relax(guard, range(0, bytes), Access::Read).unwrap_err();
+                    assert_eq!(stopped.at, Gpa(12 * K));
+                },
+            );
             let marked = |pte: &&AtomicU64| pte.load(SeqCst) & mark == mark;
-            assert!(links(hardware, platform, 0).iter().all(marked), "{bytes:#x}");
+            assert!(hardware.links(platform, 0).iter().all(marked), "{bytes:#x}");
         });
-    }
-    for bytes in [64 * K, 2 * M, 4 * M, 2 * G] {
-        stops::<H>(H::usual(), bytes);
     }
 }
 on!(leaves_made_accessed_before_a_stop_are_below_marked_tables: ept; npt);
 
 fn an_exact_scan_takes_the_marks_of_all_tables<H: Hardware>() {
-    fn takes<H: Hardware>(format: H::Format) {
-        const TABLES: u64 = 21;
-        on_stage::<H>((format, 40, 32), |tables, guard, cache| {
-            for at in (0..TABLES).map(|table| table * 2 * M) {
-                assert_eq!(guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache), Ok(4 * K));
-            }
-            let mut bits = [vec![0; 512], vec![0; 512]];
-            let mut scan = |guard: &mut GuardOf<'_, '_, H>| {
-                let [young, unanswered] = &mut bits;
-                young.fill(0);
-                let before = guard.counts();
-                let how =
-                    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
-                let aged = guard.age(range(0, 64 * M), &mut AgeBitmaps { young, unanswered }, how);
-                let after = guard.counts();
-                let written = after.entries_written - before.entries_written;
-                (aged.unwrap().young, after.entries_read - before.entries_read, written)
-            };
-            guard.platform().take_events();
-            // It clears tables before leaves, and walks twice for that.
-            let (young, read, written) = scan(guard);
-            assert_eq!(young, TABLES);
-            assert!(written >= 2 * TABLES, "{written} entries were written");
-            assert!(read >= 2 * 32 + TABLES * 512, "{read} entries were read");
-            let last = guard.platform().take_events();
-            let all = Invalidation { vmid: guard.vmid(), range: Some(range(0, 64 * M)), ..ALL };
-            assert_eq!(last, [Event::Invalidate(all)]);
-            let tree = H::of(tables).tree(guard.platform());
-            let marked = tree.tables.values().filter(|table| table.within(0, 64 * M));
-            assert_eq!(marked.filter(|table| table.accessed).count(), 0);
-            // Now the scan enters no table.
-            let (young, read, _) = scan(guard);
-            assert!(young == 0 && read < 512, "{read} entries were read");
-            // One table is marked, between others that are not.
-            let page = range(10 * M, 4 * K);
-            assert_eq!(relax(guard, page, Access::Read), Ok(4 * K));
-            assert_eq!(scan(guard).0, 1);
-            assert_eq!(scan(guard).0, 0);
-        });
-    }
-    takes::<H>(H::usual());
+    const TABLES: u64 = 21;
+    on_stage::<H>((H::usual(), 40, 32), |tables, guard, cache| {
+        for at in (0..TABLES).map(|table| table * 2 * M) {
+            assert_eq!(guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache), Ok(4 * K));
+        }
+        let scan = |guard: &mut GuardOf<'_, '_, H>| {
+            let before = guard.counts();
+            let (aged, _) = age(guard, range(0, 64 * M), EXACT);
+            let after = guard.counts();
+            let written = after.entries_written - before.entries_written;
+            (aged.young, after.entries_read - before.entries_read, written)
+        };
+        guard.platform().take_events();
+        // It clears tables before leaves, and walks twice for that.
+        let (young, read, written) = scan(guard);
+        assert_eq!(young, TABLES);
+        assert!(written >= 2 * TABLES, "{written} entries were written");
+        assert!(read >= 2 * 32 + TABLES * 512, "{read} entries were read");
+        let last = guard.platform().take_events();
+        let all = Invalidation { vmid: guard.vmid(), range: Some(range(0, 64 * M)), ..ALL };
+        assert_eq!(last, [Event::Invalidate(all)]);
+        let tree = H::of(tables).tree(guard.platform());
+        let marked = tree.tables.values().filter(|table| table.within(0, 64 * M));
+        assert_eq!(marked.filter(|table| table.accessed).count(), 0);
+        // Now the scan enters no table.
+        let (young, read, _) = scan(guard);
+        assert!(young == 0 && read < 512, "{read} entries were read");
+        // One table is marked, between others that are not.
+        let page = range(10 * M, 4 * K);
+        assert_eq!(relax(guard, page, Access::Read), Ok(4 * K));
+        assert_eq!(scan(guard).0, 1);
+        assert_eq!(scan(guard).0, 0);
+    });
 }
 on!(an_exact_scan_takes_the_marks_of_all_tables: ept; npt);
 
 fn a_held_leaf_keeps_its_tables_marked_for_the_next_scan<H: Hardware>() {
-    fn keeps<H: Hardware>(format: H::Format, held: fn(u64) -> u64) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
-            let (hardware, platform) = (H::of(tables), guard.platform());
-            let (pte, _) = hardware.pte(platform, 0);
-            let raw = pte.load(SeqCst);
-            pte.store(held(raw), SeqCst);
-            let mut scan = || {
-                let (mut young, mut unanswered) = ([0; 16], [0; 16]);
-                let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-                let how =
-                    AgeOptions { clear: true, table_bits: TableBits::Exact, flush_tlb: false };
-                let aged = guard.age(range(0, 4 * M), &mut ages, how).unwrap();
-                (aged.young, aged.unanswered)
-            };
-            assert_eq!(scan(), (0, 1));
-            pte.store(raw, SeqCst);
-            assert_eq!(scan(), (1, 0));
-        });
-    }
     // Sealed, frozen, and in a table that is being unlinked, which the scan begins anew.
     let states: [fn(u64) -> u64; 3] =
         [|raw| raw | H::MARK, |_| H::MARK, |_| <H::Format as Format>::retired(Hpa(0))];
     for held in states {
-        keeps::<H>(H::usual(), held);
+        on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+            assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
+            let (hardware, platform) = (H::of(tables), guard.platform());
+            let mut scan = || age(guard, range(0, 4 * M), EXACT).0;
+            let first = holding((hardware, platform), [0], held, &mut scan);
+            assert_eq!(first, AgeCounts { young: 0, unanswered: 1 });
+            assert_eq!(scan(), AgeCounts { young: 1, unanswered: 0 });
+        });
     }
 }
 on!(a_held_leaf_keeps_its_tables_marked_for_the_next_scan: ept; npt);
@@ -270,15 +230,12 @@ fn a_test_scan_enters_tables_that_an_exact_scan_has_noted<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
         let page = range(0, 4 * K);
         assert_eq!(guard.map(page, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
-        for pte in links(H::of(tables), guard.platform(), 0) {
+        for pte in H::of(tables).links(guard.platform(), 0) {
             pte.fetch_and(!<H::Format as Format>::TABLE_ACCESSED, SeqCst);
             pte.fetch_or(<H::Format as Format>::AGEING, SeqCst);
         }
-        let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-        let how = AgeOptions { clear: false, table_bits: TableBits::Exact, flush_tlb: false };
-        let aged = guard.age(range(0, 2 * M), &mut ages, how).unwrap();
-        assert_eq!(aged.young, 1);
+        let how = AgeOptions { clear: false, ..EXACT };
+        assert_eq!(age(guard, range(0, 2 * M), how).0.young, 1);
     });
 }
 on!(a_test_scan_enters_tables_that_an_exact_scan_has_noted: ept; npt);

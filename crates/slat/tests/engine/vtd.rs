@@ -1,11 +1,11 @@
 //! EPT tables that an IOMMU walks as well: no bit that the specification reserves is ever set, at
 //! any moment that a test can observe.
 
-use crate::common::stage::{K, M, RAM, range};
-use crate::common::world::VMID;
-use crate::common::{TestPlatform, destroy, unmap};
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{K, M, RAM, on_stage_uncounted, range};
+use crate::common::{TestPlatform, unmap};
 use slat::format::ept::{Ept1G, vtd::Vtd};
-use slat::{Access, Attributes, BreakBeforeMake, Hpa, Interruption, PageSize, SplitError, Tables};
+use slat::{Attributes, BreakBeforeMake, Hpa, Interruption, PageSize, SplitError};
 use std::sync::atomic::Ordering::SeqCst;
 
 const PRESENT: u64 = 0b11;
@@ -37,29 +37,23 @@ fn walk(platform: &TestPlatform, snoop: bool, hpa: u64, level: u8) -> usize {
 #[test]
 fn what_an_iommu_walks_has_snp_in_leaves_and_no_mark() {
     for snoop in [false, true] {
-        let platform = TestPlatform::new(BreakBeforeMake::Never);
-        let tables = Tables::new(shared(snoop), VMID, 40, &platform).unwrap();
-        let mut storage = [const { None }; 16];
-        let mut cache = slat::TableCache::new(&platform, &mut storage);
-        cache.fill(16).unwrap();
-        let mut reader = platform.register();
-        let mut guard = tables.enter(&mut reader).unwrap();
-        let leaves = || walk(&platform, snoop, tables.root().0, 3);
-        let (all, block, page) = (range(0, 4 * M), PageSize::SIZE_2M, PageSize::SIZE_4K);
-        let clean = Attributes { dirty: false, ..RAM };
-        guard.map(all, Hpa(0), clean, block, &mut cache).unwrap();
-        assert_eq!(leaves(), 2);
-        guard.split(range(0, 2 * M), page, &mut cache).unwrap();
-        assert_eq!(leaves(), 513);
-        // Nothing is done.
-        let refused = Err(Interruption { at: slat::Gpa(0), reason: SplitError::Shared });
-        platform.take_events();
-        assert_eq!(guard.collapse(all, block), refused);
-        assert_eq!((leaves(), platform.take_events().len()), (513, 0));
-        drop((guard, cache));
-        assert!(!unmap(&mut tables.enter(&mut reader).unwrap(), range(0, 8 * K)).is_empty());
-        assert_eq!(leaves(), 511);
-        drop(reader);
-        destroy(tables);
+        let stage = (shared(snoop), 40, 16);
+        on_stage_uncounted::<Ept<true>>(BreakBeforeMake::Never, stage, |tables, guard, cache| {
+            let platform = guard.platform();
+            let leaves = || walk(platform, snoop, tables.root().0, 3);
+            let (all, block, page) = (range(0, 4 * M), PageSize::SIZE_2M, PageSize::SIZE_4K);
+            let clean = Attributes { dirty: false, ..RAM };
+            guard.map(all, Hpa(0), clean, block, cache).unwrap();
+            assert_eq!(leaves(), 2);
+            guard.split(range(0, 2 * M), page, cache).unwrap();
+            assert_eq!(leaves(), 513);
+            // Nothing is done.
+            let refused = Err(Interruption { at: slat::Gpa(0), reason: SplitError::Shared });
+            platform.take_events();
+            assert_eq!(guard.collapse(all, block), refused);
+            assert_eq!((leaves(), platform.take_events().len()), (513, 0));
+            assert!(!unmap(guard, range(0, 8 * K)).is_empty());
+            assert_eq!(leaves(), 511);
+        });
     }
 }

@@ -1,20 +1,14 @@
 //! The right to write, given to one page out of a group.
 
 use crate::common::hardware::Hardware;
-use crate::common::hardware::ept::Ept;
 use crate::common::hardware::grouped::GroupedArm;
-use crate::common::stage::{G, K, M, RAM, ept, on_stage, range, refused, relax};
+use crate::common::stage::{K, M, RAM, on_stage, range};
 use crate::common::world::GuardOf;
 use slat::format::arm64::Arm64K4;
-use slat::{
-    Access, Attributes, ChangeError, Gpa, GpaRange, Hpa, PageSize, Relax, Rights, Software,
-};
+use slat::{Attributes, Gpa, GpaRange, Hpa, PageSize, Software};
 use std::sync::atomic::Ordering::SeqCst;
 
-type Intel = Ept<true>;
-
 const PAGE: PageSize = PageSize::SIZE_4K;
-const BLOCK: PageSize = PageSize::SIZE_2M;
 const A: Software = Software::A;
 
 fn page(number: u64) -> GpaRange {
@@ -24,8 +18,6 @@ fn page(number: u64) -> GpaRange {
 fn writable<H: Hardware>(guard: &GuardOf<'_, '_, H>, number: u64) -> bool {
     guard.translate(page(number).start()).unwrap().unwrap().attributes.write
 }
-
-type Call = fn(&mut GuardOf<'_, '_, Intel>, u64) -> u64;
 
 #[test]
 fn any_page_of_a_group_gets_the_right_to_write_alone() {

@@ -134,6 +134,11 @@ impl TestPlatform {
         self.events.take()
     }
 
+    /// Returns the invalidations since the events were taken.
+    pub fn take_invalidations(&self) -> Vec<Invalidation> {
+        world::invalidations(&self.take_events())
+    }
+
     pub fn meanwhile(&self, hook: Option<Meanwhile>) -> Option<Meanwhile> {
         self.meanwhile.replace(hook)
     }

@@ -4,7 +4,7 @@ use super::super::Event;
 use super::super::hardware::{Hardware, Leaf, Tree};
 use super::shape::emptied;
 use super::{World, floor, invalidations, owes, same_but_state};
-use slat::{Attributes, BreakBeforeMake, GpaRange, PageSize, SplitError};
+use slat::{BreakBeforeMake, GpaRange, PageSize, SplitError};
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 

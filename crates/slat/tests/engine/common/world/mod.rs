@@ -430,6 +430,11 @@ pub fn invalidations(events: &[Event]) -> Vec<Invalidation> {
     events.iter().filter_map(only).collect()
 }
 
+/// Returns whether the invalidation covers a leaf.
+pub fn covers(what: &Invalidation, gpa: u64, size: u64) -> bool {
+    what.range.is_none_or(|of| of.start().0 <= gpa && gpa + size <= of.end().0)
+}
+
 /// The table where an access begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Through {
