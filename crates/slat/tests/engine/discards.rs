@@ -1,42 +1,22 @@
 //! Discards and maps of an address space with one owner, by what is invalidated and what is left.
 
-use crate::common::stage::{G, K, M, RAM, range};
-use crate::common::{Event, TestPlatform};
+use crate::common::TestPlatform;
+use crate::common::stage::{G, K, M, RAM, on_space, range};
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept2M;
-use slat::{
-    AddressSpace, BreakBeforeMake, Format, Gpa, GpaRange, Hpa, MapError, PageSize, SpaceError,
-    TableCache, Vmid,
-};
+use slat::{BreakBeforeMake, Gpa, GpaRange, Hpa, MapError, PageSize, SpaceError, TableCache};
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
 
-/// Runs a test with an empty address space, and checks that it gives back all tables.
-fn on_space<F: Format>(
-    format: F,
-    test: impl FnOnce(&TestPlatform, &mut AddressSpace<'_, F, TestPlatform>),
-) {
-    let platform = TestPlatform::new(BreakBeforeMake::Always);
-    let mut space = AddressSpace::new(format, Vmid(3), 40, &platform).unwrap();
-    test(&platform, &mut space);
-    // SAFETY: no machine has the root.
-    unsafe { space.destroy() };
-    assert_eq!(platform.live(), 0);
-}
-
 /// Returns what was invalidated since the last call, and whether walk caches were, too.
 fn invalidated(platform: &TestPlatform) -> Vec<(Option<GpaRange>, bool)> {
-    let of = |event: Event| match event {
-        Event::Invalidate(what) => Some((what.range, what.tables)),
-        _ => None,
-    };
-    platform.take_events().into_iter().filter_map(of).collect()
+    platform.take_invalidations().iter().map(|what| (what.range, what.tables)).collect()
 }
 
 #[test]
 fn whole_tables_of_a_discard_are_invalidated_apart_from_pages() {
-    on_space(Arm64K4::default(), |platform, space| {
+    on_space(BreakBeforeMake::Always, Arm64K4::default(), |platform, space| {
         let all = range(2 * M, 4 * M + 8 * K);
         space.map(all, Hpa(2 * M), RAM, PAGE).unwrap();
         platform.take_events();
@@ -51,7 +31,7 @@ fn whole_tables_of_a_discard_are_invalidated_apart_from_pages() {
 
 #[test]
 fn an_empty_table_beside_a_discard_stays() {
-    on_space(Arm64K4::default(), |platform, space| {
+    on_space(BreakBeforeMake::Always, Arm64K4::default(), |platform, space| {
         {
             let mut storage = [const { None }; 4];
             let mut cache = TableCache::new(platform, &mut storage);
@@ -71,7 +51,7 @@ fn an_empty_table_beside_a_discard_stays() {
 
 #[test]
 fn a_block_next_to_what_is_discarded_stays() {
-    on_space(Ept2M::default(), |platform, space| {
+    on_space(BreakBeforeMake::Always, Ept2M::default(), |platform, space| {
         space.map(range(0, 2 * M), Hpa(0), RAM, PAGE).unwrap();
         space.map(range(4 * M, 2 * M), Hpa(4 * M), RAM, BLOCK).unwrap();
         space.discard(range(0, 2 * M)).unwrap();
@@ -82,7 +62,7 @@ fn a_block_next_to_what_is_discarded_stays() {
 
 #[test]
 fn several_pages_after_one_in_a_table_are_mapped_as_pages() {
-    on_space(Arm64K4::default(), |_, space| {
+    on_space(BreakBeforeMake::Always, Arm64K4::default(), |_, space| {
         space.map(range(0, 4 * K), Hpa(0), RAM, PAGE).unwrap();
         space.map(range(4 * K, 8 * K), Hpa(4 * K), RAM, PAGE).unwrap();
         for page in 0..3 {
@@ -94,7 +74,7 @@ fn several_pages_after_one_in_a_table_are_mapped_as_pages() {
 
 #[test]
 fn a_range_of_no_whole_page_is_refused_beside_the_last_page() {
-    on_space(Arm64K4::default(), |_, space| {
+    on_space(BreakBeforeMake::Always, Arm64K4::default(), |_, space| {
         let hpa = Hpa(8 * K);
         space.map(range(4 * K, 4 * K), hpa, RAM, PAGE).unwrap();
         let mut refused = |at, hpa, largest| {

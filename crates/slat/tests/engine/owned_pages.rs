@@ -1,6 +1,6 @@
 //! Pages that an owner maps and unmaps one by one, without a walk: where the walk is still needed.
 
-use crate::common::stage::{K, M, RAM, range};
+use crate::common::stage::{K, M, RAM, on_space, range};
 use crate::common::{Event, TestPlatform};
 use slat::format::arm64::Arm64K4;
 use slat::{
@@ -18,13 +18,10 @@ fn with_pages(test: impl FnOnce(&TestPlatform, &mut Space<'_>)) {
 }
 
 fn with_pages_on(breaks: BreakBeforeMake, test: impl FnOnce(&TestPlatform, &mut Space<'_>)) {
-    let platform = TestPlatform::new(breaks);
-    let mut space = AddressSpace::new(Arm64K4::default(), Vmid(3), 40, &platform).unwrap();
-    map_from(&mut space, 0);
-    test(&platform, &mut space);
-    // SAFETY: no machine has the root.
-    unsafe { space.destroy() };
-    assert_eq!(platform.live(), 0);
+    on_space(breaks, Arm64K4::default(), |platform, space| {
+        map_from(space, 0);
+        test(platform, space);
+    });
 }
 
 /// Maps four pages from `first` on.
@@ -48,7 +45,7 @@ fn an_empty_page_next_to_others_is_unmapped_without_effect() {
         assert_eq!(unmap(space, 1), Some(Hpa(4 * K)));
         platform.take_events();
         assert_eq!(unmap(space, 1), None);
-        assert!(!platform.take_events().iter().any(|event| matches!(event, Event::Invalidate(_))));
+        assert_eq!(platform.take_invalidations(), []);
     });
 }
 
@@ -57,12 +54,7 @@ fn a_page_is_unmapped_with_one_invalidation_of_its_size() {
     with_pages(|platform, space| {
         platform.take_events();
         assert_eq!(unmap(space, 2), Some(Hpa(8 * K)));
-        let events = platform.take_events();
-        let whats = events.iter().filter_map(|event| match event {
-            Event::Invalidate(what) => Some(*what),
-            _ => None,
-        });
-        let whats: Vec<_> = whats.collect();
+        let whats = platform.take_invalidations();
         let [what] = whats[..] else { panic!("one invalidation: {whats:?}") };
         assert_eq!((what.vmid, what.range), (Vmid(3), Some(range(8 * K, 4 * K))));
         assert_eq!((what.leaf, what.tables), (Some(PAGE), false));
