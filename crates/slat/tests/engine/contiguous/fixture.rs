@@ -4,67 +4,22 @@
 use crate::common::flat::Flat;
 use crate::common::hardware::grouped::GroupedArm;
 use crate::common::hardware::{Access as Accessed, Hardware, Run, Tree};
-use crate::common::machine::Machine;
-use crate::common::world::rights::executed;
 use crate::common::world::{
-    ALL, GuardOf, TablesOf, VMID, cache, check_sizes, clipped, filled, floor, gaps, invalidations,
+    GuardOf, Outcome, Rule, TablesOf, World, cache, clipped, filled, floor, gaps, invalidations,
     maintained, maintenance, size,
 };
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
-    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Execute, Gpa,
-    GpaRange, Hpa, Interruption, Invalidation, LeafDelta, MapError, OpCounts, PageSize, Reader,
-    Software, SplitError, Tables, UnmapEntry, UnmapError,
+    Access, AgeBitmaps, AgeOptions, Attributes, BreakBeforeMake, ChangeError, Gpa, GpaRange, Hpa,
+    Interruption, Invalidation, MapError, OpCounts, PageSize, SplitError, UnmapEntry, UnmapError,
 };
-use std::cell::RefCell;
-use std::rc::Rc;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rule {
-    WriteProtect,
-    ExecuteProtect,
-    Clean,
-    Relax(Access),
-    /// Software bits, set and cleared.
-    Mark(Software, Software),
-}
-
-impl Rule {
-    fn of(self, old: Attributes, marks: bool) -> Attributes {
-        match self {
-            Self::WriteProtect => Attributes { write: false, ..old },
-            Self::ExecuteProtect => Attributes { execute: Execute::None, ..old },
-            Self::Clean => Attributes { dirty: old.dirty && old.write && !marks, ..old },
-            Self::Mark(set, clear) => {
-                Attributes { software: old.software.without(clear).union(set), ..old }
-            }
-            Self::Relax(Access::Read) => Attributes { accessed: true, ..old },
-            Self::Relax(Access::Write) => {
-                Attributes { accessed: true, write: true, dirty: true, ..old }
-            }
-            Self::Relax(fetch) => executed(old, fetch),
-        }
-    }
-}
+use std::cell::Cell;
 
 pub struct Fixture<'p, const G: u32> {
-    pub platform: &'p TestPlatform,
-    pub tables: TablesOf<'p, GroupedArm<G>>,
-    pub hardware: GroupedArm<G>,
-    reader: Reader<'p, TestPlatform>,
-    bbm: BreakBeforeMake,
-    flat: Rc<RefCell<Flat>>,
-    marks: bool,
-    /// The next operation drops what it owes. `pending`: an earlier one did.
-    pub drops: bool,
-    pending: bool,
-    /// The number of tables that were unlinked; the fixture does not reclaim them.
-    retired: usize,
+    pub world: World<'p, GroupedArm<G>>,
     /// The cost and the events of the last operation, without the invalidation that it completed at
     /// its end.
     pub counts: OpCounts,
-    /// Leaves that guards have counted as added and removed.
-    sizes: LeafDelta,
     pub events: Vec<Event>,
 }
 
@@ -75,79 +30,35 @@ impl<'p, const G: u32> Fixture<'p, G> {
         format: <GroupedArm<G> as Hardware>::Format,
         bits: u32,
     ) -> Self {
-        let tables = Tables::new(format, VMID, bits, platform).unwrap();
-        let hardware = GroupedArm::of(&tables);
-        *platform.machine.borrow_mut() = Some(Machine::new(hardware, VMID));
-        Self {
-            platform,
-            tables,
-            hardware,
-            reader: platform.register(),
-            bbm,
-            flat: Rc::default(),
-            marks: format.hardware_dirty,
-            drops: false,
-            pending: false,
-            retired: 0,
-            counts: OpCounts::NONE,
-            sizes: LeafDelta::NONE,
-            events: Vec::new(),
-        }
+        let world = World::new(platform, bbm, format, bits);
+        Self { world, counts: OpCounts::NONE, events: Vec::new() }
     }
 
-    pub fn tree(&self) -> Tree {
-        self.hardware.tree(self.platform)
-    }
-
-    /// While no cache has frames, all frames are in tables, linked or unlinked.
-    pub fn check_frames(&self) {
-        let tables = self.tree().tables.len();
-        assert_eq!(self.platform.live(), 1 + tables + self.retired, "frames");
-    }
-
-    /// Runs an operation in a guard, and checks the result: no mark is left, no group in part, and
-    /// nothing that a TLB could have two translations of; once completed, nothing is stale; groups
-    /// outside `range` are whole.
+    /// Runs an operation, and checks the result: groups outside `range` are whole, and others were
+    /// invalidated as a whole.
     fn run<R>(
         &mut self,
         range: GpaRange,
-        op: impl FnOnce(&TablesOf<'p, GroupedArm<G>>, &mut GuardOf<'_, 'p, GroupedArm<G>>) -> R,
+        op: impl for<'t> FnOnce(&mut GuardOf<'t, 'p, GroupedArm<G>>) -> R,
     ) -> (Tree, R, Tree) {
-        self.platform.observe();
-        let before = self.tree();
-        let was_pending = self.pending;
-        self.platform.take_events();
-        let mut guard = self.tables.enter(&mut self.reader).unwrap();
-        let result = op(&self.tables, &mut guard);
-        let after = self.hardware.tree(self.platform);
-        self.counts = guard.counts();
-        self.sizes += *guard.leaf_delta();
-        self.events = self.platform.take_events();
-        self.retired += before.tables.keys().filter(|hpa| !after.tables.contains_key(hpa)).count();
-        check_unfolded::<G>(&before, &after, &invalidations(&self.events), self.bbm);
-        assert_eq!(after.marks, 0, "an entry left marked, or a group in part");
-        let machine = || self.platform.machine.borrow_mut();
-        machine().as_mut().unwrap().check_conflicts(&after, self.bbm);
-        self.pending |= self.drops;
-        if self.drops {
-            drop(guard);
-        } else {
-            let owed = guard.pending_invalidation();
-            guard.invalidate();
-            let expected = if self.pending && was_pending { Some(ALL) } else { owed };
-            let found = invalidations(&self.platform.take_events());
-            // An invalidation that completed inside may have covered what was dropped.
-            assert!(
-                found == Vec::from_iter(expected) || found == Vec::from_iter(owed),
-                "{found:?}"
-            );
-            self.pending = false;
-        }
-        if !self.pending {
-            // Hardware may have marked a leaf in the invalidation that has just completed.
-            let now = self.hardware.tree(self.platform);
-            machine().as_mut().unwrap().check_fresh(&now);
-        }
+        self.run_removing(range, |_, guard, _| op(guard))
+    }
+
+    fn run_removing<R>(
+        &mut self,
+        range: GpaRange,
+        op: impl for<'t> FnOnce(
+            &'t TablesOf<'p, GroupedArm<G>>,
+            &mut GuardOf<'t, 'p, GroupedArm<G>>,
+            &Cell<bool>,
+        ) -> R,
+    ) -> (Tree, R, Tree) {
+        let before = self.world.begin();
+        let Outcome { result, counts, events, tree: after, .. } = self.world.run_removing(op);
+        (self.counts, self.events) = (counts, events);
+        let unlinked = before.tables.keys().filter(|hpa| !after.tables.contains_key(hpa));
+        self.world.retired += unlinked.count();
+        check_unfolded::<G>(&before, &after, &self.executed(), self.world.bbm);
         let (start, end) = (range.start().0, range.end().0);
         for group in before.runs.iter().filter(|run| GroupedArm::<G>::is_group(run.size)) {
             for at in (group.start..group.end).step_by(group.size as usize) {
@@ -162,11 +73,6 @@ impl<'p, const G: u32> Fixture<'p, G> {
     /// Returns the invalidations inside the last operation.
     pub fn executed(&self) -> Vec<Invalidation> {
         invalidations(&self.events)
-    }
-
-    fn settle(&self, tree: &Tree) {
-        assert_eq!(Flat::of(tree), self.flat.borrow().merged());
-        check_sizes::<GroupedArm<G>>(tree, self.sizes);
     }
 
     /// Returns whether an end of the range cuts a block; a group is not a block.
@@ -188,18 +94,19 @@ impl<'p, const G: u32> Fixture<'p, G> {
         frames: usize,
         fold: bool,
     ) {
-        let platform = self.platform;
+        let platform = self.world.platform;
         let mut storage = Vec::new();
         let mut cache = cache::<GroupedArm<G>>(platform, &mut storage, frames);
-        let (before, result, after) = self.run(range, |_, guard| {
+        let (before, result, after) = self.run(range, |guard| {
             if fold {
                 guard.map_contiguous(range, Hpa(hpa), attributes, largest, &mut cache)
             } else {
                 guard.map(range, Hpa(hpa), attributes, largest, &mut cache)
             }
         });
+        drop(cache);
         let (start, end) = (range.start().0, range.end().0);
-        let legal = self.hardware.refuses(attributes).is_empty();
+        let legal = self.world.hardware.refuses(attributes).is_empty();
         let end = match result {
             Ok(_) => {
                 assert!(legal);
@@ -208,21 +115,21 @@ impl<'p, const G: u32> Fixture<'p, G> {
             Err(Interruption { at, reason: MapError::CacheEmpty }) => at.0,
             Err(Interruption { reason: MapError::Attributes(_), .. }) => {
                 assert!(!legal);
-                return self.settle(&after);
+                return self.world.settle(&after);
             }
             Err(Interruption { at, reason: MapError::Occupied { .. } }) => {
                 let there = before.at(at.0).unwrap();
                 let own = there.leaf.own;
                 let like = Attributes { accessed: own.accessed, dirty: own.dirty, ..attributes };
                 assert!(there.oa(at.0) != hpa + (at.0 - start) || own != like);
-                return self.settle(&after);
+                return self.world.settle(&after);
             }
             Err(other) => panic!("{other:?}"),
         };
         if start < end {
-            self.flat.borrow_mut().map(start, end, hpa, attributes);
+            self.world.flat.borrow_mut().map(start, end, hpa, attributes);
         }
-        self.settle(&after);
+        self.world.settle(&after);
         let new = Vec::from_iter(gaps(&before, start, end));
         let bytes = new.iter().map(|(from, to)| to - from).sum::<u64>();
         assert!(result.is_err() || result == Ok(bytes), "bytes mapped: {result:?}, not {bytes:#x}");
@@ -274,31 +181,32 @@ impl<'p, const G: u32> Fixture<'p, G> {
     pub fn unmap(&mut self, range: GpaRange) {
         let (mut storage, mut removed) = ([const { UnmapEntry::EMPTY }; 8], Vec::new());
         let (mut at, end) = (range.start().0, range.end().0);
-        let dropped = self.drops;
+        let drops = self.world.drops;
         loop {
             let rest = GpaRange::new(Gpa(at), end - at).unwrap();
-            let (before, result, after) = self.run(rest, |tables, guard| {
+            let (before, result, after) = self.run_removing(rest, |tables, guard, dropped| {
                 let mut batch = slat::UnmapBatch::new(tables, &mut storage);
                 let result = guard.unmap(rest, &mut batch);
                 // If the removals are dropped, the memory is not handed out, and the next map
                 // executes the invalidation.
-                if !dropped {
+                if drops {
+                    dropped.set(guard.counts().entries_written != 0);
+                } else {
                     removed.extend(batch.complete());
                 }
                 result
             });
-            self.pending |= dropped;
             assert!(result.is_err() || result == Ok(self.counts.bytes_changed));
             let stopped = match result {
                 Ok(_) => end,
                 Err(Interruption { at, reason: UnmapError::Full }) => at.0,
                 Err(Interruption { reason: UnmapError::CutsBlock { .. }, .. }) => {
                     assert!(self.cuts(&before, &rest));
-                    return self.settle(&after);
+                    return self.world.settle(&after);
                 }
                 Err(other) => panic!("{other:?}"),
             };
-            let mut flat = self.flat.borrow_mut();
+            let mut flat = self.world.flat.borrow_mut();
             let gone: Vec<_> = match at < stopped {
                 true => flat.within(at, stopped).map(|(at, piece)| (at, *piece)).collect(),
                 false => vec![],
@@ -310,12 +218,12 @@ impl<'p, const G: u32> Fixture<'p, G> {
             }
             let sum = gone.iter().map(|(at, piece)| piece.end - at).sum::<u64>();
             assert_eq!(self.counts.bytes_changed, sum, "bytes unmapped");
-            assert!(dropped || out.merged() == Flat(gone.into_iter().collect()).merged());
+            assert!(drops || out.merged() == Flat(gone.into_iter().collect()).merged());
             if at < stopped {
                 flat.unmap(at, stopped);
             }
             drop(flat);
-            self.settle(&after);
+            self.world.settle(&after);
             if stopped == end {
                 return;
             }
@@ -324,27 +232,20 @@ impl<'p, const G: u32> Fixture<'p, G> {
     }
 
     pub fn rewrite(&mut self, range: GpaRange, rule: Rule) {
-        let (before, result, after) = self.run(range, |_, guard| match rule {
-            Rule::WriteProtect => guard.write_protect(range),
-            Rule::ExecuteProtect => guard.execute_protect(range),
-            Rule::Clean => guard.clean(range),
-            Rule::Relax(access) => {
-                guard.relax(range, access).map(slat::LocalFlush::not_needed_here)
-            }
-            Rule::Mark(set, clear) => guard.set_software(range, set, clear),
-        });
+        let (before, result, after) =
+            self.run(range, |guard| rule.call::<GroupedArm<G>>(guard, range));
         let (start, end) = (range.start().0, range.end().0);
         let whole = rule != Rule::Relax(Access::Read);
         if let Err(stopped) = result {
             assert!(matches!(stopped.reason, ChangeError::CutsBlock { .. }), "{stopped:?}");
             assert!(whole && self.cuts(&before, &range));
-            return self.settle(&after);
+            return self.world.settle(&after);
         }
-        let mut flat = self.flat.borrow_mut();
+        let mut flat = self.world.flat.borrow_mut();
         for run in &before.runs {
             let Some(part) = run.clip(start, end) else { continue };
             let old = run.leaf.own;
-            let new = rule.of(old, run.leaf.marks);
+            let new = rule.of::<GroupedArm<G>>(&run.leaf, run.leaf.marks);
             // Accessed state, and reads, apply to whole leaves; other changes leave the rest of a
             // leaf as it is.
             let state = Attributes { accessed: new.accessed, ..old } == new;
@@ -360,20 +261,23 @@ impl<'p, const G: u32> Fixture<'p, G> {
             }
         }
         drop(flat);
-        self.settle(&after);
+        self.world.settle(&after);
     }
 
     pub fn split(&mut self, range: GpaRange, to: PageSize, frames: usize) {
-        let platform = self.platform;
+        let platform = self.world.platform;
         let mut storage = Vec::new();
         let mut cache = cache::<GroupedArm<G>>(platform, &mut storage, frames);
-        let (_, result, after) = self.run(range, |_, guard| guard.split(range, to, &mut cache));
+        self.world.splits = true;
+        let (_, result, after) = self.run(range, |guard| guard.split(range, to, &mut cache));
+        self.world.splits = false;
+        drop(cache);
         let end = match result {
             Ok(_) => range.end().0,
             Err(Interruption { at, reason: SplitError::CacheEmpty }) => at.0,
             Err(other) => panic!("{other:?}"),
         };
-        self.settle(&after);
+        self.world.settle(&after);
         if range.start().0 < end {
             for run in after.within(range.start().0, end) {
                 assert!(
@@ -385,10 +289,10 @@ impl<'p, const G: u32> Fixture<'p, G> {
     }
 
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) {
-        let (before, result, after) = self.run(range, |_, guard| guard.collapse(range, to));
+        let (before, result, after) = self.run(range, |guard| guard.collapse(range, to));
         let bytes = result.unwrap();
         let mut made = 0;
-        let mut flat = self.flat.borrow_mut();
+        let mut flat = self.world.flat.borrow_mut();
         for run in after.runs.iter().filter(|run| !GroupedArm::<G>::is_group(run.size)) {
             for at in (run.start..run.end).step_by(run.size as usize) {
                 let pte = before.at(at).map(|old| GroupedArm::<G>::entry_size(old.size));
@@ -407,22 +311,22 @@ impl<'p, const G: u32> Fixture<'p, G> {
         }
         assert!(bytes >= made && (made != 0 || bytes == 0));
         drop(flat);
-        self.settle(&after);
+        self.world.settle(&after);
     }
 
     pub fn harvest(&mut self, range: GpaRange) {
         let words = (range.size() >> G).div_ceil(64) as usize;
         let mut bitmap = vec![0; words];
-        let (before, result, after) = self.run(range, |_, guard| guard.harvest(range, &mut bitmap));
+        let (before, result, after) = self.run(range, |guard| guard.harvest(range, &mut bitmap));
         let (start, end) = (range.start().0, range.end().0);
         if let Err(stopped) = result {
             assert!(matches!(stopped.reason, ChangeError::CutsBlock { .. }), "{stopped:?}");
             assert!(self.cuts(&before, &range));
-            return self.settle(&after);
+            return self.world.settle(&after);
         }
         let mut expected = vec![0; words];
-        let marks = self.marks;
-        for (at, piece) in self.flat.borrow_mut().within(start, end) {
+        let marks = self.world.marks();
+        for (at, piece) in self.world.flat.borrow_mut().within(start, end) {
             if piece.attributes.dirty {
                 set(&mut expected, (at - start) >> G, (piece.end - start) >> G);
                 piece.attributes.dirty = piece.attributes.write && !marks;
@@ -431,20 +335,20 @@ impl<'p, const G: u32> Fixture<'p, G> {
         assert!(bitmap == expected, "exactly what is dirty");
         let grouped = |run: &Run| GroupedArm::<G>::is_group(run.size);
         assert_eq!(after.within(start, end).find(grouped), None, "who harvests wants pages");
-        self.settle(&after);
+        self.world.settle(&after);
     }
 
     pub fn age(&mut self, range: GpaRange, clear: bool) {
         let words = (range.size() >> G).div_ceil(64) as usize;
         let (mut young, mut unanswered) = (vec![0; words], vec![0; words]);
-        let (before, result, after) = self.run(range, |_, guard| {
+        let (before, result, after) = self.run(range, |guard| {
             let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             guard.age(range, &mut ages, AgeOptions { clear, ..AgeOptions::LEAVES })
         });
         assert_eq!(result.unwrap().unanswered, 0);
         let (start, end) = (range.start().0, range.end().0);
         let mut expected = vec![0; words];
-        let mut flat = self.flat.borrow_mut();
+        let mut flat = self.world.flat.borrow_mut();
         for (at, piece) in flat.within(start, end).filter(|(_, piece)| piece.attributes.accessed) {
             set(&mut expected, (at - start) >> G, (piece.end - start) >> G);
         }
@@ -472,16 +376,16 @@ impl<'p, const G: u32> Fixture<'p, G> {
             )
         };
         assert_eq!(sizes(&before), sizes(&after), "nothing is unfolded");
-        self.settle(&after);
+        self.world.settle(&after);
     }
 
     /// Unfolds while hardware uses an address, in the invalidation, through a TLB that holds the
     /// group.
     pub fn unfold(&mut self, range: GpaRange, beside: Option<(u64, bool)>) {
-        let (flat, hardware) = (self.flat.clone(), self.hardware);
-        let groups = self.tree();
+        let (flat, hardware) = (self.world.flat.clone(), self.world.hardware);
+        let groups = self.world.tree();
         let mut beside = beside;
-        self.platform.meanwhile(Some(Box::new(move |platform, moment| {
+        self.world.platform.meanwhile(Some(Box::new(move |platform, moment| {
             if moment == Moment::Invalidating
                 && let Some((gpa, write)) = beside.take()
             {
@@ -494,8 +398,8 @@ impl<'p, const G: u32> Fixture<'p, G> {
                 }
             }
         })));
-        let (before, result, after) = self.run(range, |_, guard| guard.unfold(range));
-        self.platform.meanwhile(None);
+        let (before, result, after) = self.run(range, |guard| guard.unfold(range));
+        self.world.platform.meanwhile(None);
         let grouped = |run: &Run| GroupedArm::<G>::is_group(run.size);
         let mut expected = Vec::new();
         for run in before.runs.iter().filter(|run| grouped(run)) {
@@ -509,7 +413,7 @@ impl<'p, const G: u32> Fixture<'p, G> {
         let bytes = expected.iter().map(|(_, size)| size).sum();
         let ptes = expected.iter().map(|(_, size)| size / GroupedArm::<G>::entry_size(*size)).sum();
         assert_eq!((result, self.counts.bytes_changed), (Ok(bytes), bytes));
-        let breaks = self.bbm == BreakBeforeMake::Always;
+        let breaks = self.world.bbm == BreakBeforeMake::Always;
         let invalidations = expected.len() as u64;
         let (entries_written, broken) = (2 * ptes, if breaks { ptes } else { 0 });
         assert!(self.counts.entries_read >= invalidations);
@@ -519,44 +423,24 @@ impl<'p, const G: u32> Fixture<'p, G> {
         assert_eq!(after.within(range.start().0, range.end().0).find(grouped), None);
         // The access may have come in an invalidation that completed later, owed by an earlier
         // operation.
-        self.settle(&self.tree());
+        let tree = self.world.tree();
+        self.world.settle(&tree);
     }
 
     pub fn access(&mut self, gpa: u64, write: bool) {
-        let done = self.hardware.access(self.platform, self.hardware.root(), gpa, write);
-        let there = self.flat.borrow().at(gpa);
-        match done {
-            Accessed::Done { start, end } => used(&mut self.flat.borrow_mut(), start, end, write),
-            Accessed::Fault => {
-                assert!(there.is_none_or(|(_, a)| if write { !a.write } else { !a.read }));
-            }
-        }
-        self.settle(&self.tree());
+        self.world.access(gpa, write, false);
+        let tree = self.world.tree();
+        self.world.settle(&tree);
     }
 
     /// Checks lookups: a group is one leaf.
     pub fn look(&mut self, gpa: u64) {
-        let (tree, mut guard) = (self.tree(), self.tables.enter(&mut self.reader).unwrap());
-        let run = tree.at(gpa);
-        let found = guard.translate(Gpa(gpa)).unwrap();
-        assert_eq!(found.map(|found| found.hpa.0), run.map(|run| run.oa(gpa)));
-        assert_eq!(found.map(|found| found.size.bytes()), run.map(|run| run.size));
-        assert_eq!(found.map(|found| found.attributes), run.map(|run| run.leaf.own));
         let page = GpaRange::new(Gpa(floor(gpa, 1 << G)), 1 << G).unwrap();
-        let leaf = guard.leaves(page).unwrap().next().transpose().unwrap();
-        assert_eq!(leaf.map(|leaf| leaf.gpa.0), run.map(|run| floor(gpa, run.size)));
-        let leaves =
-            guard.leaves(GpaRange::new(Gpa(0), 1 << self.hardware.address_bits()).unwrap());
-        assert_eq!(leaves.unwrap().count() as u64, tree.leaves());
-        assert_eq!(guard.clean_caches(page).unwrap(), run.map_or(0, |_| 1 << G));
-    }
-
-    pub fn destroy(self) {
-        self.platform.observe();
-        self.platform.machine.borrow_mut().as_mut().unwrap().unload();
-        // SAFETY: the machine has just unloaded the root.
-        unsafe { self.tables.deactivate() }.destroy();
-        assert_eq!(self.platform.live(), 0, "frames leaked");
+        self.world.translate(gpa);
+        self.world.look(page);
+        self.world.flush(page);
+        let all = 1 << self.world.hardware.address_bits();
+        self.world.look(GpaRange::new(Gpa(0), all).unwrap());
     }
 }
 

@@ -64,8 +64,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Rule::Relax(Access::Read)),
         2 => Just(Rule::Relax(Access::Write)),
         1 => Just(Rule::Relax(Access::Execute)),
-        1 => Just(Rule::Mark(Software::A, Software::bit(5))),
-        1 => Just(Rule::Mark(Software::bit(5), Software::A)),
+        1 => Just(Rule::Mark { set: Software::A, clear: Software::bit(5) }),
+        1 => Just(Rule::Mark { set: Software::bit(5), clear: Software::A }),
     ];
     let beside = prop::option::of((span(), any::<bool>()));
     let fold = prop::bool::weighted(0.8);
@@ -135,7 +135,7 @@ where
         fixture.map(from, from.start().0 + (1 << 40), history.first, nth(largest), 8, true);
     }
     for &(op, drops) in &history.steps {
-        fixture.drops = drops;
+        fixture.world.drops = drops;
         match op {
             Op::Map { span, far, attributes, largest, frames, fold } => {
                 let range = reach(span);
@@ -154,9 +154,8 @@ where
             Op::Access(span, write) => fixture.access(at(span), write),
             Op::Look(span) => fixture.look(at(span)),
         }
-        fixture.check_frames();
     }
-    fixture.destroy();
+    fixture.world.destroy();
 }
 
 proptest! {

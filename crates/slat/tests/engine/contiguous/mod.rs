@@ -6,9 +6,10 @@ mod histories;
 
 use crate::common::hardware::grouped::GroupedArm;
 use crate::common::hardware::{Access as Accessed, Config, Hardware};
-use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range, refused};
+use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range, refused, relax};
+use crate::common::world::Rule;
 use crate::common::{Event, TestPlatform, destroy};
-use fixture::{Fixture, Rule};
+use fixture::Fixture;
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{
     Access, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa, GpaRange, Hpa,
@@ -102,12 +103,12 @@ fn a_group_is_refilled_only_after_its_old_leaves_invalidation() {
         let mut fixture = Fixture::<12>::new(&platform, bbm, Arm64K4::default(), 31);
         let group = range(2 * M, 64 * K);
         fixture.map(group, G, RAM, size(4 * K), 4, true);
-        fixture.drops = true;
+        fixture.world.drops = true;
         fixture.unmap(group);
         fixture.map(group, 2 * G, RAM, size(4 * K), 4, true);
-        fixture.drops = false;
+        fixture.world.drops = false;
         fixture.look(2 * M);
-        fixture.destroy();
+        fixture.world.destroy();
     }
 }
 
@@ -120,12 +121,8 @@ fn a_group_with_an_emptied_entry_refills_after_invalidation() {
         on_stage::<GroupedArm<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
             let platform = guard.platform();
             let executed = || {
-                let events = platform.take_events().into_iter();
-                let only = |event: Event| match event {
-                    Event::Invalidate(what) => Some((what.range, what.leaf, what.tables)),
-                    _ => None,
-                };
-                events.filter_map(only).collect::<Vec<_>>()
+                let all = platform.take_invalidations().into_iter();
+                all.map(|what| (what.range, what.leaf, what.tables)).collect::<Vec<_>>()
             };
             let one = range(2 * M + member * 4 * K, 4 * K);
             // This page keeps the table while other pages are unmapped.
@@ -190,7 +187,7 @@ fn a_page_is_as_dirty_as_its_group_whichever_member_is_marked() {
         fixture.rewrite(range(2 * M, 4 * K), Rule::Clean);
         fixture.rewrite(range(2 * M + 60 * K, 4 * K), Rule::Clean);
         fixture.rewrite(range(2 * M + 32 * K, 4 * K), Rule::WriteProtect);
-        fixture.destroy();
+        fixture.world.destroy();
     }
 }
 
@@ -226,7 +223,7 @@ fn a_quiet_group_is_not_written_and_ageing_counts_its_entries() {
     // Each entry is frozen, then emptied.
     fixture.unmap(group);
     assert_eq!((fixture.counts.entries_written, fixture.counts.bytes_changed), (32, 64 * K));
-    fixture.destroy();
+    fixture.world.destroy();
 }
 
 #[test]
@@ -258,7 +255,7 @@ fn an_unmap_that_is_full_leaves_the_group_behind_it_as_it_was() {
 }
 
 fn invalidates(platform: &TestPlatform) -> bool {
-    platform.take_events().iter().any(|event| matches!(event, Event::Invalidate(_)))
+    !platform.take_invalidations().is_empty()
 }
 
 #[test]
@@ -316,24 +313,14 @@ fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
         guard.platform().take_events();
         let reason = ChangeError::CutsBlock { size: block };
         refused(
-            guard
-                .relax(group, Relax::new(Access::Execute).only_if(Software::A).unmarked())
-                .map(slat::LocalFlush::not_needed_here),
+            relax(guard, group, Relax::new(Access::Execute).only_if(Software::A).unmarked()),
             64 * M,
             reason,
         );
         refused(guard.write_protect(range(66 * M, 4 * K)), 66 * M, reason);
-        refused(
-            guard
-                .relax(range(70 * M, 4 * K), Access::Execute)
-                .map(slat::LocalFlush::not_needed_here),
-            70 * M,
-            reason,
-        );
+        refused(relax(guard, range(70 * M, 4 * K), Access::Execute), 70 * M, reason);
         assert_eq!(
-            guard
-                .relax(group, Relax::new(Access::Execute).only_if(Software::B).unmarked())
-                .map(slat::LocalFlush::not_needed_here),
+            relax(guard, group, Relax::new(Access::Execute).only_if(Software::B).unmarked()),
             Ok(0),
             "it lacks the bit"
         );
@@ -358,8 +345,8 @@ fn a_block_of_collapsed_groups_and_pages_counts_as_one_block() {
         }
         // After each operation the fixture compares the counts with the tree.
         fixture.collapse(block, size(2 * M));
-        assert_eq!(fixture.tree().at(2 * M).unwrap().size, 2 * M);
-        fixture.destroy();
+        assert_eq!(fixture.world.tree().at(2 * M).unwrap().size, 2 * M);
+        fixture.world.destroy();
     }
 }
 
@@ -371,12 +358,8 @@ fn a_moved_group_is_unfolded_before_its_pages_are_broken() {
         assert_eq!(guard.map_contiguous(group, Hpa(G), read, page, cache), Ok(64 * K));
         guard.platform().take_events();
         assert_eq!(guard.replace(group, Hpa(G), Hpa(2 * G), read), Ok(64 * K));
-        let events = guard.platform().take_events();
-        let mut told = events.iter().filter_map(|event| match event {
-            Event::Invalidate(what) => what.range,
-            _ => None,
-        });
-        assert_eq!(told.next(), Some(group), "as one leaf");
+        let told = guard.platform().take_invalidations();
+        assert_eq!(told[0].range, Some(group), "as one leaf");
         let found = guard.translate(Gpa(2 * M + 36 * K)).unwrap().unwrap();
         assert_eq!((found.hpa, found.size), (Hpa(2 * G + 36 * K), page));
     });

@@ -46,14 +46,14 @@ pub struct World<'p, H: Hardware> {
     reader: Reader<'p, TestPlatform>,
     /// Another thread's reader, which is not inside.
     other: Option<Reader<'p, TestPlatform>>,
-    bbm: BreakBeforeMake,
-    flat: Rc<RefCell<Flat>>,
+    pub bbm: BreakBeforeMake,
+    pub flat: Rc<RefCell<Flat>>,
     /// Tables that were unlinked and not reclaimed yet; and those of them whose invalidation was
     /// dropped.
-    retired: usize,
+    pub retired: usize,
     unlinked: usize,
     /// The operation only splits, so what it owes may be dropped.
-    splits: bool,
+    pub splits: bool,
     /// The next operation drops what it owes.
     pub drops: bool,
     /// A shootdown was dropped: the TLB may be stale until the next thread completes.
@@ -77,12 +77,12 @@ pub struct Mapping {
 }
 
 /// The outcome of an operation, before what it owes is completed.
-struct Outcome<R> {
-    result: R,
-    counts: OpCounts,
+pub struct Outcome<R> {
+    pub result: R,
+    pub counts: OpCounts,
     owed: Option<Invalidation>,
-    events: Vec<Event>,
-    tree: Tree,
+    pub events: Vec<Event>,
+    pub tree: Tree,
 }
 
 pub fn floor(at: u64, size: u64) -> u64 {
@@ -334,7 +334,7 @@ impl<'p, H: Hardware> World<'p, H> {
     }
 
     /// As `run`, with batches, and whether they were dropped.
-    fn run_removing<R>(
+    pub fn run_removing<R>(
         &mut self,
         op: impl for<'t> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &Cell<bool>) -> R,
     ) -> Outcome<R> {
@@ -387,7 +387,7 @@ impl<'p, H: Hardware> World<'p, H> {
     }
 
     /// Checks what has to hold after every operation.
-    fn settle(&mut self, tree: &Tree) {
+    pub fn settle(&mut self, tree: &Tree) {
         assert_eq!(Flat::of(tree), self.flat.borrow().merged());
         check_sizes_of::<H>(tree.runs.iter().chain(&self.replaced), self.sizes);
         let guard = self.tables.enter_mut();

@@ -1,7 +1,7 @@
 //! Operations that rewrite leaves: protect, relax, clean.
 
 use super::super::Event;
-use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
+use super::super::hardware::{Hardware, Leaf, Run, Tree};
 use super::shape::{maintained, maintenance};
 use super::{GuardOf, World, owes};
 use slat::{
@@ -25,7 +25,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    fn call<H: Hardware>(
+    pub fn call<H: Hardware>(
         self,
         guard: &mut GuardOf<'_, '_, H>,
         range: GpaRange,
@@ -53,7 +53,7 @@ impl Rule {
         !matches!(self, Self::Relax(_) | Self::Mark { .. })
     }
 
-    fn of<H: Hardware>(self, leaf: &Leaf, marks: bool) -> Attributes {
+    pub fn of<H: Hardware>(self, leaf: &Leaf, marks: bool) -> Attributes {
         let own = leaf.own;
         match self {
             Self::WriteProtect => Attributes { write: false, ..own },
@@ -77,7 +77,7 @@ impl Rule {
 }
 
 /// Returns a leaf after a fetch: the level that fetched has the right, and no other level gets it.
-pub fn executed(own: Attributes, fetch: Access) -> Attributes {
+fn executed(own: Attributes, fetch: Access) -> Attributes {
     let execute = match (own.execute, fetch) {
         (Execute::None, Access::ExecuteUser) => Execute::User,
         (Execute::None, Access::ExecuteKernel) => Execute::Kernel,
@@ -218,7 +218,7 @@ impl<H: Hardware> World<'_, H> {
     }
 
     /// Returns whether hardware marks writes.
-    fn marks(&self) -> bool {
+    pub fn marks(&self) -> bool {
         let clean = Attributes { dirty: false, ..Attributes::RAM };
         self.hardware.refuses(clean).is_empty()
     }
