@@ -2,9 +2,9 @@
 //! elsewhere.
 
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
-use crate::common::hardware::ept::Ept;
-use crate::common::stage::{CLEAN, K, M, RAM, arm, ept, on_stage, range, refused, relax, says};
+use crate::common::stage::{
+    CLEAN, EXACT, K, M, RAM, age, holding, on_stage, range, refused, relax, says,
+};
 use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Moment, TestPlatform, destroy};
 use slat::{
@@ -23,14 +23,10 @@ fn with_held<H: Hardware>(
         on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
             let pages = range(2 * M, 64 * K);
             assert_eq!(guard.map(pages, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(64 * K));
-            let hardware = H::of(tables);
-            let (pte, height) = hardware.pte(guard.platform(), HELD);
-            assert_eq!(height, 0);
-            let raw = pte.load(SeqCst);
-            let held = if sealed { raw | H::MARK } else { H::MARK };
-            pte.store(held, SeqCst);
-            body(sealed, tables, guard, cache);
-            assert_eq!(pte.swap(raw, SeqCst), held, "somebody else's entry was changed");
+            let held = |raw| if sealed { raw | H::MARK } else { H::MARK };
+            holding((H::of(tables), guard.platform()), [HELD], held, || {
+                body(sealed, tables, guard, cache);
+            });
         });
     }
 }
@@ -83,18 +79,19 @@ fn a_held_entry_is_noticed_among_entries_that_need_no_change<H: Hardware>() {
         let pages = range(2 * M, PAGES);
         let quiet = Attributes { write: false, ..CLEAN };
         assert_eq!(guard.map(pages, Hpa(0), quiet, PageSize::SIZE_4K, cache), Ok(PAGES));
-        let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
-        let raw = pte.swap(H::MARK, SeqCst);
-        let reason = ChangeError::Contended;
-        refused(guard.write_protect(pages), HELD, reason);
-        refused(guard.clean(pages), HELD, reason);
-        refused(guard.harvest(pages, &mut [0]), HELD, reason);
-        let (mut young, mut unanswered) = ([0], [0]);
-        let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-        let aged = guard.age(pages, &mut ages, AgeOptions::LEAVES);
-        assert_eq!(aged, Ok(AgeCounts { young: 0, unanswered: 1 }));
-        assert_eq!((young, unanswered), ([0], [0b1000]));
-        assert_eq!(pte.swap(raw, SeqCst), H::MARK);
+        holding(
+            (H::of(tables), guard.platform()),
+            [HELD],
+            |_| H::MARK,
+            || {
+                let reason = ChangeError::Contended;
+                refused(guard.write_protect(pages), HELD, reason);
+                refused(guard.clean(pages), HELD, reason);
+                refused(guard.harvest(pages, &mut [0]), HELD, reason);
+                let aged = AgeCounts { young: 0, unanswered: 1 };
+                assert_eq!(age(guard, pages, AgeOptions::LEAVES), (aged, [0, 0b1000]));
+            },
+        );
     });
 }
 on!(a_held_entry_is_noticed_among_entries_that_need_no_change);
@@ -106,12 +103,16 @@ fn an_entry_that_is_held_is_noticed_among_empty_ones<H: Hardware>() {
         let page = range(2 * M + 64 * K, 4 * K);
         assert_eq!(guard.map(page, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(4 * K));
         for held in [2 * M + 12 * K, 2 * M + 108 * K] {
-            let (pte, _) = H::of(tables).pte(guard.platform(), held);
-            assert_eq!(pte.swap(H::MARK, SeqCst), 0);
-            let reason = ChangeError::Contended;
-            refused(guard.execute_protect(range(2 * M, 128 * K)), held, reason);
-            refused(guard.write_protect(range(2 * M, 128 * K)), held, reason);
-            assert_eq!(pte.swap(0, SeqCst), H::MARK);
+            holding(
+                (H::of(tables), guard.platform()),
+                [held],
+                |_| H::MARK,
+                || {
+                    let reason = ChangeError::Contended;
+                    refused(guard.execute_protect(range(2 * M, 128 * K)), held, reason);
+                    refused(guard.write_protect(range(2 * M, 128 * K)), held, reason);
+                },
+            );
         }
     });
 }
@@ -121,13 +122,22 @@ fn a_table_that_stays_linked_while_it_is_retired_is_contended<H: Hardware>() {
     on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
         let pages = range(2 * M, PAGES);
         assert_eq!(guard.map(pages, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(PAGES));
-        let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
-        let raw = pte.swap(<H::Format as slat::Format>::retired(Hpa(0)), SeqCst);
-        // From the table's first page, and from a later one.
-        for start in [2 * M, 2 * M + 4 * K] {
-            refused(guard.write_protect(range(start, 32 * K)), start, ChangeError::Contended);
-        }
-        pte.store(raw, SeqCst);
+        let retired = <H::Format as slat::Format>::retired(Hpa(0));
+        holding(
+            (H::of(tables), guard.platform()),
+            [HELD],
+            |_| retired,
+            || {
+                // From the table's first page, and from a later one.
+                for start in [2 * M, 2 * M + 4 * K] {
+                    refused(
+                        guard.write_protect(range(start, 32 * K)),
+                        start,
+                        ChangeError::Contended,
+                    );
+                }
+            },
+        );
     });
 }
 on!(a_table_that_stays_linked_while_it_is_retired_is_contended);
@@ -138,7 +148,7 @@ fn a_held_entrys_age_is_unanswered_and_all_others_are_told<H: Hardware>() {
         for skip in [TableBits::Ignored, TableBits::Exact] {
             let (mut young, mut unanswered) = ([0], [0]);
             let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
-            let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
+            let how = AgeOptions { table_bits: skip, ..EXACT };
             let aged = guard.age(pages, &mut ages, how);
             assert_eq!(aged, Ok(AgeCounts { young: 15, unanswered: 1 }));
             assert_eq!((young, unanswered), ([0xfff7], [0b1000]));
@@ -165,25 +175,17 @@ fn with_retired<H: Hardware>(format: H::Format, body: impl FnOnce(&mut GuardOf<'
         guard.map(range(2 * M, 2 * M), Hpa(0), RAM, PageSize::SIZE_4K, cache).unwrap();
         let places = (0..64).map(|page| 2 * M + page * 4 * K);
         let retired = <H::Format as slat::Format>::retired(Hpa(0));
-        let pte = |at| H::of(tables).pte(guard.platform(), at).0;
-        let raws: Vec<_> = places.map(|at| (at, pte(at).swap(retired, SeqCst))).collect();
-        body(guard);
-        for (at, raw) in raws {
-            H::of(tables).pte(guard.platform(), at).0.store(raw, SeqCst);
-        }
+        holding((H::of(tables), guard.platform()), places, |_| retired, || body(guard));
     });
 }
 
 fn ageing_does_not_wait_for_a_table_that_is_being_unmapped<H: Hardware>() {
     for skip in [TableBits::Ignored, TableBits::Exact] {
         with_retired::<H>(H::usual(), |guard| {
-            let (mut young, mut unanswered) = ([0; 8], [0; 8]);
-            let mut ages = AgeBitmaps { young: &mut young, unanswered: &mut unanswered };
             let before = guard.counts().entries_read;
-            let how = AgeOptions { clear: true, table_bits: skip, flush_tlb: false };
-            let aged = guard.age(range(2 * M, 2 * M), &mut ages, how);
-            assert_eq!(aged, Ok(AgeCounts { young: 448, unanswered: 64 }));
-            assert_eq!((young[0], unanswered[0], unanswered[1]), (0, !0, 0));
+            let how = AgeOptions { table_bits: skip, ..EXACT };
+            let aged = AgeCounts { young: 448, unanswered: 64 };
+            assert_eq!(age(guard, range(2 * M, 2 * M), how), (aged, [0, !0]));
             let read = guard.counts().entries_read - before;
             assert!(read < 2 * 512, "{read} entries were read for 512 pages");
         });
@@ -237,31 +239,29 @@ fn a_reader_sees_a_sealed_leaf_and_reports_a_frozen_one<H: Hardware>() {
 on!(a_reader_sees_a_sealed_leaf_and_reports_a_frozen_one; npt);
 
 fn a_table_with_a_held_leaf_stays_and_its_neighbours_collapse<H: Hardware>() {
-    fn collapses<H: Hardware>(format: H::Format, sealed: bool) {
-        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
-            let all = range(0, 6 * M);
-            assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(6 * M));
-            let (pte, _) = H::of(tables).pte(guard.platform(), HELD);
-            let raw = pte.load(SeqCst);
-            pte.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
-            let result = guard.collapse(all, PageSize::SIZE_2M);
-            let text = refused(result, 2 * M, SplitError::Contended);
-            says(&text, &["0x200000", "another thread is changing"]);
+    for sealed in [false, true] {
+        on_stage::<H>((H::usual(), 40, 8), |tables, guard, cache| {
+            let all = range(0, 8 * M);
+            assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(8 * M));
+            let held = |raw| if sealed { raw | H::MARK } else { H::MARK };
+            // It reports the first table that it left.
+            let places = [HELD, 6 * M + 12 * K];
+            holding((H::of(tables), guard.platform()), places, held, || {
+                let result = guard.collapse(all, PageSize::SIZE_2M);
+                let text = refused(result, 2 * M, SplitError::Contended);
+                says(&text, &["0x200000", "another thread is changing"]);
+            });
             let size =
                 |guard: &GuardOf<'_, '_, H>, at| guard.translate(Gpa(at)).unwrap().unwrap().size;
-            let sizes = [0, 2 * M, 4 * M].map(|at| size(guard, at));
+            let sizes = [0, 2 * M, 4 * M, 6 * M].map(|at| size(guard, at));
             let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
-            assert_eq!(sizes, [block, page, block]);
-            pte.store(raw, SeqCst);
+            assert_eq!(sizes, [block, page, block, page]);
             // The seals were taken back: every leaf can be changed.
             assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
             relax(guard, range(2 * M, 2 * M), Access::Write).unwrap();
-            assert_eq!(guard.collapse(all, block), Ok(2 * M));
+            assert_eq!(guard.collapse(all, block), Ok(4 * M));
             assert_eq!(size(guard, 2 * M), block);
         });
-    }
-    for sealed in [false, true] {
-        collapses::<H>(H::usual(), sealed);
     }
 }
 on!(a_table_with_a_held_leaf_stays_and_its_neighbours_collapse; npt);
@@ -344,43 +344,3 @@ fn a_large_block_that_changes_meanwhile_is_split_after_all<H: Hardware>() {
     });
 }
 on!(a_large_block_that_changes_meanwhile_is_split_after_all);
-
-#[test]
-fn a_collapse_reports_the_first_table_that_it_left() {
-    on_stage::<Arm<12>>((arm(), 40, 8), |tables, guard, cache| {
-        let all = range(0, 6 * M);
-        assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(6 * M));
-        let ptes =
-            [HELD, 4 * M + 12 * K].map(|at| Arm::<12>::of(tables).pte(guard.platform(), at).0);
-        let raws = ptes.map(|pte| pte.swap(Arm::<12>::MARK, SeqCst));
-        let reason = SplitError::Contended;
-        refused(guard.collapse(all, PageSize::SIZE_2M), 2 * M, reason);
-        for (pte, raw) in ptes.iter().zip(raws) {
-            pte.store(raw, SeqCst);
-        }
-        assert_eq!(guard.collapse(all, PageSize::SIZE_2M), Ok(4 * M));
-    });
-}
-
-/// The state that hardware sets while a block is built from its pages goes into the block.
-fn state_set_by_hardware_in_an_unlinked_table_is_in_the_block<H: Hardware>() {
-    fn collapses<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
-        let platform = TestPlatform::new(bbm);
-        let mut world = crate::common::world::World::<H>::new(&platform, bbm, format, 40);
-        let clean = Attributes { accessed: false, dirty: false, ..RAM };
-        let what =
-            crate::common::world::Mapping { hpa: 0, attributes: clean, largest: PageSize::SIZE_4K };
-        assert_eq!(world.map(range(0, 2 * M), what, 4), None);
-        world.access(0, false, false);
-        world.meanwhile(vec![(2 * M - 1, true, false)]);
-        world.collapse(range(0, 2 * M), PageSize::SIZE_2M);
-        platform.meanwhile(None);
-        let run = world.tree().runs[0];
-        assert_eq!((run.size, run.leaf.own.accessed, run.leaf.own.dirty), (2 * M, true, true));
-        world.destroy();
-    }
-    for bbm in crate::common::stage::BBM {
-        collapses::<H>(H::usual(), bbm);
-    }
-}
-on!(state_set_by_hardware_in_an_unlinked_table_is_in_the_block; npt, ept_2m);

@@ -4,11 +4,11 @@
 use crate::common::hardware::arm::Arm;
 use crate::common::stage::{K, M, RAM, on_stage, range};
 use crate::common::world::VMID;
-use crate::common::{Event, TestPlatform, destroy};
+use crate::common::{TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
 use slat::{
-    Attributes, BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, PageSize, Platform, Pte, Reader,
-    ReaderSlot, Readers, TableCache, Tables, UnloadedTables, UnmapEntry, Vmid,
+    BreakBeforeMake, Frame, Gpa, Hpa, Invalidation, PageSize, Platform, Pte, Reader, ReaderSlot,
+    Readers, TableCache, Tables, UnloadedTables, UnmapEntry, Vmid,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -78,21 +78,15 @@ fn a_panic_in_the_unmap_callback_leaves_intact_tables() {
 
 #[test]
 fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
-    let platform = always();
-    cache!(cache, &platform);
-    let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut reader = platform.register();
-    let mut guard = tables.enter(&mut reader).unwrap();
-    let block = range(0, 2 * M);
-    guard.map(block, Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
-    let panics = || guard.collapse_where(block, BLOCK, |_| panic!("the closure's own"));
-    assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
-    let mut places = [UnmapEntry::EMPTY; 4];
-    let mut batch = guard.unmap_batch(&mut places);
-    assert_eq!(guard.unmap(range(0, 4 * K), &mut batch), Ok(4 * K));
-    drop((batch, guard));
-    drop((cache, reader));
-    destroy(tables);
+    on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
+        let block = range(0, 2 * M);
+        guard.map(block, Hpa(1 << 32), RAM, PAGE, cache).unwrap();
+        let panics = || guard.collapse_where(block, BLOCK, |_| panic!("the closure's own"));
+        assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+        let mut places = [UnmapEntry::EMPTY; 4];
+        let mut batch = guard.unmap_batch(&mut places);
+        assert_eq!(guard.unmap(range(0, 4 * K), &mut batch), Ok(4 * K));
+    });
 }
 
 #[test]
@@ -132,99 +126,6 @@ fn a_clean_of_inactive_tables_is_not_under_way_once_active() {
 }
 
 #[test]
-fn a_page_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
-    on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
-        let mut second = log.platform().register();
-        let mut pager = tables.enter(&mut second).unwrap();
-        let pages = range(0, 16 * K);
-        let clean = Attributes { dirty: false, ..RAM };
-        let dirty = |pager: &mut slat::Guard<'_, '_, _, _>, at: u64| {
-            let removed = crate::common::unmap(pager, range(at, 4 * K));
-            assert_eq!(removed.len(), 1);
-            removed[0].attributes.dirty
-        };
-        // A CPU holds the first page as writable and dirty: its writes mark nothing.
-        pager.map(range(0, 4 * K), Hpa(1 << 32), RAM, PAGE, cache).unwrap();
-        pager.map(range(4 * K, 12 * K), Hpa((1 << 32) + 4 * K), clean, PAGE, cache).unwrap();
-        assert_eq!(log.clean(pages), Ok(4 * K));
-        assert!(dirty(&mut pager, 0), "what was written through the TLB is in no dirty bit");
-        // The clean was handed on and dropped: it is under way until all of the guest is
-        // invalidated.
-        drop(tables.shootdown(log).unwrap());
-        pager.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
-        let mut places = [const { UnmapEntry::EMPTY }; 2];
-        let mut batch = pager.unmap_batch(&mut places);
-        assert_eq!(pager.unmap(range(0, 8 * K), &mut batch), Ok(8 * K));
-        // Of two pages in one run, one is unmapped before and one after: the whole run may be
-        // dirty.
-        assert!(batch.complete().all(|run| run.attributes.dirty));
-        drop(batch);
-        log.invalidate();
-        assert!(!dirty(&mut pager, 8 * K), "the clean has completed");
-        // A harvest that is refused cleans nothing, and one that returned has completed.
-        assert!(log.harvest(range(1 << 41, 4 * K), &mut [0]).is_err());
-        assert_eq!(log.harvest(range(12 * K, 4 * K), &mut [0]), Ok(0));
-        assert!(!dirty(&mut pager, 12 * K));
-    });
-}
-
-#[test]
-fn a_clean_run_turns_dirty_whole_if_a_clean_begins_amid_it() {
-    on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
-        let mut second = log.platform().register();
-        let mut pager = tables.enter(&mut second).unwrap();
-        let clean = Attributes { dirty: false, ..RAM };
-        for room in [1, 2] {
-            pager.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
-            pager.map(range(4 * K, 8 * K), Hpa((1 << 32) + 4 * K), RAM, PAGE, cache).unwrap();
-            let mut places = [const { UnmapEntry::EMPTY }; 2];
-            let mut batch = pager.unmap_batch(&mut places[..room]);
-            assert_eq!(pager.unmap(range(0, 4 * K), &mut batch), Ok(4 * K));
-            assert_eq!(log.clean(range(4 * K, 8 * K)), Ok(8 * K));
-            assert_eq!(pager.unmap(range(4 * K, 8 * K), &mut batch), Ok(8 * K));
-            let runs: Vec<_> = batch.complete().collect();
-            let dirty: u64 =
-                runs.iter().filter(|run| run.attributes.dirty).map(|run| run.bytes).sum();
-            assert!(dirty >= 8 * K, "{runs:?}");
-            assert_eq!(runs.iter().map(|run| run.bytes).sum::<u64>(), 12 * K);
-            drop(batch);
-            log.invalidate();
-            cache.fill(8).unwrap();
-        }
-    });
-}
-
-#[test]
-fn invalidated_tables_are_freed_without_another_invalidation() {
-    let platform = always();
-    cache!(cache, &platform);
-    let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut reader = platform.register();
-    for completes in [true, false] {
-        let mut guard = tables.enter(&mut reader).unwrap();
-        guard.map(range(0, 2 * M), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
-        let mut places = [UnmapEntry::EMPTY; 4];
-        let mut batch = guard.unmap_batch(&mut places);
-        guard.unmap(range(0, 2 * M), &mut batch).unwrap();
-        platform.take_events();
-        if completes {
-            assert_eq!(batch.complete().count(), 1);
-            let [Event::Invalidate(what)] = platform.take_events()[..] else { panic!() };
-            assert!(what.tables, "walk caches were named");
-        }
-        drop(batch);
-        drop(guard);
-        assert_ne!(tables.reclaim(), 0);
-        let events = platform.take_events();
-        let all = Invalidation { vmid: VMID, range: None, leaf: None, tables: true };
-        assert_eq!(events, if completes { vec![] } else { vec![Event::Invalidate(all)] });
-        cache.fill(8).unwrap();
-    }
-    drop((cache, reader));
-    destroy(tables);
-}
-
-#[test]
 fn tables_that_are_emptied_page_by_page_make_room_for_a_block() {
     for alone in [false, true] {
         let platform = always();
@@ -255,49 +156,6 @@ fn tables_that_are_emptied_page_by_page_make_room_for_a_block() {
         drop((cache, reader));
         destroy(tables);
     }
-}
-
-#[test]
-fn a_guard_that_is_dropped_with_rights_taken_completes() {
-    let platform = always();
-    cache!(cache, &platform);
-    let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
-    let mut reader = platform.register();
-    let block = range(0, 2 * M);
-    macro_rules! enter {
-        () => {
-            tables.enter(&mut reader).unwrap()
-        };
-    }
-    enter!().map(block, Hpa(1 << 32), RAM, BLOCK, &mut cache).unwrap();
-    platform.take_events();
-    let invalidated = || {
-        let events = platform.take_events().into_iter();
-        events.filter(|event| matches!(event, Event::Invalidate(_))).count()
-    };
-    enter!().write_protect(block).unwrap();
-    assert_eq!(invalidated(), 1);
-    enter!().execute_protect(block).unwrap();
-    assert_eq!(invalidated(), 1);
-    enter!().defer_invalidation(block).unwrap();
-    assert_eq!(invalidated(), 1, "another thread may have taken it");
-    // A split changes no translation: the next thread that completes covers what it owes.
-    let format = Arm64K4::default();
-    let relaxed = TestPlatform::new(BreakBeforeMake::Never);
-    cache!(more, &relaxed);
-    let others = Tables::new(format, VMID, 40, &relaxed).unwrap();
-    let mut other = relaxed.register();
-    let mut guard = others.enter(&mut other).unwrap();
-    guard.map(block, Hpa(1 << 32), RAM, BLOCK, &mut more).unwrap();
-    guard.split(block, PAGE, &mut more).unwrap();
-    relaxed.take_events();
-    drop(guard);
-    assert_eq!(relaxed.take_events(), []);
-    others.enter(&mut other).unwrap().invalidate();
-    assert_eq!(relaxed.take_events().len(), 1);
-    drop((cache, reader, more, other));
-    destroy(tables);
-    destroy(others);
 }
 
 /// A platform without state.

@@ -1,11 +1,10 @@
 //! Cleans and removals under way: they end with their invalidation and not before, for each way to
 //! clean and each way to unmap; an invalidation covers nothing that came after it began.
 
-use crate::common::Event;
 use crate::common::beside::{guest, inside, meanwhile};
 use crate::common::hardware::Hardware;
 use crate::common::stage::{BBM, K, M, RAM, range};
-use crate::common::world::{ALL, GuardOf, TablesOf, invalidations};
+use crate::common::world::{ALL, GuardOf, TablesOf};
 use slat::{
     Attributes, BreakBeforeMake, Gpa, GpaRange, Hpa, PageSize, Pages, UnmapBatch, UnmapEntry,
 };
@@ -61,6 +60,10 @@ fn a_page_unmapped_during_any_cleans_invalidation_is_dirty<H: Hardware>() {
             });
         });
         assert!(said.get(), "{name}: written through a TLB, and said to be clean");
+        inside::<H, _>(tables, |guard, _| {
+            assert!(guard.harvest(range(1 << 41, 4 * K), &mut [0]).is_err());
+            assert!(!dirty::<H>(tables, range(8 * K, 4 * K)), "a refused harvest cleans nothing");
+        });
         assert!(!dirty::<H>(tables, range(4 * K, 4 * K)), "{name} has completed");
     }
 }
@@ -174,14 +177,14 @@ fn late<H: Hardware>(tables: Guest<H>, late: impl FnOnce() + 'static) {
 
 /// The invalidation had begun before the drop, so it covers nothing of what was dropped.
 fn an_obligation_dropped_during_an_invalidation_is_not_covered<H: Hardware>() {
-    fn uncovered<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+    for bbm in BBM {
         let page = |number: u64| range(number * 4 * K, 4 * K);
         let new = || {
-            let tables = guest::<H>(bbm, format);
+            let tables = guest::<H>(bbm, H::usual());
             map::<H>(tables, range(0, PAGES), RAM, PAGE);
             tables
         };
-        let executed = |tables: Guest<H>| invalidations(&tables.platform().take_events());
+        let executed = |tables: Guest<H>| tables.platform().take_invalidations();
         // Rights.
         let tables = new();
         late::<H>(tables, move || {
@@ -214,23 +217,19 @@ fn an_obligation_dropped_during_an_invalidation_is_not_covered<H: Hardware>() {
         });
         assert!(dirty::<H>(tables, page(1)), "it may be written through a TLB");
     }
-    for bbm in BBM {
-        uncovered::<H>(H::usual(), bbm);
-    }
 }
 on!(an_obligation_dropped_during_an_invalidation_is_not_covered);
 
 fn an_entry_refilled_during_its_unmap_needs_an_invalidation<H: Hardware>() {
-    fn fills<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
-        let tables = guest::<H>(bbm, format);
+    for bbm in BBM {
+        let tables = guest::<H>(bbm, H::usual());
         map::<H>(tables, range(0, 8 * K), RAM, PAGE);
         let count = Rc::new(Cell::new(0));
         let counts = count.clone();
         let refill = move || {
             let before = tables.platform().take_events();
             map::<H>(tables, range(0, 4 * K), RAM, PAGE);
-            let events = tables.platform().take_events();
-            counts.set(invalidations(&events).len());
+            counts.set(tables.platform().take_invalidations().len());
             *tables.platform().events.borrow_mut() = before;
         };
         let mut places = [const { UnmapEntry::EMPTY }; 1];
@@ -240,9 +239,6 @@ fn an_entry_refilled_during_its_unmap_needs_an_invalidation<H: Hardware>() {
         let breaks = H::REFILL_BREAKS || bbm == BreakBeforeMake::Always;
         assert_eq!(count.get(), usize::from(breaks), "{bbm:?}");
     }
-    for bbm in BBM {
-        fills::<H>(H::usual(), bbm);
-    }
 }
 on!(an_entry_refilled_during_its_unmap_needs_an_invalidation);
 
@@ -250,7 +246,7 @@ on!(an_entry_refilled_during_its_unmap_needs_an_invalidation);
 fn a_guard_that_is_dropped_with_any_right_taken_completes<H: Hardware>() {
     type Take<H> = fn(&mut GuardOf<'_, 'static, H>);
     let all = range(0, 2 * M);
-    let calls: [(&str, Take<H>); 7] = [
+    let calls: [(&str, Take<H>); 8] = [
         ("write_protect", |guard| _ = guard.write_protect(range(0, 8 * K)).unwrap()),
         ("write_protect, a page", |guard| _ = guard.write_protect(range(0, 4 * K)).unwrap()),
         ("write_protect_pages", |guard| {
@@ -261,6 +257,7 @@ fn a_guard_that_is_dropped_with_any_right_taken_completes<H: Hardware>() {
         ("protect", |guard| {
             _ = guard.protect(range(0, 4 * K), slat::Rights::READ).unwrap();
         }),
+        ("defer_invalidation", |guard| guard.defer_invalidation(range(0, 4 * K)).unwrap()),
         ("clean", |guard| _ = guard.clean(range(0, 4 * K)).unwrap()),
         ("clean_pages", |guard| {
             _ = guard.clean_pages(&Pages { start: Gpa(0), bits: &[0b101] }).unwrap();
@@ -271,9 +268,7 @@ fn a_guard_that_is_dropped_with_any_right_taken_completes<H: Hardware>() {
         map::<H>(tables, all, RAM, PAGE);
         tables.platform().take_events();
         inside::<H, _>(tables, |guard, _| take(guard));
-        let events = tables.platform().take_events();
-        let found = events.iter().filter(|event| matches!(event, Event::Invalidate(_)));
-        assert_eq!(found.count(), 1, "{name}");
+        assert_eq!(tables.platform().take_invalidations().len(), 1, "{name}");
     }
 }
 on!(a_guard_that_is_dropped_with_any_right_taken_completes);
