@@ -23,10 +23,10 @@ pub enum Buffer {
 
 /// A format and a machine on which tests run.
 pub trait Case {
-    type F: Format;
-    type A: Arch;
+    type F: Format + 'static;
+    type A: Arch + 'static;
     /// Whether a leaf may be writable and clean.
-    const HARDWARE_DIRTY: bool;
+    const HARDWARE_DIRTY: bool = true;
     /// Whether hardware marks a leaf without a fault.
     const MARKS: bool = true;
     /// The buffer into which hardware writes the pages that it marks, if it does.
@@ -41,106 +41,18 @@ pub trait Case {
 /// The guest always uses its caches.
 const FORCED: Arm = Arm { forced_write_back: true, ..Arm::new(12, BITS) };
 
-/// Arm without hardware dirty state, with break-before-make.
-pub struct ArmPlain;
-/// Arm with hardware dirty state and FEAT_BBM level 3.
-pub struct ArmDirty;
-/// As `ArmDirty`, with break-before-make.
-pub struct ArmBreaks;
-/// Arm without FEAT_S2FWB: vCPUs begin with their caches off.
-pub struct ArmUncached;
-/// Intel.
-pub struct Intel;
-
-impl Case for ArmPlain {
-    type F = Arm64K4;
-    type A = Arm;
-    const HARDWARE_DIRTY: bool = false;
-
-    fn format() -> Arm64K4 {
-        Arm64 { forced_write_back: true, ..Arm64::default() }
-    }
-
-    fn machine(cpus: usize) -> Machine<Arm> {
-        Machine::new(Arm { hardware_dirty: false, ..FORCED }, cpus)
-    }
-}
-
-impl Case for ArmDirty {
-    type F = Arm64K4;
-    type A = Arm;
-    const HARDWARE_DIRTY: bool = true;
-    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
-
-    fn format() -> Arm64K4 {
-        Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() }
-    }
-
-    fn machine(cpus: usize) -> Machine<Arm> {
-        Machine::new(Arm { bbm: 3, ..FORCED }, cpus).declaring(BreakBeforeMake::Never)
-    }
-}
-
-impl Case for ArmBreaks {
-    type F = Arm64K4;
-    type A = Arm;
-    const HARDWARE_DIRTY: bool = true;
-    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
-
-    fn format() -> Arm64K4 {
-        ArmDirty::format()
-    }
-
-    fn machine(cpus: usize) -> Machine<Arm> {
-        Machine::new(FORCED, cpus)
-    }
-}
-
-impl Case for ArmUncached {
-    type F = Arm64K4;
-    type A = Arm;
-    const HARDWARE_DIRTY: bool = true;
-    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
-
-    fn format() -> Arm64K4 {
-        Arm64 { hardware_dirty: true, ..Arm64::default() }
-    }
-
-    fn machine(cpus: usize) -> Machine<Arm> {
-        // The guest is responsible for data that its vCPUs share with caches on and off: not
-        // checked here.
-        let lazy = slat_sim::Lazy { data_cache: false, ..slat_sim::Lazy::ALL };
-        Machine::new(Arm { bbm: 3, ..Arm::new(12, BITS) }, cpus)
-            .declaring(BreakBeforeMake::Never)
-            .lazy(lazy)
-    }
-}
-
-impl Case for Intel {
-    type F = Ept1G;
-    type A = Ept;
-    const HARDWARE_DIRTY: bool = true;
-    const BUFFER: Option<Buffer> = Some(Buffer::Pml);
-
-    fn format() -> Ept1G {
-        Ept1G::default()
-    }
-
-    fn machine(cpus: usize) -> Machine<Ept> {
-        Machine::new(Ept::default(), cpus)
-    }
-}
-
-#[cfg(feature = "every-format")]
+/// Makes a case of its format and its machine; `$set` is called on the machine.
 macro_rules! case {
-    ($(#[$meta:meta])* $name:ident: $F:ty, $A:ty; $format:expr, $arch:expr $(; $($more:tt)*)?) => {
+    ($(#[$meta:meta])* $name:ident: $F:ty, $A:ty;
+        $format:expr, $arch:expr $(, .$set:ident($($to:expr)?))* $(; $($more:tt)*)?
+    ) => {
         $(#[$meta])*
         pub struct $name;
 
+        $(#[$meta])*
         impl Case for $name {
             type F = $F;
             type A = $A;
-            const HARDWARE_DIRTY: bool = true;
             $($($more)*)?
 
             fn format() -> $F {
@@ -148,47 +60,77 @@ macro_rules! case {
             }
 
             fn machine(cpus: usize) -> Machine<$A> {
-                Machine::new($arch, cpus)
+                Machine::new($arch, cpus)$(.$set($($to)?))*
             }
         }
     };
 }
 
-#[cfg(feature = "every-format")]
+case!(
+    /// Arm without hardware dirty state, with break-before-make.
+    ArmPlain: Arm64K4, Arm;
+    Arm64 { forced_write_back: true, ..Arm64::default() }, Arm { hardware_dirty: false, ..FORCED };
+    const HARDWARE_DIRTY: bool = false;
+);
+case!(
+    /// Arm with hardware dirty state and FEAT_BBM level 3.
+    ArmDirty: Arm64K4, Arm;
+    Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() },
+    Arm { bbm: 3, ..FORCED }, .declaring(BreakBeforeMake::Never);
+    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
+);
+case!(
+    /// As `ArmDirty`, with break-before-make.
+    ArmBreaks: Arm64K4, Arm; ArmDirty::format(), FORCED;
+    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
+);
+case!(
+    /// Arm without FEAT_S2FWB: vCPUs begin with their caches off. The guest is responsible for data
+    /// that its vCPUs share with caches on and off: not checked here.
+    ArmUncached: Arm64K4, Arm;
+    Arm64 { hardware_dirty: true, ..Arm64::default() },
+    Arm { bbm: 3, ..Arm::new(12, BITS) }, .declaring(BreakBeforeMake::Never),
+    .lazy(slat_sim::Lazy { data_cache: false, ..slat_sim::Lazy::ALL });
+    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
+);
+case!(
+    Intel: Ept1G, Ept; Ept1G::default(), Ept::default();
+    const BUFFER: Option<Buffer> = Some(Buffer::Pml);
+);
 case!(
     /// FEAT_LPA2, with memory on both sides of the point at which the address bits are split.
+    #[cfg(feature = "every-format")]
     ArmLpa2: Arm64Lpa2K4, Arm;
     Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() }, FORCED.with_lpa2();
     const FIRST_HPA: u64 = (1 << 50) - 2 * super::M2;
     const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
 );
-#[cfg(feature = "every-format")]
 case!(
+    #[cfg(feature = "every-format")]
     Amd: Npt1G, Npt;
     Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() }, Npt::default()
 );
-#[cfg(feature = "every-format")]
 case!(
     /// RISC-V with Svadu.
+    #[cfg(feature = "every-format")]
     Hart: GStage, RiscV; GStage::default(), RiscV::default();
     const FIRST_HPA: u64 = 1 << 55;
 );
-#[cfg(feature = "every-format")]
 case!(
     /// RISC-V that leaves accessed and dirty bits to faults, and caches no invalid entries.
+    #[cfg(feature = "every-format")]
     HartSvade: GStage, RiscV;
     GStage::default(), RiscV { hardware_marks: false, svvptc: true, ..RiscV::default() };
     const MARKS: bool = false;
 );
-
-#[cfg(feature = "every-format")]
 case!(
     /// Power, with R and C set by hardware.
-    Radix: PowerK4, Power; PowerK4 { output_bits: 51 }, Power::new(12);
+    #[cfg(feature = "every-format")]
+    Radix: PowerK4, Power; PowerK4 { output_bits: 51 }, Power::new(12)
 );
-#[cfg(feature = "every-format")]
 case!(
     /// Power that leaves R and C to interrupts.
+    #[cfg(feature = "every-format")]
     RadixAsks: PowerK4, Power;
     PowerK4 { output_bits: 51 }, Power { sets: false, ..Power::new(12) };
     const MARKS: bool = false;

@@ -1,5 +1,6 @@
 //! A machine, a host's memory, and a guest on both.
 
+#[macro_use]
 #[path = "cases.rs"]
 mod cases;
 
