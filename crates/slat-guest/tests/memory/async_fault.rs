@@ -4,7 +4,6 @@ use crate::fixture::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Gpa, PageSize};
 use slat_guest::*;
-use std::sync::Mutex;
 
 /// The page of memslot 0 arrives; returns the number of vCPUs that were woken.
 fn arrive<C: Case>(ram: &Ram, guest: &TheGuest<'_, C>, page: u64) -> u64 {
@@ -145,27 +144,6 @@ on_all! {
     }
 }
 
-type Callback<'b> = Box<dyn FnOnce() + Send + 'b>;
-
-/// A page arrives while a fault asks for it, after a number of answers.
-struct Hasty<'b> {
-    ram: &'b Ram,
-    then: Mutex<Option<(u32, Callback<'b>)>>,
-}
-
-impl Backing for &Hasty<'_> {
-    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
-        let page = self.ram.page(host, access);
-        let mut then = self.then.lock().unwrap();
-        match then.take() {
-            Some((0, then)) => then(),
-            Some((left, later)) => *then = Some((left - 1, later)),
-            None => {}
-        }
-        page
-    }
-}
-
 #[test]
 fn no_arrival_is_lost_between_asking_and_waiting() {
     for answers in 0..2 {
@@ -174,23 +152,19 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         let ram = Ram::new();
         ram.populate(HOST, M2, PageSize::SIZE_4K);
         late(&ram, 0..1);
-        let backing = Hasty { ram: &ram, then: Mutex::new(None) };
+        let backing = Asked::new(&ram);
         let guest = Guest::new(Intel::format(), VMID, BITS, &machine, &backing, config()).unwrap();
         let mut storage = storage();
         let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
         vcpu.worker().set_memslot(memslot(M2)).unwrap();
-        let (guest, ram) = (&guest, &ram);
-        let then: Callback<'_> = Box::new(move || {
+        let arrives = || {
             ram.change(HOST, |page| page.ready = true);
             guest.arrived(host_range(HOST, K4));
-        });
-        // SAFETY: the closure runs inside `fault` below, while all that it borrows lives.
-        let then: Callback<'static> = unsafe { core::mem::transmute(then) };
-        *backing.then.lock().unwrap() = Some((answers, then));
+        };
         // It arrives after the first answer, and the second has it; or after the second, when the
         // vCPU already waits, and is woken.
-        let outcome = vcpu.fault(Gpa(BASE), Access::Read);
+        let outcome = backing.then(answers, arrives, || vcpu.fault(Gpa(BASE), Access::Read));
         assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_4K), "{answers}");
         assert_eq!(vcpu.waiting().count(), 0);
     }

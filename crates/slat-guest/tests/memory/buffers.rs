@@ -39,10 +39,7 @@ fn write<C: Case>(machine: &Machine<C::A>, vcpu: &mut TheVcpu<'_, C>, gpa: u64, 
     panic!("no progress at {gpa:#x}");
 }
 
-fn exact<C: Case>(room_for: usize, take: Take<C>, seed: u64)
-where
-    C::A: 'static,
-{
+fn exact<C: Case>(room_for: usize, take: Take<C>, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let machine = C::machine(2).random(seed);
     give_all::<C>(&machine);

@@ -2,10 +2,9 @@
 
 use crate::fixture::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Gpa, Hpa, PageSize, Reader, Tables};
+use slat::{Access, Gpa, Hpa, PageSize, Reader};
 use slat_guest::*;
 use slat_sim::{Machine, Moment};
-use std::sync::{Arc, Mutex};
 
 on_all! {
     fn an_invalidation_leaves_neighbouring_slots_alone<C: Case>() {
@@ -70,25 +69,17 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         machine.cpu(1).write(BASE).expect("in its TLB, dirty");
         let mut storage2 = storage();
-        let other = Worker::new(&guest, &mut storage2).unwrap();
-        // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
-        let other: TheWorker<'static, C> = unsafe { core::mem::transmute(other) };
-        let state = Arc::new(Mutex::new((other, None)));
-        let shared = state.clone();
-        machine.meanwhile(move |machine, moment| {
-            let Ok(mut state) = shared.try_lock() else { return };
-            if moment != Moment::Invalidate || state.1.is_some() {
-                return;
+        let mut other = Worker::new(&guest, &mut storage2).unwrap();
+        let mut found = None;
+        let clear = |machine: &Machine<C::A>, moment| {
+            if moment == Moment::Invalidate && found.is_none() {
+                let cleared = other.clear_log(MemslotId(0), 0, 64, &[1]).unwrap();
+                // A CPU that writes after the clear is detected, or cannot write.
+                found = Some((cleared.pages, machine.cpu(1).write(BASE).is_ok()));
             }
-            let cleared = state.0.clear_log(MemslotId(0), 0, 64, &[1]).unwrap();
-            // A CPU that writes after the clear is detected, or cannot write.
-            state.1 = Some((cleared.pages, machine.cpu(1).write(BASE).is_ok()));
-        });
-        drop(vcpu.worker().invalidate(host_range(HOST, K4), |_| {}));
-        machine.undisturbed();
-        let found = state.lock().unwrap().1.take();
+        };
+        beside(&machine, clear, || drop(vcpu.worker().invalidate(host_range(HOST, K4), |_| {})));
         assert_eq!(found, Some((1, false)), "a write after the clear had returned");
-        drop(Arc::into_inner(state));
     }
 
     /// At each step at which a fetch reads a table, another thread collapses the table's pages.
@@ -99,31 +90,21 @@ on_all! {
             attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
             let split = EagerSplit::new(range(BASE, M2), PageSize::SIZE_4K);
             split.run(vcpu.worker(), || false);
-            let reader = Reader::register(guest.tables().platform()).unwrap();
-            type Parts<C> = (
-                &'static Tables<'static, <C as Case>::F, Machine<<C as Case>::A>>,
-                Reader<'static, Machine<<C as Case>::A>>,
-            );
-            // SAFETY: the hook is taken off the machine before the guest is dropped.
-            let (tables, reader): Parts<C> =
-                unsafe { core::mem::transmute((guest.tables(), reader)) };
-            let state = Arc::new(Mutex::new((reader, 0)));
-            let shared = state.clone();
-            machine.meanwhile(move |_, moment| {
-                let Ok(mut state) = shared.try_lock() else { return };
-                state.1 += u32::from(moment == Moment::Table);
-                if state.1 == when + 1 && moment == Moment::Table {
-                    let mut guard = tables.enter(&mut state.0).unwrap();
+            let mut reader = Reader::register(guest.tables().platform()).unwrap();
+            let mut times = 0;
+            let collapse = |_: &_, moment| {
+                times += u32::from(moment == Moment::Table);
+                if times == when + 1 && moment == Moment::Table {
+                    let mut guard = guest.tables().enter(&mut reader).unwrap();
                     let no_execute = |leaf: &slat::Attributes| leaf.execute == slat::Execute::None;
                     let _ = guard.collapse_where(range(BASE, M2), PageSize::SIZE_2M, no_execute);
                 }
-            });
-            attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
-            machine.undisturbed();
+            };
+            let fetch = || attempt::<C>(&machine, &mut vcpu, BASE, Access::Execute).unwrap();
+            beside(&machine, collapse, fetch);
             let found = vcpu.worker().translate(Gpa(BASE)).unwrap().unwrap();
             let executable = found.attributes.execute != slat::Execute::None;
             assert!(found.size == PageSize::SIZE_4K && executable, "{when}: {found:?}");
-            drop(Arc::into_inner(state));
         }
     }
 
@@ -132,25 +113,17 @@ on_all! {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         let mut storage2 = storage();
-        let other = Vcpu::new(&guest, 1, &mut storage2).unwrap();
-        // SAFETY: the hook is taken off the machine before the vCPU and the memory are dropped.
-        let other: TheVcpu<'static, C> = unsafe { core::mem::transmute(other) };
-        let state = Arc::new(Mutex::new((other, Vec::new())));
-        let shared = state.clone();
-        machine.meanwhile(move |_, moment| {
-            if let Ok(mut state) = shared.try_lock()
-                && moment == Moment::Invalidated
-            {
-                let outcome = state.0.fault(Gpa(BASE + K4), Access::Write);
-                state.1.push(outcome);
+        let mut other = Vcpu::new(&guest, 1, &mut storage2).unwrap();
+        let mut outcomes = Vec::new();
+        let faults = |_: &_, moment| {
+            if moment == Moment::Invalidated {
+                outcomes.push(other.fault(Gpa(BASE + K4), Access::Write));
             }
-        });
-        vcpu.worker().set_memslot(MemslotSpec { bytes: 0, ..memslot(0) }).unwrap();
-        machine.undisturbed();
-        let outcomes = core::mem::take(&mut state.lock().unwrap().1);
+        };
+        let gone = MemslotSpec { bytes: 0, ..memslot(0) };
+        beside(&machine, faults, || vcpu.worker().set_memslot(gone).unwrap());
         assert!(outcomes.contains(&Outcome::Retry(Retry::MemslotDeleting)), "{outcomes:?}");
         assert_eq!(vcpu.worker().translate(Gpa(BASE + K4)), Ok(None));
-        drop(Arc::into_inner(state));
     }
 
     fn a_slot_that_moves_keeps_its_log<C: Case>() {

@@ -17,10 +17,7 @@ fn folding(largest: PageSize) -> Config {
     Config { contiguous: true, ..Config::new(2, largest) }
 }
 
-fn nothing_wrong<C: Case>(machine: &slat_sim::Machine<C::A>)
-where
-    C::A: 'static,
-{
+fn nothing_wrong<C: Case>(machine: &slat_sim::Machine<C::A>) {
     assert_eq!(machine.finish().iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
 }
 
@@ -29,10 +26,7 @@ fn of_size<C: Case>(vcpu: &mut TheVcpu<'_, C>, bytes: u64) -> u64 {
     sizes.iter().find(|(found, _)| found.bytes() == bytes).map_or(0, |found| found.1)
 }
 
-fn folds<C: Case>()
-where
-    C::A: 'static,
-{
+fn folds<C: Case>() {
     with_guest!(C, folding(PageSize::SIZE_4K), memslot(M2), PageSize::SIZE_2M
         => machine, ram, guest, vcpu);
     let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE + 0x5000, Access::Read).unwrap();
@@ -82,10 +76,7 @@ fn blocks_fold_into_groups_except_in_a_memslot_too_small() {
 }
 
 /// Writes before and after the log begins; the log has exactly the writes after that.
-fn logs<C: Case>(logging: Logging, initially_set: bool)
-where
-    C::A: 'static,
-{
+fn logs<C: Case>(logging: Logging, initially_set: bool) {
     let config = Config { logging, initially_set, ..folding(PageSize::SIZE_4K) };
     with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     for page in [0, 40] {

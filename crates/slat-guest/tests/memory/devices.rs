@@ -175,10 +175,7 @@ fn no_pair_of_maps_and_unmaps_is_lost_under_races() {
     }
 }
 
-fn race<C: Case>(seed: u64)
-where
-    C::A: 'static,
-{
+fn race<C: Case>(seed: u64) {
     with_guest!(C, with_devices(), memslot(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     for page in (0..1024).step_by(3) {
         ram.change(HOST + page * K4, |host| (host.write, host.own) = (false, page % 2 == 0));

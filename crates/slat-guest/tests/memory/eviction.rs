@@ -61,10 +61,7 @@ on_all! {
 
 /// Pages that were written keep their right to write when hardware's log begins, and the host is
 /// told of the writes when it takes the pages.
-fn hardware_log_begins<C: Case>()
-where
-    C::A: 'static,
-{
+fn hardware_log_begins<C: Case>() {
     let config = Config { logging: Logging::Hardware, ..config() };
     with_guest!(C, config, memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let page = |page: u64| BASE + page * K4;

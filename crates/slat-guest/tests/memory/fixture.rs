@@ -7,7 +7,7 @@ mod cases;
 pub use self::cases::*;
 use slat::{Format, Frame, Gpa, GpaRange, Hpa, Invalidation, Memory, PageSize, Platform, Vmid};
 use slat_guest::*;
-use slat_sim::Machine;
+use slat_sim::{Arch, Machine, Moment};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -177,6 +177,64 @@ impl Backing for Ram {
     }
 }
 
+type Callback<'b> = Box<dyn FnOnce() + Send + 'b>;
+
+/// Memory of the host that changes while a fault asks for it.
+pub struct Asked<'b> {
+    pub ram: &'b Ram,
+    then: Mutex<Option<(u32, Callback<'static>)>>,
+}
+
+impl<'b> Asked<'b> {
+    pub fn new(ram: &'b Ram) -> Self {
+        Self { ram, then: Mutex::default() }
+    }
+
+    /// Does `work`, a fault, and `then` once it has so many more answers than one, or before it has
+    /// one of private memory.
+    pub fn then<R>(&self, more: u32, then: impl FnOnce() + Send, work: impl FnOnce() -> R) -> R {
+        struct Off<'a, 'b>(&'a Asked<'b>);
+        impl Drop for Off<'_, '_> {
+            fn drop(&mut self) {
+                self.0.then.lock().unwrap().take();
+            }
+        }
+        let then: Callback<'_> = Box::new(then);
+        // SAFETY: `Off` takes the closure out, if no fault has, before what it borrows ends.
+        let then = unsafe { core::mem::transmute::<Callback<'_>, Callback<'static>>(then) };
+        *self.then.lock().unwrap() = Some((more, then));
+        let _off = Off(self);
+        work()
+    }
+
+    fn asks(&self) {
+        let mut then = self.then.lock().unwrap();
+        if let Some((more, _)) = &mut *then
+            && *more > 0
+        {
+            *more -= 1;
+            return;
+        }
+        let now = then.take();
+        // Outside the lock, because the closure may ask as well.
+        drop(then);
+        now.into_iter().for_each(|(_, then)| then());
+    }
+}
+
+impl Backing for &Asked<'_> {
+    fn page(&self, host: Hva, access: slat::Access) -> Result<Page, NoPage> {
+        let page = self.ram.page(host, access);
+        self.asks();
+        page
+    }
+
+    fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
+        self.asks();
+        self.ram.private_page(at)
+    }
+}
+
 fn answer(page: HostPage) -> Page {
     Page {
         hpa: Hpa(page.hpa),
@@ -304,8 +362,6 @@ pub fn set_vmid<'w, 'v, C: Case>(
 ) -> Vmid
 where
     'w: 'v,
-    C::F: 'v,
-    C::A: 'v,
 {
     let cpu = |vcpu: &TheVcpu<'w, C>| machine.cpu(usize::from(vcpu.id()));
     vcpus.clone().for_each(|vcpu| cpu(vcpu).unload());
@@ -327,7 +383,7 @@ macro_rules! on_all {
             #[allow(unused_imports, reason = "bodies differ")]
             use super::*;
 
-            fn run<$C: Case>() where $C::A: 'static $body
+            fn run<$C: Case>() $body
 
             mod usual {
                 use super::*;
@@ -344,6 +400,26 @@ macro_rules! on_all {
             }
         }
     )*};
+}
+
+/// Does `work`; what another thread does at each moment of the machine meanwhile is `then`.
+pub fn beside<A: Arch + 'static, R>(
+    machine: &Machine<A>,
+    then: impl FnMut(&Machine<A>, Moment) + Send,
+    work: impl FnOnce() -> R,
+) -> R {
+    struct Hooked<'m, A: Arch>(&'m Machine<A>);
+    impl<A: Arch> Drop for Hooked<'_, A> {
+        fn drop(&mut self) {
+            self.0.undisturbed();
+        }
+    }
+    type Hook<'h, A> = Box<dyn FnMut(&Machine<A>, Moment) + Send + 'h>;
+    let then: Hook<'_, A> = Box::new(then);
+    // SAFETY: `Hooked` takes the hook off before what it borrows ends; no other thread is in it.
+    machine.meanwhile(unsafe { core::mem::transmute::<Hook<'_, A>, Hook<'static, A>>(then) });
+    let _hooked = Hooked(machine);
+    work()
 }
 
 /// Records that a thread has ended, even if it panics, because others wait for it.

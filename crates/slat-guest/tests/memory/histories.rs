@@ -409,10 +409,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
 const EXECUTE_HUGE: [ExecuteHuge; 4] =
     [ExecuteHuge::Allowed, ExecuteHuge::Split, ExecuteHuge::SplitPage, ExecuteHuge::Zap];
 
-fn history<C: Case>(seed: u64)
-where
-    C::A: 'static,
-{
+fn history<C: Case>(seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let hardware = C::HARDWARE_DIRTY && rng.bool();
     let eager = [None, Some(PageSize::SIZE_4K)];
@@ -444,9 +441,7 @@ pub fn run<C: Case>(
     config: Config,
     mut rng: fastrand::Rng,
     steps: impl FnOnce(&mut History<'_, '_, C>),
-) where
-    C::A: 'static,
-{
+) {
     let told = format!("{config:?}");
     give_all::<C>(machine);
     let ram = Ram::from(C::FIRST_HPA);
@@ -499,10 +494,7 @@ pub fn count() -> u64 {
     number("HISTORIES").unwrap_or(6)
 }
 
-fn histories<C: Case>()
-where
-    C::A: 'static,
-{
+fn histories<C: Case>() {
     for seed in crate::seed::seeds(count()) {
         let run = std::panic::catch_unwind(|| history::<C>(seed));
         assert!(run.is_ok(), "run it again with SLAT_SEED={seed} HISTORIES=1");

@@ -5,7 +5,6 @@ use crate::{on_all, with_guest};
 use slat::{Access, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::*;
 use slat_sim::Moment;
-use std::sync::{Arc, Mutex};
 
 on_all! {
     fn an_empty_invalidation_takes_nothing_and_delays_no_fault<C: Case>() {
@@ -103,22 +102,6 @@ on_all! {
     }
 }
 
-/// The host moves a page while a fault asks for it: the backing does this itself.
-struct Treacherous<'b> {
-    ram: &'b Ram,
-    then: Mutex<Option<Box<dyn FnOnce() + Send + 'b>>>,
-}
-
-impl Backing for &Treacherous<'_> {
-    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
-        let page = self.ram.page(host, access);
-        if let Some(then) = self.then.lock().unwrap().take() {
-            then();
-        }
-        page
-    }
-}
-
 #[test]
 fn a_page_the_host_takes_between_answer_and_commit_is_unmapped() {
     // The invalidation begins, and ends, after the backing has chosen the page.
@@ -128,28 +111,23 @@ fn a_page_the_host_takes_between_answer_and_commit_is_unmapped() {
             give_all::<Intel>(&machine);
             let ram = Ram::new();
             ram.populate(HOST, 4 * M2, block);
-            let backing = Treacherous { ram: &ram, then: Mutex::new(None) };
+            let backing = Asked::new(&ram);
             let guest =
                 Guest::new(Intel::format(), VMID, BITS, &machine, &backing, config()).unwrap();
             let (mut storage, mut storage2) = (storage(), storage());
             let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
             vcpu.worker().set_memslot(memslot(4 * M2)).unwrap();
-            let other = Mutex::new(Worker::new(&guest, &mut storage2).unwrap());
-            let (ram, machine) = (&ram, &machine);
-            let then: Box<dyn FnOnce() + Send + '_> = Box::new(|| {
-                let mut other = other.lock().unwrap();
+            let mut other = Worker::new(&guest, &mut storage2).unwrap();
+            let take = || {
                 let invalidation = other.invalidate(host_range(HOST, bytes), |_| {});
                 for page in (0..bytes.max(block.bytes())).step_by(K4 as usize) {
                     let (old, _) = ram.migrate(HOST + page);
                     machine.take_back(Hpa(old), K4);
                 }
                 drop(invalidation);
-            });
-            // SAFETY: the closure runs inside `fault` below, while all that it borrows lives.
-            let then: Box<dyn FnOnce() + Send + 'static> = unsafe { core::mem::transmute(then) };
-            *backing.then.lock().unwrap() = Some(then);
-            let outcome = vcpu.fault(Gpa(BASE), Access::Write);
+            };
+            let outcome = backing.then(0, take, || vcpu.fault(Gpa(BASE), Access::Write));
             assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_4K), "the second answer");
             let hpa = machine.cpu(0).write(BASE).unwrap();
             assert_eq!(hpa.0, ram.get(HOST).unwrap().hpa);
@@ -158,10 +136,7 @@ fn a_page_the_host_takes_between_answer_and_commit_is_unmapped() {
     }
 }
 
-fn race<C: Case>(block: PageSize, neighbour: bool, when: u32)
-where
-    C::A: 'static,
-{
+fn race<C: Case>(block: PageSize, neighbour: bool, when: u32) {
     with_guest!(C, config(), memslot(4 * M2), block => machine, ram, guest, vcpu);
     if neighbour {
         // The table already exists.
@@ -169,39 +144,30 @@ where
         attempt::<C>(&machine, &mut vcpu, BASE + 9 * K4, Access::Read).unwrap();
     }
     let mut storage2 = storage();
-    let other = Worker::new(&guest, &mut storage2).unwrap();
-    // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
-    let other: TheWorker<'static, C> = unsafe { core::mem::transmute(other) };
-    let state = Arc::new(Mutex::new((other, 0)));
-    let (host, shared) = (ram.clone(), state.clone());
-    machine.meanwhile(move |machine, moment| {
-        let Ok(mut state) = shared.try_lock() else { return };
-        state.1 += u32::from(moment != Moment::Table);
-        if state.1 != when + 1 || moment == Moment::Table {
+    let mut other = Worker::new(&guest, &mut storage2).unwrap();
+    let mut moments = 0;
+    let takes = |machine: &slat_sim::Machine<C::A>, moment| {
+        moments += u32::from(moment != Moment::Table);
+        if moments != when + 1 || moment == Moment::Table {
             return;
         }
-        let invalidation = state.0.invalidate(host_range(HOST, M2), |_| {});
+        let invalidation = other.invalidate(host_range(HOST, M2), |_| {});
         for page in 0..512 {
-            let (old, _) = host.migrate(HOST + page * K4);
+            let (old, _) = ram.migrate(HOST + page * K4);
             machine.take_back(Hpa(old), K4);
         }
         drop(invalidation);
-    });
-    let done = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write);
-    machine.undisturbed();
-    let (hpa, _) = done.unwrap();
+    };
+    let write = || attempt::<C>(&machine, &mut vcpu, BASE, Access::Write);
+    let (hpa, _) = beside(&machine, takes, write).unwrap();
     let again = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap().0;
     assert_eq!(again.0, ram.get(HOST).unwrap().hpa, "first {hpa}");
-    drop(Arc::into_inner(state));
     let found: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
     assert_eq!(found, [""; 0], "{block} {neighbour} {when}");
 }
 
 /// A page stays mapped, and cannot be accessed after it was invalidated, under either VMID.
-fn goes_on_by_another_vmid<C: Case>(config: Config)
-where
-    C::A: 'static,
-{
+fn goes_on_by_another_vmid<C: Case>(config: Config) {
     let mut others = storage();
     with_guest!(C, config, memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
     let mut second = Vcpu::new(&guest, 1, &mut others).unwrap();

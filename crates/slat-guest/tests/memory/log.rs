@@ -5,7 +5,6 @@ use crate::{on_all, with_guest};
 use slat::{Access, PageSize};
 use slat_guest::*;
 use slat_sim::Moment;
-use std::sync::{Arc, Mutex};
 
 /// The configurations that log on this machine.
 fn ways<C: Case>() -> impl Iterator<Item = Config> {
@@ -257,28 +256,21 @@ fn what_a_clear_could_not_do_is_in_the_log_still() {
     }
     vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
     let mut storage2 = storage();
-    let other = Worker::new(&guest, &mut storage2).unwrap();
-    // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
-    let other: TheWorker<'static, ArmPlain> = unsafe { core::mem::transmute(other) };
-    let state = Arc::new(Mutex::new((other, None)));
-    let shared = state.clone();
-    machine.meanwhile(move |_, moment| {
-        let Ok(mut state) = shared.try_lock() else { return };
-        if moment == Moment::Invalidate && state.1.is_none() {
-            let all = [u64::MAX; 32];
-            state.1 = Some(state.0.clear_log(MemslotId(0), 0, 2048, &all));
+    let mut other = Worker::new(&guest, &mut storage2).unwrap();
+    let mut cleared = None;
+    let clear = |_: &_, moment| {
+        if moment == Moment::Invalidate && cleared.is_none() {
+            cleared = Some(other.clear_log(MemslotId(0), 0, 2048, &[u64::MAX; 32]));
         }
-    });
+    };
     // The third block is the one that is broken.
     let split = EagerSplit::new(range(BASE + 2 * M2, M2), PageSize::SIZE_4K);
-    assert_eq!(split.run(vcpu.worker(), || false).split, M2);
-    machine.undisturbed();
-    let cleared = state.lock().unwrap().1.take();
+    let report = beside(&machine, clear, || split.run(vcpu.worker(), || false));
+    assert_eq!(report.split, M2);
     assert_eq!(cleared, Some(Err(LogError::Contended { at: slat::Gpa(BASE + 2 * M2) })));
     let mut bits = [0; 32];
     assert_eq!(vcpu.worker().read_log(MemslotId(0), &mut bits), Ok(1024));
     assert_eq!((bits[15], bits[16], bits[31]), (0, u64::MAX, u64::MAX));
-    drop(Arc::into_inner(state));
     assert!(machine.finish().is_empty());
 }
 

@@ -7,7 +7,7 @@ use crate::{on_all, with_guest};
 use slat::{Access, Gpa, PageSize};
 use slat_guest::*;
 use slat_sim::{Machine, Moment};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::mpsc;
 
 const SLOT: MemslotId = MemslotId(0);
 
@@ -153,24 +153,18 @@ fn a_clear_that_finds_a_broken_block_by_marks_reports_it() {
     write::<ArmBreaks>(&machine, &mut vcpu, &[BASE]);
     vcpu.worker().set_memslot(logged(M2)).unwrap();
     let mut storage2 = storage();
-    let other = Worker::new(&guest, &mut storage2).unwrap();
-    // SAFETY: the hook is taken off the machine before the worker and the memory are dropped.
-    let other: TheWorker<'static, ArmBreaks> = unsafe { core::mem::transmute(other) };
-    let state = Arc::new(Mutex::new((other, None)));
-    let shared = state.clone();
-    machine.meanwhile(move |_, moment| {
-        let Ok(mut state) = shared.try_lock() else { return };
-        if moment == Moment::Invalidate && state.1.is_none() {
-            state.1 = Some(state.0.clear_log(SLOT, 0, 64, &[1 << 9]));
+    let mut other = Worker::new(&guest, &mut storage2).unwrap();
+    let mut cleared = None;
+    let clear = |_: &_, moment| {
+        if moment == Moment::Invalidate && cleared.is_none() {
+            cleared = Some(other.clear_log(SLOT, 0, 64, &[1 << 9]));
         }
-    });
+    };
     let split = EagerSplit::new(range(BASE, M2), PageSize::SIZE_4K);
-    assert_eq!(split.run(vcpu.worker(), || false).split, M2);
-    machine.undisturbed();
-    let cleared = state.lock().unwrap().1.take();
+    let report = beside(&machine, clear, || split.run(vcpu.worker(), || false));
+    assert_eq!(report.split, M2);
     assert!(matches!(cleared, Some(Err(LogError::Contended { .. }))), "{cleared:?}");
     assert_eq!(vcpu.worker().read_log(SLOT, &mut [0; 8]), Ok(512));
-    drop(Arc::into_inner(state));
     assert!(machine.finish().is_empty());
 }
 

@@ -5,7 +5,6 @@ use crate::{on_all, with_guest};
 use slat::{Access, Gpa, PageSize};
 use slat_guest::*;
 use slat_sim::Moment;
-use std::sync::{Arc, Mutex};
 
 /// Makes the first block a table whose pages may not be executed: a log is on, and a write has
 /// split the block.
@@ -118,31 +117,20 @@ fn meets<C: Case>(
     (machine, guest, vcpu): (&slat_sim::Machine<C::A>, &TheGuest<'_, C>, &mut TheVcpu<'_, C>),
     (gpa, access): (u64, Access),
     at: (Moment, u32),
-) -> (Outcome, Option<Outcome>)
-where
-    C::A: 'static,
-{
+) -> (Outcome, Option<Outcome>) {
     let mut second = storage();
-    let other = Vcpu::new(guest, 1, &mut second).unwrap();
-    // SAFETY: the hook is taken off the machine before the vCPU and the memory are dropped.
-    let other: TheVcpu<'static, C> = unsafe { core::mem::transmute(other) };
-    let state = Arc::new(Mutex::new((other, 0, None)));
-    let shared = state.clone();
-    machine.meanwhile(move |machine, moment| {
-        let Ok(mut state) = shared.try_lock() else { return };
-        if moment == at.0 {
-            state.1 += 1;
-            if state.1 == at.1 + 1 {
-                machine.here(1);
-                state.2 = Some(state.0.fault(Gpa(gpa), access));
-                machine.here(0);
-            }
+    let mut other = Vcpu::new(guest, 1, &mut second).unwrap();
+    let (mut times, mut met) = (0, None);
+    let then = |machine: &slat_sim::Machine<C::A>, moment| {
+        times += u32::from(moment == at.0);
+        if moment == at.0 && times == at.1 + 1 {
+            machine.here(1);
+            met = Some(other.fault(Gpa(gpa), access));
+            machine.here(0);
         }
-    });
+    };
     machine.here(0);
-    let outcome = vcpu.fault(Gpa(BASE), Access::Execute);
-    machine.undisturbed();
-    let (_, _, met) = Arc::into_inner(state).expect("the hook is gone").into_inner().unwrap();
+    let outcome = beside(machine, then, || vcpu.fault(Gpa(BASE), Access::Execute));
     (outcome, met)
 }
 

@@ -75,10 +75,7 @@ fn switch(history: &mut History<'_, '_, ArmUncached>) {
     }
 }
 
-fn pair<C: Case>(one: Service, two: Service, seed: u64)
-where
-    C::A: 'static,
-{
+fn pair<C: Case>(one: Service, two: Service, seed: u64) {
     let config = configured(configured(config(), one), two);
     let rng = fastrand::Rng::with_seed(seed);
     if ![one, two].contains(&View) {
@@ -108,10 +105,7 @@ fn step<C: Case>(history: &mut History<'_, '_, C>, one: Service, two: Service) {
 
 /// Runs all pairs of `services`; returns their number. Pairs with [`View`] need Arm without
 /// FEAT_S2FWB.
-fn every_two<C: Case>(services: &[Service]) -> usize
-where
-    C::A: 'static,
-{
+fn every_two<C: Case>(services: &[Service]) -> usize {
     let mut tested = 0;
     let seeds = crate::seed::seeds(count().div_ceil(20));
     for (at, &one) in services.iter().enumerate() {
@@ -151,10 +145,7 @@ fn every_two_services_work_together() {
 mod every_two_services_work_together {
     use super::*;
 
-    fn run<C: Case>()
-    where
-        C::A: 'static,
-    {
+    fn run<C: Case>() {
         let (View, others) = ALL.split_last().expect("sixteen") else { panic!("the last") };
         let buffers = if C::BUFFER.is_some() { 14 } else { 0 };
         assert_eq!(every_two::<C>(others), 104 + buffers);

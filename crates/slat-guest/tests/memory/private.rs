@@ -319,44 +319,6 @@ fn a_host_that_reaches_a_private_page_is_seen() {
     assert_eq!(kinds, [Kind::PrivateExposed; 2], "{found:?}");
 }
 
-/// A backing that runs a closure while a fault asks for a private page.
-struct HookedBacking<'b> {
-    ram: &'b Ram,
-    then: std::sync::Mutex<Option<Box<dyn FnOnce() + Send + 'b>>>,
-}
-
-impl Backing for &HookedBacking<'_> {
-    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
-        self.ram.page(host, access)
-    }
-
-    fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
-        // Outside the lock, because the closure may ask as well.
-        let then = self.then.lock().unwrap().take();
-        if let Some(then) = then {
-            then();
-        }
-        self.ram.private_page(at)
-    }
-}
-
-type BackingHook<'b> = Box<dyn FnOnce() + Send + 'b>;
-
-impl HookedBacking<'_> {
-    /// Runs `then` the next time that a fault asks for a private page, before the fault has an
-    /// answer.
-    ///
-    /// # Safety
-    /// The fault comes while all that `then` borrows lives.
-    unsafe fn then<'b>(&self, then: impl FnOnce() + Send + 'b) {
-        let then: BackingHook<'b> = Box::new(then);
-        // SAFETY: only the lifetime changes; `private_page` takes the closure out and calls it, in
-        // the fault that the caller has promised.
-        let then = unsafe { core::mem::transmute::<BackingHook<'b>, BackingHook<'static>>(then) };
-        *self.then.lock().unwrap() = Some(then);
-    }
-}
-
 /// Makes a guest whose first page is private, with vCPUs, on a backing that can run a closure.
 macro_rules! with_asked {
     ($machine:ident, $backing:ident, $guest:ident, $vcpu:ident) => {
@@ -365,7 +327,7 @@ macro_rules! with_asked {
         let ram = Ram::new();
         ram.populate(HOST, M2, PageSize::SIZE_4K);
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);
-        let $backing = HookedBacking { ram: &ram, then: std::sync::Mutex::default() };
+        let $backing = Asked::new(&ram);
         let $guest =
             Guest::new(Intel::format(), VMID, BITS, &$machine, &$backing, config()).unwrap();
         let mut first = storage();
@@ -381,7 +343,7 @@ macro_rules! with_asked {
 /// not ended when the fault goes on, however long that takes.
 fn waits(
     wait: impl for<'w> Fn(
-        &mut Worker<'w, <Intel as Case>::F, slat_sim::Machine<slat_sim::Ept>, &HookedBacking<'_>>,
+        &mut Worker<'w, <Intel as Case>::F, slat_sim::Machine<slat_sim::Ept>, &Asked<'_>>,
     ) + Send
     + Sync,
 ) {
@@ -405,9 +367,7 @@ fn waits(
             }
             assert!(!ended.load(Ordering::SeqCst), "the fault has not returned");
         };
-        // SAFETY: the fault is in the next line.
-        unsafe { backing.then(then) };
-        let _either = vcpu.fault(Gpa(BASE), Access::Write);
+        let _either = backing.then(0, then, || vcpu.fault(Gpa(BASE), Access::Write));
     });
     drop(vcpu);
     assert!(machine.finish().is_empty());
@@ -420,11 +380,9 @@ fn two_faults_on_a_private_page_tell_the_machine_once() {
     let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
     machine.cpu(1).load(VMID, other.root());
     let mapped = Outcome::Mapped(PageSize::SIZE_4K);
-    // SAFETY: the fault is in the next line.
-    unsafe {
-        backing.then(|| assert_eq!(other.fault(Gpa(BASE), Access::Write), mapped));
-    }
-    assert_ne!(vcpu.fault(Gpa(BASE), Access::Write), mapped, "the other has mapped it");
+    let first = || assert_eq!(other.fault(Gpa(BASE), Access::Write), mapped);
+    let fault = backing.then(0, first, || vcpu.fault(Gpa(BASE), Access::Write));
+    assert_ne!(fault, mapped, "the other has mapped it");
     let told: Vec<_> = machine.private_calls().iter().map(|(call, _)| *call).collect();
     assert_eq!(told, [PrivateCall::Map]);
     assert!(machine.is_assigned(backing.ram.private(HIDDEN).unwrap().hpa));
@@ -437,9 +395,7 @@ fn a_fault_whose_page_is_taken_meanwhile_reports_no_mapping() {
     let mut second = storage();
     let mut worker = Worker::new(&guest, &mut second).unwrap();
     let take = || drop(worker.invalidate_private(private_range(HIDDEN, K4), |_| {}).unwrap());
-    // SAFETY: the fault is in the next line.
-    unsafe { backing.then(take) };
-    let _either = vcpu.fault(Gpa(BASE), Access::Write);
+    let _either = backing.then(0, take, || vcpu.fault(Gpa(BASE), Access::Write));
     let told: Vec<_> = machine.private_calls().iter().map(|(call, _)| *call).collect();
     assert!(told.is_empty() || told == [PrivateCall::Map], "as it tries again: {told:?}");
     assert_eq!(machine.assigned(), told.len());
@@ -471,10 +427,7 @@ fn conversions_race_with_faults() {
     }
 }
 
-fn race<C: Case>(seed: u64)
-where
-    C::A: 'static,
-{
+fn race<C: Case>(seed: u64) {
     with_guest!(C, config(), hidden(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
     ram.populate_private(HIDDEN, 2 * M2, PageSize::SIZE_2M);
     let done = std::sync::atomic::AtomicBool::new(false);

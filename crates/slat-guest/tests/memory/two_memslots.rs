@@ -42,9 +42,7 @@ fn two_memslots<C: Case>(
     config: Config,
     logs: bool,
     body: impl FnOnce(&slat_sim::Machine<C::A>, &TheGuest<'_, C>, &mut TheVcpu<'_, C>),
-) where
-    C::A: 'static,
-{
+) {
     let first = if logs { logged(HALF) } else { memslot(HALF) };
     with_guest!(C, config, first, PageSize::SIZE_2M => machine, ram, guest, vcpu);
     ram.populate(HOST, M2, PageSize::SIZE_2M);

@@ -44,10 +44,7 @@ struct Bench<'h, C: Case> {
     copies: Mutex<Vec<u64>>,
 }
 
-impl<'h, C: Case> Bench<'h, C>
-where
-    C::A: 'static,
-{
+impl<'h, C: Case> Bench<'h, C> {
     fn host(&self, page: u64, pages: u64) -> HvaRange {
         HvaRange { start: Hva(HOST + page * self.page), bytes: pages * self.page }
     }
@@ -342,10 +339,7 @@ where
 }
 
 /// Runs one history; returns the statistics of its reclaim.
-fn history<C: Case>(seed: u64, huge: bool) -> slat_reclaim::Stats
-where
-    C::A: 'static,
-{
+fn history<C: Case>(seed: u64, huge: bool) -> slat_reclaim::Stats {
     let mut rng = fastrand::Rng::with_seed(seed);
     let (small, large) = (C::F::size(0), C::F::size(1));
     let page = small.bytes();
@@ -447,10 +441,7 @@ fn number(name: &str) -> Option<u64> {
 
 /// Runs `count` histories, or a multiple of that: `HISTORIES` divided by 60. `enough` says whether
 /// they did what they are for, all together.
-fn histories<C: Case>(huge: bool, count: u64, enough: impl Fn(&[slat_reclaim::Stats]) -> bool)
-where
-    C::A: 'static,
-{
+fn histories<C: Case>(huge: bool, count: u64, enough: impl Fn(&[slat_reclaim::Stats]) -> bool) {
     let count = number("HISTORIES").map_or(count, |many| (count * many / 60).max(1));
     let mut seeds = crate::seed::seeds(8 * count);
     let mut run = |many: u64| -> Vec<_> {
