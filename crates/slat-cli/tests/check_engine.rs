@@ -5,7 +5,7 @@ use slat::format::ept::Ept1G;
 use slat::{Access, Gpa, GpaRange, Hpa, PageSize, Vmid};
 use slat_guest::{
     Backing, Config, Guest, Hva, HvaRange, MemoryKind, MemslotId, MemslotSpec, NoPage, Outcome,
-    Page, PrivateAt, PrivatePage, PrivateRange, TABLE_PAGES, Vcpu,
+    Page, PrivateAt, PrivatePage, PrivateRange, Vcpu,
 };
 use slat_kvm::check::{
     Act, Counts, HOLE, History, HistoryEnd, Kind, Means, Place, Span, Stamp, System, Task,
@@ -363,10 +363,8 @@ fn run(history: &History, fault: Fault) -> HistoryEnd {
     };
     let (vmid, bits) = (Vmid(7), 39);
     let guest = Guest::new(Ept1G::default(), vmid, bits, &machine, ram.clone(), config).unwrap();
-    let mut storage: Vec<[_; TABLE_PAGES]> =
-        (0..history.vcpus).map(|_| [const { None }; TABLE_PAGES]).collect();
-    let vcpus = storage.iter_mut().zip(0..).map(|(storage, id)| {
-        let vcpu = Vcpu::new(&guest, id, storage).unwrap();
+    let vcpus = (0..history.vcpus).map(|id| {
+        let vcpu = Vcpu::new(&guest, id as u16).unwrap();
         machine.cpu(usize::from(id)).load(vmid, vcpu.root());
         vcpu
     });

@@ -71,10 +71,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Without `caches_on` both vCPUs would begin as vCPU 1 does after its reset.
     let config = Config { caches_on: true, ..Config::new(2, PageSize::SIZE_1G) };
     let guest = Guest::new(Arm64K4::default(), Vmid(1), 40, &machine, OnePiece, config)?;
-    let (mut storage, mut storage1) =
-        ([const { None }; TABLE_PAGES], [const { None }; TABLE_PAGES]);
-    let mut vcpu = Vcpu::new(&guest, 0, &mut storage)?;
-    let mut secondary = Vcpu::new(&guest, 1, &mut storage1)?;
+    let mut vcpu = Vcpu::new(&guest, 0)?;
+    let mut secondary = Vcpu::new(&guest, 1)?;
     vcpu.worker().set_memslot(MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0)))?;
 
     println!("vCPU 0, its caches on: {:?}", vcpu.fault(Gpa(0x1234), Access::Write));

@@ -21,8 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     let config = Config::new(1, PageSize::SIZE_1G);
     let guest = Guest::new(Ept1G::default(), Vmid(1), 40, &machine, OnePiece, config)?;
-    let mut storage = [const { None }; TABLE_PAGES];
-    let mut vcpu = Vcpu::new(&guest, 0, &mut storage)?;
+    let mut vcpu = Vcpu::new(&guest, 0)?;
     println!("the vCPU's CPU loads the root at {}", vcpu.root());
 
     let ram = MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0));

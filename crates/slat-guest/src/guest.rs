@@ -47,8 +47,7 @@ use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize,
 /// # }
 /// let (host, config) = (AllocPlatform::new(), Config::new(1, PageSize::SIZE_1G));
 /// let guest = Guest::new(Ept1G::default(), Vmid(1), 40, &host, Ram, config)?;
-/// let mut storage = [const { None }; TABLE_PAGES];
-/// let mut vcpu = Vcpu::new(&guest, 0, &mut storage)?;
+/// let mut vcpu = Vcpu::new(&guest, 0)?;
 /// let ram = MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0));
 /// vcpu.worker().set_memslot(ram)?;
 /// vcpu.fault(Gpa(0x1234), Access::Write);

@@ -17,8 +17,7 @@
 //!
 //! let (host, config) = (AllocPlatform::new(), Config::new(1, PageSize::SIZE_2M));
 //! let guest = Guest::new(Ept1G::default(), Vmid(1), 40, &host, Ram, config)?;
-//! let mut storage = [const { None }; TABLE_PAGES];
-//! let mut vcpu = Vcpu::new(&guest, 0, &mut storage)?;
+//! let mut vcpu = Vcpu::new(&guest, 0)?;
 //! let ram = MemslotSpec::new(MemslotId(0), Gpa(0), 64 << 20, Hva(0));
 //! vcpu.worker().set_memslot(ram)?;
 //! assert_eq!(vcpu.fault(Gpa(0x1234), Access::Write), Outcome::Mapped(PageSize::SIZE_2M));
@@ -139,4 +138,4 @@ pub use stalls::Stalls;
 pub use stats::{FaultKind, FaultTime, GuestTotals, Stats, VcpuStats};
 pub use vcpu::{Vcpu, VcpuError};
 pub use waits::AsyncFault;
-pub use worker::{TABLE_PAGES, TableStorage, Worker};
+pub use worker::{TABLE_PAGES, Worker};

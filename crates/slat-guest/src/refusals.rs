@@ -17,11 +17,8 @@
 //! ```compile_fail,E0505
 //! # use slat::{Access, Format, Gpa};
 //! # use slat_guest::*;
-//! fn end<'g, F: Format, H: Host, B: Backing>(
-//!     guest: Guest<'_, F, H, B>,
-//!     storage: &'g mut TableStorage,
-//! ) {
-//!     let mut vcpu = Vcpu::new(&guest, 0, storage).unwrap();
+//! fn end<F: Format, H: Host, B: Backing>(guest: Guest<'_, F, H, B>) {
+//!     let mut vcpu = Vcpu::new(&guest, 0).unwrap();
 //!     // SAFETY: no CPU has the tables loaded.
 //!     unsafe { guest.destroy() };
 //!     vcpu.fault(Gpa(0), Access::Read);

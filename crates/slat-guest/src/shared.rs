@@ -1,32 +1,28 @@
 //! Guests, workers and vCPUs that own what they use, for VMMs whose threads outlive the function
 //! that made them.
 //!
-//! [`Guest`], [`Worker`] and [`Vcpu`] borrow, which takes no allocation. In this module an [`Arc`]
-//! shares a guest; each thread's part holds the guest, and room for its table pages; all of them
-//! are `'static`. A thread works on its part inside a closure, which gets the part with a lifetime
-//! of its own.
+//! [`Guest`], [`Worker`] and [`Vcpu`] borrow. In this module an [`Arc`] shares a guest, which each
+//! thread's part holds; all of them are `'static`. A thread works on its part inside a closure,
+//! which gets the part with a lifetime of its own.
 //!
 //! # Safety of what is inside
 //! Parts borrow, for `'static`, memory on the heap that they own: the guest its host, a worker its
-//! guest and its room. *Invariant*: no code outside this file ever gets such a lifetime.
+//! guest. *Invariant*: no code outside this file ever gets such a lifetime.
 //! 1. [`SharedGuest::get`] shortens it to the lifetime of the call's borrow.
 //! 2. `with` hands a part out for *every* lifetime `'a`. Its closure has to work for all of them.
 //!    So it can keep nothing of `'a`, and can put nothing there that borrows for less. Two parts,
 //!    even of one guest, have two lifetimes, and cannot be exchanged.
-//! 3. Fields are dropped in the order in which they are declared: the worker, its room, the guest,
-//!    the host.
+//! 3. Fields are dropped in the order in which they are declared: the worker, the guest, the host.
 
 use crate::backing::Backing;
 use crate::config::Config;
 use crate::guest::{Guest, GuestError};
 use crate::host::Host;
 use crate::vcpu::{Vcpu, VcpuError};
-use crate::worker::{TABLE_PAGES, TableStorage, Worker};
-use alloc::boxed::Box;
+use crate::worker::Worker;
 use alloc::sync::Arc;
 use core::fmt;
-use core::ptr::NonNull;
-use slat::{Format, Frame, TooManyReaders, Vmid};
+use slat::{Format, TooManyReaders, Vmid};
 
 /// A handle for a guest and its machine, shared by all threads that work on the guest. A clone is
 /// another handle.
@@ -93,10 +89,9 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
     /// [`TooManyReaders`] if all reader slots among the threads that walk the host's tables are
     /// taken.
     pub fn worker(&self) -> Result<SharedWorker<F, H, B>, TooManyReaders> {
-        let storage = Room::new();
-        // SAFETY: the result holds what the part borrows, and drops the part first.
-        let part = unsafe { Worker::new(self.forever(), storage.forever()) }?;
-        Ok(SharedWorker { part, _room: storage, guest: self.clone() })
+        // SAFETY: the result holds the guest that the part borrows, and drops the part first.
+        let part = Worker::new(unsafe { self.forever() })?;
+        Ok(SharedWorker { part, guest: self.clone() })
     }
 
     /// Makes the part of the thread that runs vCPU `id`: see [`Vcpu::new`].
@@ -104,10 +99,9 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
     /// # Errors
     /// [`VcpuError`].
     pub fn vcpu(&self, id: u16) -> Result<SharedVcpu<F, H, B>, VcpuError> {
-        let storage = Room::new();
         // SAFETY: as above.
-        let part = unsafe { Vcpu::new(self.forever(), id, storage.forever()) }?;
-        Ok(SharedVcpu { part, _room: storage, guest: self.clone() })
+        let part = Vcpu::new(unsafe { self.forever() }, id)?;
+        Ok(SharedVcpu { part, guest: self.clone() })
     }
 
     /// # Safety
@@ -120,44 +114,11 @@ impl<F: Format, H: Host + 'static, B: Backing + 'static> SharedGuest<F, H, B> {
     }
 }
 
-/// Room for a thread's table pages, on the heap: it does not move, and only the part that borrows
-/// it accesses it. (Moving a `Box` would assert that no other reference to its content exists.)
-struct Room(NonNull<TableStorage>);
-
-// SAFETY: it owns what it points to, as a `Box` does, and a `TableStorage` may be sent.
-unsafe impl Send for Room where TableStorage: Send {}
-// SAFETY: a shared reference gives no safe access to the content.
-unsafe impl Sync for Room {}
-
-impl Room {
-    fn new() -> Self {
-        Self(NonNull::from(Box::leak(Box::new([const { None }; TABLE_PAGES]))))
-    }
-
-    /// # Safety
-    /// 1. The caller calls it once.
-    /// 2. The caller does not use the reference after `self` is dropped.
-    unsafe fn forever(&self) -> &'static mut [Option<Frame>] {
-        // SAFETY: it points to the content of a leaked box. By 1 there is no other reference to it,
-        // and by 2 it exists for as long as the reference is used.
-        unsafe { &mut *self.0.as_ptr() }
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        // SAFETY: `new` leaked the box, and only this frees it. By 2 of `forever` the reference is
-        // no longer used.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-    }
-}
-
 macro_rules! part {
     ($(#[$doc:meta])* $name:ident, $part:ident) => {
         $(#[$doc])*
         pub struct $name<F: Format, H: Host + 'static, B: Backing + 'static> {
             part: $part<'static, F, H, B>,
-            _room: Room,
             guest: SharedGuest<F, H, B>,
         }
 
@@ -246,9 +207,8 @@ part!(
     /// fn replace<F: Format, H: Host + 'static, B: Backing + 'static>(
     ///     worker: &mut SharedWorker<F, H, B>,
     ///     guest: &SharedGuest<F, H, B>,
-    ///     storage: &mut TableStorage,
     /// ) {
-    ///     worker.with(|worker| *worker = Worker::new(guest.get(), storage).unwrap());
+    ///     worker.with(|worker| *worker = Worker::new(guest.get()).unwrap());
     /// }
     /// ```
     /// A reference to the guest cannot outlive the handle that it came from.

@@ -7,7 +7,7 @@ use crate::waits::Places;
 use crate::worker::Worker;
 use core::fmt;
 use core::sync::atomic::Ordering;
-use slat::{Format, Frame, GuestRoot, Hpa, TooManyReaders};
+use slat::{Format, GuestRoot, Hpa, TooManyReaders};
 
 /// A thread that runs one of the guest's vCPUs and handles its faults.
 ///
@@ -80,20 +80,15 @@ impl<F: Format, H: Host, B: Backing> Drop for Vcpu<'_, F, H, B> {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
-    /// Makes the thread's handle for vCPU `id`. One thread at a time has it. `storage` is where it
-    /// keeps table pages ([`TableStorage`](crate::TableStorage)).
+    /// Makes the thread's handle for vCPU `id`. One thread at a time has it.
     ///
     /// # Errors
     /// [`VcpuError`].
-    pub fn new(
-        guest: &'w Guest<'w, F, H, B>,
-        id: u16,
-        storage: &'w mut [Option<Frame>],
-    ) -> Result<Self, VcpuError> {
+    pub fn new(guest: &'w Guest<'w, F, H, B>, id: u16) -> Result<Self, VcpuError> {
         if id >= guest.config.vcpus {
             return Err(VcpuError::NoSuchVcpu { vcpus: guest.config.vcpus });
         }
-        let mut worker = Worker::new(guest, storage).map_err(VcpuError::TooManyReaders)?;
+        let mut worker = Worker::new(guest).map_err(VcpuError::TooManyReaders)?;
         worker.counters = &guest.vcpus[id as usize].totals;
         if guest.vcpus[id as usize].taken.swap(true, Ordering::AcqRel) {
             return Err(VcpuError::Taken);

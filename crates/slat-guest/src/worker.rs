@@ -8,19 +8,16 @@ use crate::ranges::{pieces, widened};
 use crate::stats::Counters;
 use alloc::vec::Vec;
 use slat::{
-    ChangeError, Contention, Format, Frame, Gpa, GpaRange, Guard, Interruption, OutOfFrames,
-    PageSize, Reader, TableCache, Tables, TooManyReaders, Translation,
+    ChangeError, Contention, Format, Gpa, GpaRange, Guard, Interruption, OutOfFrames, PageSize,
+    Reader, TableCache, Tables, TooManyReaders, Translation,
 };
 
 /// How often a call tries an entry that another thread holds before it reports contention.
 pub(crate) const PATIENCE: u32 = 1000;
 
-/// The number of table pages that a worker should have room for: enough for two splits of the
-/// largest block, and a map.
-pub const TABLE_PAGES: usize = 64;
-
-/// The place where a worker keeps its table pages.
-pub type TableStorage = [Option<Frame>; TABLE_PAGES];
+/// The number of table pages that a worker has room for: enough for two splits of the largest
+/// block, and a map. Models have tables of few entries.
+pub const TABLE_PAGES: usize = if cfg!(loom) { 4 } else { 64 };
 
 /// A worker inside tables of its guest.
 pub(crate) struct Inside<'t, 'w, F: Format, H: Host, B: Backing> {
@@ -97,17 +94,14 @@ type ChangeResult = Result<u64, Interruption<ChangeError>>;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Makes the thread's handle for the guest: takes a reader slot among the threads that walk the
-    /// host's tables. `storage` is where it keeps table pages ([`TableStorage`]).
+    /// host's tables, and allocates room for [`TABLE_PAGES`] table pages.
     ///
     /// # Errors
     /// [`TooManyReaders`] if all are taken.
-    pub fn new(
-        guest: &'w Guest<'w, F, H, B>,
-        storage: &'w mut [Option<Frame>],
-    ) -> Result<Self, TooManyReaders> {
+    pub fn new(guest: &'w Guest<'w, F, H, B>) -> Result<Self, TooManyReaders> {
         let platform = guest.tables.platform();
         let reader = Reader::register(platform)?;
-        let cache = TableCache::new(platform, storage);
+        let cache = TableCache::with_capacity(platform, TABLE_PAGES);
         Ok(Self { guest, reader, cache, counters: guest.counters.take() })
     }
 

@@ -50,12 +50,10 @@ fn beside(
     let config = Config::new(1, PageSize::SIZE_2M);
     let guest: TheGuest<'_> =
         Guest::new(Ept1G::default(), Vmid(7), 39, &machine, ram, config).unwrap();
-    let mut storages = [const { [const { None }; TABLE_PAGES] }; 2];
-    let [one, two] = &mut storages;
-    let mut vcpu = Vcpu::new(&guest, 0, one).unwrap();
+    let mut vcpu = Vcpu::new(&guest, 0).unwrap();
     vcpu.worker().set_memslot(memslot(false)).unwrap();
     assert!(matches!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(PageSize::SIZE_2M)));
-    let mut worker = Worker::new(&guest, two).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -87,12 +87,8 @@ fn two_threads_share_no_line<F: Format + Default, A: Arch>(arch: A) {
     let base = machine.memory_base().0;
     let config = Config { caches: CachePolicy::Every, ..Config::new(2, PageSize::SIZE_4K) };
     let guest = Guest::new(F::default(), Vmid(1), 39, &machine, Ram(base), config).unwrap();
-    let mut storages = [const { [const { None }; TABLE_PAGES] }; 4];
-    let [one, two, three, four] = &mut storages;
-    let (mut one, mut two) =
-        (Vcpu::new(&guest, 0, one).unwrap(), Vcpu::new(&guest, 1, two).unwrap());
-    let (mut three, mut four) =
-        (Worker::new(&guest, three).unwrap(), Worker::new(&guest, four).unwrap());
+    let (mut one, mut two) = (Vcpu::new(&guest, 0).unwrap(), Vcpu::new(&guest, 1).unwrap());
+    let (mut three, mut four) = (Worker::new(&guest).unwrap(), Worker::new(&guest).unwrap());
     let memslot = MemslotSpec::new(MemslotId(0), Gpa(0), 2 * APART, Hva(0));
     one.worker().set_memslot(MemslotSpec { log_dirty: true, ..memslot }).unwrap();
     slat::observe::writes(&WRITES);

@@ -72,10 +72,6 @@ struct Run<'r, F: Format, A: Arch> {
     epochs: Mutex<Epochs>,
 }
 
-fn storage() -> TableStorage {
-    [const { None }; TABLE_PAGES]
-}
-
 fn spec(log_dirty: bool) -> MemslotSpec {
     MemslotSpec { log_dirty, ..MemslotSpec::new(MemslotId(0), Gpa(BASE), BYTES, Hva(HOST)) }
 }
@@ -83,8 +79,7 @@ fn spec(log_dirty: bool) -> MemslotSpec {
 impl<F: Format, A: Arch> Run<'_, F, A> {
     fn vcpu(&self, id: u16, seed: u64) {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut storage = storage();
-        let mut vcpu = Vcpu::new(self.guest, id, &mut storage).unwrap();
+        let mut vcpu = Vcpu::new(self.guest, id).unwrap();
         let mut cpu = self.machine.cpu(id as usize).unwrap();
         cpu.load(VMID, vcpu.root());
         while !self.stop.load(Ordering::Relaxed) {
@@ -151,8 +146,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
     /// Does everything else that happens to the memory.
     fn disturb(&self, seed: u64) {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut storage = storage();
-        let mut worker = Worker::new(self.guest, &mut storage).unwrap();
+        let mut worker = Worker::new(self.guest).unwrap();
         while !self.stop.load(Ordering::Relaxed) {
             let page = rng.u64(..PAGES);
             let count = rng.u64(1..=32).min(PAGES - page);
@@ -233,8 +227,7 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         copying: Mutex::new(()),
         epochs: Mutex::new(Epochs::new(MemslotId(0))),
     };
-    let mut storage = storage();
-    let mut worker = Worker::new(&guest, &mut storage).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     worker.set_memslot(spec(false)).unwrap();
     std::thread::scope(|scope| {
         let run = &run;
@@ -419,8 +412,7 @@ fn a_guest_is_torn_down_during_faults_ageing_and_invalidations() {
             scope.spawn(move || run.vcpu(1, 2)),
             scope.spawn(move || run.disturb(3)),
         ];
-        let mut storage = storage();
-        let mut worker = Worker::new(&guest, &mut storage).unwrap();
+        let mut worker = Worker::new(&guest).unwrap();
         for round in 0..40 {
             assert_eq!(worker.set_memslot(spec(round % 2 == 1)), Ok(MemslotChange::Inserted));
             std::thread::sleep(Duration::from_millis(3));

@@ -45,8 +45,7 @@ fn a_balloon_filled_and_emptied_takes_no_host_memory() {
         let mut setup = Setup::new(idle + cycled, idle + cycled);
         setup.reclaim.policy = policy;
         setup.run(ept(), Ept::default(), |bench| {
-            let mut storage = storage();
-            let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
+            let mut worker = Worker::new(bench.guest).unwrap();
             let mut pager = Pager::new(&mut worker);
             for page in 0..idle + cycled {
                 pager.bring_in(bench.host(page), Access::Write).unwrap();

@@ -100,11 +100,11 @@ fn guest() -> (&'static TheGuest, &'static Content) {
 }
 
 fn worker(guest: &'static TheGuest) -> TheWorker {
-    Worker::new(guest, Box::leak(Box::new([const { None }; 4]))).unwrap()
+    Worker::new(guest).unwrap()
 }
 
 fn vcpu(guest: &'static TheGuest, id: u16) -> TheVcpu {
-    Vcpu::new(guest, id, Box::leak(Box::new([const { None }; 4]))).unwrap()
+    Vcpu::new(guest, id).unwrap()
 }
 
 /// The vCPU writes its page, and has its faults answered.

@@ -4,6 +4,8 @@
 use crate::format::Format;
 use crate::platform::{Platform, same};
 use crate::table::Frame;
+#[cfg(any(feature = "alloc", all(feature = "std", any(unix, windows))))]
+use alloc::boxed::Box;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -36,7 +38,8 @@ impl<'a> Source<'a> {
 /// Table pages that an operation may take; its caller fills the cache beforehand.
 ///
 /// The caller provides the storage ([`TableCache::new`]), as the engine allocates nothing. With the
-/// feature `alloc`, [`TableCache::filled`] makes a cache that owns it. Pages that are left over
+/// feature `alloc`, [`TableCache::with_capacity`] and [`TableCache::filled`] make a cache that owns
+/// it. Pages that are left over
 /// stay in the cache, and go back to the platform when it is dropped.
 pub struct TableCache<'a, F: Format, P: Platform> {
     platform: &'a P,
@@ -47,7 +50,7 @@ pub struct TableCache<'a, F: Format, P: Platform> {
     /// Asked for a page when the cache has none.
     source: Option<Source<'a>>,
     /// Gives the storage back, if the cache owns it.
-    pub(crate) release: Option<unsafe fn(*mut [Option<Frame>])>,
+    release: Option<unsafe fn(*mut [Option<Frame>])>,
     format: PhantomData<F>,
 }
 
@@ -186,6 +189,35 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
             // cache only if it was never linked.
             None => unsafe { self.platform.free(frame, F::TABLE_BYTES) },
         }
+    }
+}
+
+#[cfg(any(feature = "alloc", all(feature = "std", any(unix, windows))))]
+impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
+    /// Makes an empty cache that owns its storage, for up to `pages` table pages.
+    pub fn with_capacity(platform: &'a P, pages: usize) -> Self {
+        /// Gives the storage back.
+        ///
+        /// # Safety
+        /// `storage` was leaked by `with_capacity`, and is not used any more.
+        unsafe fn release(storage: *mut [Option<Frame>]) {
+            // SAFETY: the caller's promise.
+            drop(unsafe { Box::from_raw(storage) });
+        }
+        let storage: Box<[Option<Frame>]> = (0..pages).map(|_| None).collect();
+        let mut cache = Self::new(platform, Box::leak(storage));
+        cache.release = Some(release);
+        cache
+    }
+
+    /// Makes a cache that owns its storage, with `pages` table pages in it.
+    ///
+    /// # Errors
+    /// [`OutOfFrames`] if the platform has fewer.
+    pub fn filled(platform: &'a P, pages: usize) -> Result<Self, OutOfFrames> {
+        let mut cache = Self::with_capacity(platform, pages);
+        cache.fill(pages)?;
+        Ok(cache)
     }
 }
 

@@ -1,14 +1,11 @@
-//! Table pages from the global allocator: a platform, and caches that own their storage.
+//! Table pages from the global allocator.
 
 use crate::addr::Hpa;
-use crate::cache::{OutOfFrames, TableCache};
-use crate::format::Format;
 use crate::invalidation::{BreakBeforeMake, Invalidation};
 use crate::platform::Platform;
 use crate::readers::{ReaderSlot, Readers};
 use crate::table::{Frame, Pte};
 use alloc::alloc::{alloc_zeroed, dealloc};
-use alloc::boxed::Box;
 use core::alloc::Layout;
 use core::fmt;
 use core::mem;
@@ -176,31 +173,10 @@ impl<I> fmt::Debug for AllocPlatform<I> {
     }
 }
 
-impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
-    /// Makes a cache that owns its storage, with `pages` table pages in it.
-    ///
-    /// # Errors
-    /// [`OutOfFrames`] if the platform has fewer.
-    pub fn filled(platform: &'a P, pages: usize) -> Result<Self, OutOfFrames> {
-        /// Gives the storage back.
-        ///
-        /// # Safety
-        /// `storage` was leaked by `filled`, and is not used any more.
-        unsafe fn release(storage: *mut [Option<Frame>]) {
-            // SAFETY: the caller's promise.
-            drop(unsafe { Box::from_raw(storage) });
-        }
-        let storage: Box<[Option<Frame>]> = (0..pages).map(|_| None).collect();
-        let mut cache = Self::new(platform, Box::leak(storage));
-        cache.release = Some(release);
-        cache.fill(pages)?;
-        Ok(cache)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::TableCache;
     use crate::format::tiny::Tiny;
     use std::cell::Cell;
 

@@ -63,7 +63,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 
-#[cfg(all(not(loom), any(feature = "alloc", all(feature = "std", any(unix, windows)))))]
+#[cfg(any(feature = "alloc", all(feature = "std", any(unix, windows))))]
 extern crate alloc;
 #[cfg(any(
     test,

@@ -13,8 +13,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use slat::format::arm64::id::IdRegisters;
 use slat::{Format, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::{
-    CachePolicy, Config, Guest, Hva, HvaRange, MemslotId, MemslotSpec, PostCopy, PrivateAt,
-    TABLE_PAGES, Vcpu, Worker,
+    CachePolicy, Config, Guest, Hva, HvaRange, MemslotId, MemslotSpec, PostCopy, PrivateAt, Vcpu,
+    Worker,
 };
 use slat_hypervisor::layout::*;
 use slat_hypervisor::options::{Caches, ExecuteHuge, Job, Logging, Options};
@@ -322,8 +322,7 @@ pub fn ram(options: &Options<'_>) -> MemslotSpec {
 }
 
 fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::MemslotError> {
-    let mut storage = [const { None }; TABLE_PAGES];
-    let mut worker = Worker::new(memory, &mut storage).expect("nobody has a reader slot yet");
+    let mut worker = Worker::new(memory).expect("nobody has a reader slot yet");
     worker.set_memslot(ram(options))?;
     let devices = [DISTRIBUTOR, redistributors(options.vcpus), UART];
     for (number, device) in devices.into_iter().enumerate() {

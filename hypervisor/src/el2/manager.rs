@@ -10,7 +10,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use serde_json::{Map, Value, json};
-use slat_guest::{FaultKind, HvaRange, TABLE_PAGES, Vcpu};
+use slat_guest::{FaultKind, HvaRange, Vcpu};
 use slat_hypervisor::options::{Caches, Job};
 
 /// Time within which vCPUs have to print their registers, in milliseconds.
@@ -21,8 +21,7 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
     // TLB invalidations act on the VMID that is loaded, so this CPU loads the guest's.
     HCR_EL2.write(HCR_EL2::VM::Enable + HCR_EL2::RW::EL1IsAarch64);
     vcpu::load(hypervisor, hypervisor.memory.tables().guest_root());
-    let mut storage = [const { None }; TABLE_PAGES];
-    match Vcpu::new(&hypervisor.memory, hypervisor.options.vcpus as u16, &mut storage) {
+    match Vcpu::new(&hypervisor.memory, hypervisor.options.vcpus as u16) {
         Ok(mut thread) => {
             // The manager maps into the tables of vCPUs whose caches are on. Other policies have no
             // other tables, and would count this as a switch of a vCPU.

@@ -13,7 +13,7 @@ use alloc::string::String;
 use core::sync::atomic::Ordering;
 use slat::format::arm64::fault::{self, Abort, Kind};
 use slat::{Access, Gpa, GuestRoot};
-use slat_guest::{CacheSwitch, Outcome, Refusal, Retry, TABLE_PAGES, Vcpu};
+use slat_guest::{CacheSwitch, Outcome, Refusal, Retry, Vcpu};
 use slat_hypervisor::layout::CONTROL;
 use slat_hypervisor::options::Trap;
 use slat_hypervisor::progress::{Place, Progress};
@@ -25,8 +25,7 @@ const START_STATE: u64 = 0b1111 << 6 | 0b0101;
 /// Runs vCPU `id` on this CPU until it is switched off.
 pub fn run(hypervisor: &'static Hypervisor, id: u64) -> ! {
     let reason = {
-        let mut storage = [const { None }; TABLE_PAGES];
-        match Vcpu::new(&hypervisor.memory, id as u16, &mut storage) {
+        match Vcpu::new(&hypervisor.memory, id as u16) {
             Ok(vcpu) => RunningVcpu::new(hypervisor, vcpu).run(),
             Err(error) => Some(format!("vCPU {id} cannot run: {error}")),
         }

@@ -4,7 +4,7 @@
 //! by page. Linux's reclaim takes a lock for a run of at most 64 pages, or for each page; each
 //! fault takes it shared.
 
-use super::fixture::{Fixture, Shape, TheGuest, storage};
+use super::fixture::{Fixture, Shape, TheGuest};
 use super::lock::FairLock;
 use super::runner::{Locks, Runner};
 use super::tables::{Figures, MEANING, renderer};
@@ -218,14 +218,11 @@ fn sample<F: Format, A: Arch>(
         let (over, running) = (&AtomicBool::new(false), &std::sync::atomic::AtomicU64::new(vcpus));
         let vcpu = |id: u64| {
             move || -> anyhow::Result<Times> {
-                let mut storage = storage();
-                let storage = &mut storage;
                 let pages = |first: u64| first + half * id / vcpus..first + half * (id + 1) / vcpus;
                 let mut prepared = once(move || -> anyhow::Result<_> {
                     // The scan has the last CPU, if there are at least two.
                     let pin = Pin::to(cpus[id as usize % (cpus.len() - 1).max(1)])?;
-                    let mut runner =
-                        Runner::new(guest, fixture.machine(), id as u16, storage, locks)?;
+                    let mut runner = Runner::new(guest, fixture.machine(), id as u16, locks)?;
                     // Maps the half that is scanned.
                     pages(0).try_for_each(|page| runner.write(fixture.gpa(page), page))?;
                     runner.times = Times::default();
@@ -244,8 +241,7 @@ fn sample<F: Format, A: Arch>(
                 Ok(prepared?.0.times)
             }
         };
-        let mut storage = storage();
-        let mut worker = Worker::new(guest, &mut storage)?;
+        let mut worker = Worker::new(guest)?;
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..vcpus).map(|id| scope.spawn(vcpu(id))).collect();
             let pin = Pin::to(cpus[cpus.len() - 1]);

@@ -17,7 +17,7 @@ use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{Access, BreakBeforeMake, Gpa, Hpa, Maintenance, Memory, PageSize, Platform, Vmid};
 use slat_guest::{
     Backing, CachePolicy, Config, Guest, Host, Hva, MemslotId, MemslotSpec, NoPage, Outcome, Page,
-    TABLE_PAGES, TableStorage, Vcpu, Worker,
+    Vcpu, Worker,
 };
 use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
@@ -289,8 +289,7 @@ fn boot(
         // Other cores help the thread that flushes.
         for _ in 1..args.threads {
             scope.spawn(|| {
-                let mut storage = storage();
-                let Ok(mut worker) = Worker::new(&guest, &mut storage) else { return };
+                let Ok(mut worker) = Worker::new(&guest) else { return };
                 while !stop.load(Ordering::Relaxed) {
                     if worker.help_flush() == 0 {
                         std::thread::yield_now();
@@ -324,8 +323,7 @@ fn switches(
     let (memory, image) = (args.memory(), args.image.bytes());
     let mut seconds = Vec::new();
     for id in 0..args.vcpus {
-        let mut storage = storage();
-        let mut vcpu = Vcpu::new(guest, id, &mut storage)?;
+        let mut vcpu = Vcpu::new(guest, id)?;
         if id == 0 {
             let memslot = MemslotSpec::new(MemslotId(0), Gpa(BASE), memory, Hva(0));
             vcpu.worker().set_memslot(memslot)?;
@@ -363,10 +361,6 @@ fn touch(
         }
     }
     Ok(())
-}
-
-fn storage() -> TableStorage {
-    [const { None }; TABLE_PAGES]
 }
 
 #[cfg(test)]

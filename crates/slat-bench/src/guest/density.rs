@@ -3,7 +3,7 @@
 //! All pages are dirty and writable. Some pages of each word are cleared; then the guest writes all
 //! pages, and faults where it may not. Linux protects the hull.
 
-use crate::guest::fixture::{Fixture, SLOT, storage};
+use crate::guest::fixture::{Fixture, SLOT};
 use crate::guest::runner::{Locks, Runner};
 use crate::guest::tables::Figures;
 use crate::guest::turns::{Recorder, counts, ratios, take_turns};
@@ -115,8 +115,7 @@ fn sample<F: Format, A: Arch>(
         .collect();
     let named = bitmap.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
     fixture.with_guest(fixture.config(), |guest| {
-        let mut storage = storage();
-        let mut vcpu = Runner::new(guest, fixture.machine(), 0, &mut storage, Locks::Free)?;
+        let mut vcpu = Runner::new(guest, fixture.machine(), 0, Locks::Free)?;
         let write_all = |vcpu: &mut Runner<'_, '_, F, A>| -> anyhow::Result<u64> {
             let written = |guest: &crate::guest::fixture::TheGuest<'_, F, A>| {
                 guest.stats().faults(FaultKind::MadeWritable).count

@@ -7,7 +7,7 @@
 use super::log_options::{DirtyLogArgs, LogWay};
 use super::migration::{Migration, RING};
 use super::{density, parallel};
-use crate::guest::fixture::{Fixture, Shape, storage};
+use crate::guest::fixture::{Fixture, Shape};
 use crate::guest::lock::FairLock;
 use crate::guest::runner::{Locks, Runner};
 use crate::guest::tables::{Figures, MEANING, renderer};
@@ -196,8 +196,7 @@ fn sample<F: Format, A: Arch>(
         let (over, barrier) = (&AtomicBool::new(false), &Barrier::new(usize::from(vcpus) + 1));
         let writer = |id: u16| {
             move || -> anyhow::Result<(Times, u64)> {
-                let mut storage = storage();
-                let runner = Runner::new(guest, fixture.machine(), id, &mut storage, locks);
+                let runner = Runner::new(guest, fixture.machine(), id, locks);
                 let mut runner = runner.inspect_err(|_| over.store(true, Ordering::Relaxed));
                 let populated = match &mut runner {
                     Ok(runner) => write(fixture, runner, id, plan.percent, None),
@@ -212,10 +211,9 @@ fn sample<F: Format, A: Arch>(
                 Ok((runner.times, written))
             }
         };
-        let mut storage = storage();
         let mut migration = Migration {
             fixture,
-            worker: Worker::new(guest, &mut storage)?,
+            worker: Worker::new(guest)?,
             lock: &lock,
             way,
             bitmap: vec![0; fixture.pages().div_ceil(64) as usize],

@@ -3,10 +3,9 @@
 use crate::format::{LARGEST, TableFormat, TablesArgs};
 use anyhow::Context;
 use serde_json::{Map, Value, json};
-use slat::{Access, Format, Frame, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
+use slat::{Access, Format, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
 use slat_guest::{
-    Backing, Config, Guest, Hva, MemslotId, MemslotSpec, NoPage, Page, TABLE_PAGES, TableStorage,
-    Worker,
+    Backing, Config, Guest, Hva, MemslotId, MemslotSpec, NoPage, Page, TABLE_PAGES, Worker,
 };
 use slat_lab::failure::bad_input;
 use slat_lab::session::Session;
@@ -202,8 +201,7 @@ impl<F: Format, A: Arch> Fixture<F, A> {
 
     /// Makes the memslot, or begins or ends its log.
     pub fn change_slot(&self, guest: &TheGuest<'_, F, A>, log: bool) -> anyhow::Result<()> {
-        let mut storage = storage();
-        let mut worker = Worker::new(guest, &mut storage)?;
+        let mut worker = Worker::new(guest)?;
         worker.set_memslot(self.memslot(log)).context("the guest's memslot cannot be changed")?;
         Ok(())
     }
@@ -243,9 +241,4 @@ impl<F: Format, A: Arch> Fixture<F, A> {
         let offset = (page << F::PAGE_SHIFT) % self.shape.host;
         self.machine.read_host(Hpa(self.machine.memory_base().0 + offset))
     }
-}
-
-/// Returns room for a thread's table pages.
-pub const fn storage() -> TableStorage {
-    [const { None::<Frame> }; TABLE_PAGES]
 }

@@ -3,7 +3,7 @@
 
 use super::log_options::DirtyLogArgs;
 use crate::format::TablesArgs;
-use crate::guest::fixture::{Fixture, SLOT, Shape, TheGuest, storage};
+use crate::guest::fixture::{Fixture, SLOT, Shape, TheGuest};
 use crate::guest::runner::{Locks, Runner};
 use crate::guest::tables::Figures;
 use crate::guest::turns::{Counts, Recorder, counts, take_turns};
@@ -233,8 +233,7 @@ fn touch<F: Format, A: Arch>(
     share: u64,
     gate: &Gate,
 ) -> anyhow::Result<(f64, ())> {
-    let mut storage = storage();
-    let mut runner = Runner::new(guest, fixture.machine(), vcpu, &mut storage, Locks::Free)?;
+    let mut runner = Runner::new(guest, fixture.machine(), vcpu, Locks::Free)?;
     let first = u64::from(vcpu) * share;
     let mut pages = first..first + share;
     let (seconds, touched) =
@@ -262,16 +261,14 @@ fn clear<F: Format, A: Arch>(
     cpus: &[usize],
 ) -> anyhow::Result<(f64, Counts)> {
     fixture.with_guest(fixture.config(), |guest| {
-        let mut room_of_vcpu = storage();
-        let mut vcpu = Runner::new(guest, fixture.machine(), 0, &mut room_of_vcpu, Locks::Free)?;
+        let mut vcpu = Runner::new(guest, fixture.machine(), 0, Locks::Free)?;
         vcpu.worker().set_memslot(fixture.memslot(true))?;
         (0..fixture.pages()).try_for_each(|page| vcpu.write(fixture.gpa(page), page))?;
         let share = fixture.pages() / cpus.len() as u64;
         let bitmap = &vec![u64::MAX; share.div_ceil(64) as usize];
         let work = |thread: u64| {
             move |gate: &Gate| {
-                let mut storage = storage();
-                let mut worker = Worker::new(guest, &mut storage)?;
+                let mut worker = Worker::new(guest)?;
                 let clear = || worker.clear_log(SLOT, thread * share, share, bitmap);
                 let (seconds, cleared) = gate.pass(clear);
                 Ok((seconds, cleared?.pages))

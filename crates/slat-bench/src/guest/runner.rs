@@ -5,7 +5,7 @@ use super::lock::FairLock;
 use super::times::Times;
 use anyhow::{bail, ensure};
 use slat::{Access, Format, Gpa};
-use slat_guest::{Outcome, TableStorage, Vcpu};
+use slat_guest::{Outcome, Vcpu};
 use slat_sim::arch::Arch;
 use slat_sim::fast::{AccessError, FastCpu, FastMachine};
 use std::time::{Duration, Instant};
@@ -44,10 +44,9 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
         guest: &'w TheGuest<'p, F, A>,
         machine: &'p FastMachine<A>,
         id: u16,
-        storage: &'w mut TableStorage,
         locks: Locks<'w>,
     ) -> anyhow::Result<Self> {
-        let vcpu = Vcpu::new(guest, id, storage)?;
+        let vcpu = Vcpu::new(guest, id)?;
         let mut cpu = machine.cpu(id.into())?;
         cpu.load(VMID, vcpu.root());
         Ok(Self { vcpu, cpu, locks, exit: Duration::ZERO, times: Times::default() })

@@ -1,6 +1,6 @@
 //! Runs all vCPUs of a guest, phase by phase.
 
-use super::fixture::{Fixture, TheGuest, storage};
+use super::fixture::{Fixture, TheGuest};
 use super::runner::{Locks, Runner};
 use super::times::Times;
 use super::turns::Counts;
@@ -77,8 +77,7 @@ pub fn run_phases<'p, F: Format, A: Arch>(
     let work = &work;
     let vcpu = |id: u16| {
         move || -> anyhow::Result<Vec<(Instant, Instant, f64, Times)>> {
-            let mut storage = storage();
-            let mut runner = Runner::new(guest, fixture.machine(), id, &mut storage, locks);
+            let mut runner = Runner::new(guest, fixture.machine(), id, locks);
             let (mut done, mut failed) = (Vec::new(), None);
             for phase in 0..phases {
                 // A thread that fails still comes to each barrier.

@@ -1,7 +1,7 @@
 //! What is maintained, and by which thread.
 
 use crate::model::{Machine, Mood};
-use crate::vm::{BASE, BYTES, Cpu, Manners, config, page, storage, with_guest};
+use crate::vm::{BASE, BYTES, Cpu, Manners, config, page, with_guest};
 use slat::Access;
 use slat_guest::{CachePolicy, Flush, Worker};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,9 +13,8 @@ const PAGES: u64 = 37;
 fn exact_maintains_twice_only_memory_touched_past_the_caches() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Exact), false, |guest| {
-        let (mut a, mut b) = (storage(), storage());
-        let mut first = Cpu::new(guest, 0, &mut a, Manners::Relies);
-        let mut second = Cpu::new(guest, 1, &mut b, Manners::Relies);
+        let mut first = Cpu::new(guest, 0, Manners::Relies);
+        let mut second = Cpu::new(guest, 1, Manners::Relies);
         // The first maps all memory in the shared tables, in blocks.
         first.on();
         (0..BYTES >> 21).for_each(|block| first.touch(BASE + (block << 21), Access::Write));
@@ -45,8 +44,7 @@ fn exact_maintains_twice_only_memory_touched_past_the_caches() {
 fn a_switch_that_touched_nothing_costs_nothing_under_exact() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Exact), false, |guest| {
-        let mut storage = storage();
-        let mut cpu = Cpu::new(guest, 0, &mut storage, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 0, Manners::Relies);
         for _ in 0..3 {
             assert_eq!(cpu.vcpu.set_caches(true).maintained, 0);
             assert_eq!(cpu.vcpu.set_caches(false).maintained, 0);
@@ -59,8 +57,7 @@ fn a_switch_that_touched_nothing_costs_nothing_under_exact() {
 fn every_maintains_all_mapped_memory_at_each_switch() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut storage = storage();
-        let mut cpu = Cpu::new(guest, 3, &mut storage, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 3, Manners::Relies);
         (0..4).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
         for switches in 1..4 {
             let switch = cpu.vcpu.set_caches(switches % 2 == 1);
@@ -82,8 +79,7 @@ fn every_maintains_all_mapped_memory_at_each_switch() {
 fn only_the_first_set_way_operation_before_a_switch_flushes() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut storage = storage();
-        let mut cpu = Cpu::new(guest, 1, &mut storage, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 1, Manners::Relies);
         cpu.touch(BASE, Access::Write);
         assert_eq!(cpu.vcpu.set_way().maintained, 0, "off: it is flushed as it switches on");
         assert!(!cpu.vcpu.set_caches(true).trap);
@@ -99,15 +95,13 @@ fn only_the_first_set_way_operation_before_a_switch_flushes() {
 fn workers_share_a_flush_and_maintain_each_byte_once() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut space = storage();
-        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 0, Manners::Relies);
         (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
         let before = machine.maintained();
         let flush = Flush::new(cpu.worker());
         let bytes: u64 = std::thread::scope(|scope| {
             let run = || {
-                let mut storage = storage();
-                let mut worker = Worker::new(guest, &mut storage).unwrap();
+                let mut worker = Worker::new(guest).unwrap();
                 let bytes = flush.run(&mut worker).unwrap();
                 flush.finish(&mut worker).unwrap();
                 assert!(flush.is_done());
@@ -125,8 +119,7 @@ fn workers_share_a_flush_and_maintain_each_byte_once() {
 fn a_thread_that_waits_for_a_flush_calls_the_hosts_wait() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut space = storage();
-        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 0, Manners::Relies);
         cpu.touch(BASE, Access::Write);
         let flush = Flush::new(cpu.worker());
         let ((inside, stopped), (go, gone)) = (channel(), channel());
@@ -137,7 +130,7 @@ fn a_thread_that_waits_for_a_flush_calls_the_hosts_wait() {
         // A thread that spins without `Host::wait` hangs the test.
         machine.when_waiting(Box::new(move || go.send(()).unwrap()));
         std::thread::scope(|scope| {
-            scope.spawn(|| flush.run(&mut Worker::new(guest, &mut storage()).unwrap()).unwrap());
+            scope.spawn(|| flush.run(&mut Worker::new(guest).unwrap()).unwrap());
             stopped.recv().unwrap();
             flush.finish(cpu.worker()).unwrap();
         });
@@ -149,16 +142,14 @@ fn a_thread_that_waits_for_a_flush_calls_the_hosts_wait() {
 fn a_vcpu_that_flushes_is_helped() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut space = storage();
-        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 0, Manners::Relies);
         (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
         let before = machine.maintained();
         let (stop, helped, mut switches) = (AtomicBool::new(false), AtomicU64::new(0), 0);
         let mut all = 0;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut storage = storage();
-                let mut worker = Worker::new(guest, &mut storage).unwrap();
+                let mut worker = Worker::new(guest).unwrap();
                 while !stop.load(Ordering::Acquire) {
                     helped.fetch_add(worker.help_flush(), Ordering::AcqRel);
                 }
@@ -178,15 +169,13 @@ fn a_vcpu_that_flushes_is_helped() {
 fn a_thread_that_finishes_a_flush_waits_for_threads_that_help() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut space = storage();
-        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 0, Manners::Relies);
         (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
         let flush = Flush::new(cpu.worker());
         let (helps, finished) = machine.hold_maintenance();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut storage = storage();
-                flush.run(&mut Worker::new(guest, &mut storage).unwrap()).unwrap();
+                flush.run(&mut Worker::new(guest).unwrap()).unwrap();
             });
             helps.recv().unwrap();
             flush.finish(cpu.worker()).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::model::{Machine, Mood};
 use crate::scenarios::Scenario;
-use crate::vm::{Cpu, Manners, config, storage, with_guest};
+use crate::vm::{Cpu, Manners, config, with_guest};
 use slat_guest::CachePolicy;
 use std::fmt::Write;
 
@@ -13,11 +13,10 @@ pub fn cell(policy: CachePolicy, manners: Manners, scenario: Scenario) -> (bool,
     let right = Mood::all().all(|mood| {
         let machine = Machine::new(mood, false);
         let result = with_guest(&machine, config(policy), false, |guest| {
-            let (mut a, mut b, mut c) = (storage(), storage(), storage());
             let cpus = [
-                Cpu::new(guest, 0, &mut a, manners),
-                Cpu::new(guest, 1, &mut b, manners),
-                Cpu::new(guest, 2, &mut c, manners),
+                Cpu::new(guest, 0, manners),
+                Cpu::new(guest, 1, manners),
+                Cpu::new(guest, 2, manners),
             ];
             scenario.run(cpus, &machine)
         });
@@ -93,11 +92,10 @@ fn no_policy_loses_data_if_the_guest_cannot_bypass_caches() {
             for mood in Mood::all().take(20) {
                 let machine = Machine::new(mood, true);
                 let result = with_guest(&machine, config(policy), false, |guest| {
-                    let (mut a, mut b, mut c) = (storage(), storage(), storage());
                     let cpus = [
-                        Cpu::new(guest, 0, &mut a, Manners::Relies),
-                        Cpu::new(guest, 1, &mut b, Manners::Relies),
-                        Cpu::new(guest, 2, &mut c, Manners::Relies),
+                        Cpu::new(guest, 0, Manners::Relies),
+                        Cpu::new(guest, 1, Manners::Relies),
+                        Cpu::new(guest, 2, Manners::Relies),
                     ];
                     scenario.run(cpus, &machine)?;
                     let totals = guest.stats().totals;

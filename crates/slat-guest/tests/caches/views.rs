@@ -2,8 +2,7 @@
 
 use crate::model::{Machine, Mood};
 use crate::vm::{
-    BASE, BYTES, Cpu, Manners, TestGuest, config, host_range, hpa, memslot, page, range, storage,
-    with_guest,
+    BASE, BYTES, Cpu, Manners, TestGuest, config, host_range, hpa, memslot, page, range, with_guest,
 };
 use slat::{Access, AgeOptions, Gpa, Maintenance, Reader};
 use slat_guest::{CachePolicy, Config, Flush, Logging, MemslotId, Outcome, Retry, Worker};
@@ -20,8 +19,7 @@ fn with_cpu(
 ) {
     let machine = Machine::new(Mood::Fetch, false);
     with_guest(&machine, config, log, |guest| {
-        let mut storage = storage();
-        run(&machine, guest, Cpu::new(guest, 1, &mut storage, Manners::Relies));
+        run(&machine, guest, Cpu::new(guest, 1, Manners::Relies));
     });
 }
 
@@ -33,8 +31,7 @@ fn exact() -> Config {
 fn the_host_reads_uncached_writes_of_a_page_taken_from_a_view() {
     with_cpu(exact(), false, |machine, guest, mut cpu| {
         cpu.write(page(5), 1);
-        let mut storage = storage();
-        let mut worker = Worker::new(guest, &mut storage).unwrap();
+        let mut worker = Worker::new(guest).unwrap();
         let mut taken = Vec::new();
         let invalidation = worker.invalidate(host_range(page(5), 4096), |page| taken.push(page));
         assert_eq!(taken.len(), 1);
@@ -58,8 +55,7 @@ fn a_page_taken_from_a_view_is_right_once_caches_are_on() {
     for &policy in CachePolicy::ALL {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
             cpu.write(page(5), 1);
-            let mut storage = storage();
-            let mut worker = Worker::new(guest, &mut storage).unwrap();
+            let mut worker = Worker::new(guest).unwrap();
             drop(worker.invalidate(host_range(page(5), 4096), |_| {}));
             cpu.on();
             assert_eq!(cpu.read(page(5)), 1, "{policy:?}");
@@ -72,8 +68,7 @@ fn a_view_holds_pages_and_is_gone_once_caches_are_on() {
     with_cpu(exact(), false, |_, guest, mut cpu| {
         let outcome = cpu.vcpu.fault(Gpa(page(5)), Access::Write);
         assert_eq!(outcome, Outcome::Mapped(slat::PageSize::SIZE_4K));
-        let mut storage = storage();
-        let mut other = Cpu::new(guest, 2, &mut storage, Manners::Relies);
+        let mut other = Cpu::new(guest, 2, Manners::Relies);
         assert_eq!(other.vcpu.translate(Gpa(page(5))), None, "a view of one vCPU");
         assert_ne!(other.vcpu.root(), cpu.vcpu.root());
         cpu.on();
@@ -89,8 +84,7 @@ fn a_view_holds_pages_and_is_gone_once_caches_are_on() {
 fn a_write_in_a_view_is_logged_and_a_clear_protects_it_there() {
     for logging in [Logging::Protect, Logging::Hardware] {
         with_cpu(Config { logging, ..exact() }, true, |_, guest, mut cpu| {
-            let mut storage = storage();
-            let mut worker = Worker::new(guest, &mut storage).unwrap();
+            let mut worker = Worker::new(guest).unwrap();
             let mut bits = vec![0; (BYTES >> 18) as usize];
             cpu.read(page(4));
             cpu.write(page(5), 1);
@@ -114,8 +108,7 @@ fn a_write_in_a_view_is_logged_and_a_clear_protects_it_there() {
 fn dirty_state_known_only_to_a_view_is_logged_once_it_empties() {
     for reset in [false, true] {
         with_cpu(Config { logging: Logging::Hardware, ..exact() }, true, |_, guest, mut cpu| {
-            let mut storage = storage();
-            let mut worker = Worker::new(guest, &mut storage).unwrap();
+            let mut worker = Worker::new(guest).unwrap();
             cpu.write(page(5), 1);
             match reset {
                 true => cpu.start(),
@@ -132,8 +125,7 @@ fn dirty_state_known_only_to_a_view_is_logged_once_it_empties() {
 fn a_migration_that_reports_its_reads_copies_uncached_writes() {
     for &policy in CachePolicy::ALL {
         with_cpu(config(policy), true, |machine, guest, mut cpu| {
-            let mut storage = storage();
-            let mut worker = Worker::new(guest, &mut storage).unwrap();
+            let mut worker = Worker::new(guest).unwrap();
             let mut bits = vec![0; (BYTES >> 18) as usize];
             cpu.write(page(5), 1);
             assert_eq!(worker.take_log(MemslotId(0), &mut bits), Ok(1));
@@ -146,8 +138,7 @@ fn a_migration_that_reports_its_reads_copies_uncached_writes() {
 #[test]
 fn a_page_used_in_a_view_alone_is_young_until_it_is_aged() {
     with_cpu(exact(), false, |_, guest, mut cpu| {
-        let mut storage = storage();
-        let mut worker = Worker::new(guest, &mut storage).unwrap();
+        let mut worker = Worker::new(guest).unwrap();
         cpu.read(page(5));
         for young in [1 << 5, 0] {
             let mut bits = [0];
@@ -160,8 +151,7 @@ fn a_page_used_in_a_view_alone_is_young_until_it_is_aged() {
 #[test]
 fn a_deleted_memslot_leaves_the_views_and_returns_its_memory() {
     with_cpu(exact(), false, |machine, guest, mut cpu| {
-        let mut storage = storage();
-        let mut worker = Worker::new(guest, &mut storage).unwrap();
+        let mut worker = Worker::new(guest).unwrap();
         cpu.write(page(5), 1);
         worker.set_memslot(memslot(0, false)).unwrap();
         assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None);
@@ -176,8 +166,7 @@ fn data_is_lost_without_maintenance_at_a_touch_or_a_views_end() {
     for skip in [false, true] {
         let machine = Machine::new(Mood::Lazy, false);
         with_guest(&machine, exact(), false, |guest| {
-            let mut storage = storage();
-            let mut cpu = Cpu::new(guest, 1, &mut storage, Manners::Relies);
+            let mut cpu = Cpu::new(guest, 1, Manners::Relies);
             machine.write(hpa(page(5)), 7, true);
             machine.skip(skip);
             assert_eq!(cpu.read(page(5)) == 7, !skip);
@@ -201,8 +190,7 @@ fn host_writes_during_a_fault_are_seen_by_the_guest() {
     for &policy in CachePolicy::ALL {
         let machine = Machine::new(Mood::Lazy, false);
         with_guest(&machine, config(policy), false, |guest| {
-            let mut space = storage();
-            let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+            let mut cpu = Cpu::new(guest, 0, Manners::Relies);
             // The host writes before the page is maintained.
             *guest.backing().interrupts.lock().unwrap() = Some((hpa(page(4)), 1));
             assert_eq!(cpu.read(page(4)), 1);
@@ -212,8 +200,7 @@ fn host_writes_during_a_fault_are_seen_by_the_guest() {
             let machine = &machine;
             std::thread::scope(|scope| {
                 scope.spawn(move || {
-                    let mut storage = storage();
-                    let mut worker = Worker::new(guest, &mut storage).unwrap();
+                    let mut worker = Worker::new(guest).unwrap();
                     told.recv().unwrap();
                     machine.write(hpa(page(1000)), 2, true);
                     worker.host_wrote(range(page(1000), 4096), Maintenance::Data);
@@ -230,8 +217,7 @@ fn host_writes_during_a_fault_are_seen_by_the_guest() {
 fn a_set_way_operation_reaches_vcpus_that_wait_uncached() {
     for &policy in CachePolicy::ALL {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
-            let mut storage = storage();
-            let mut waits = Cpu::new(guest, 0, &mut storage, Manners::Relies);
+            let mut waits = Cpu::new(guest, 0, Manners::Relies);
             cpu.on();
             assert_eq!(waits.read(page(5)), 0);
             cpu.write(page(5), 1);
@@ -245,8 +231,7 @@ fn a_set_way_operation_reaches_vcpus_that_wait_uncached() {
 fn under_exact_a_starting_vcpu_sees_anothers_cached_writes() {
     for (policy, seen) in [(CachePolicy::Every, 0), (CachePolicy::Exact, 1)] {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
-            let mut storage = storage();
-            let mut starts = Cpu::new(guest, 0, &mut storage, Manners::Relies);
+            let mut starts = Cpu::new(guest, 0, Manners::Relies);
             cpu.on();
             cpu.write(page(5), 1);
             starts.start();
@@ -261,8 +246,7 @@ fn a_restarted_vcpu_finds_the_hosts_new_data_and_instructions() {
         for (caches, forced) in [(false, false), (true, false), (true, true)] {
             let machine = Machine::new(Mood::Lazy, forced);
             with_guest(&machine, config(policy), false, |guest| {
-                let mut storage = storage();
-                let mut cpu = Cpu::new(guest, 0, &mut storage, Manners::Relies);
+                let mut cpu = Cpu::new(guest, 0, Manners::Relies);
                 machine.write(hpa(page(5)), 1, true);
                 if caches {
                     cpu.on();
@@ -284,8 +268,7 @@ fn code_that_the_host_wrote_is_executed_once_it_said_so() {
         for on in [false, true] {
             let machine = Machine::new(Mood::Lazy, forced);
             with_guest(&machine, config(policy), false, |guest| {
-                let mut storage = storage();
-                let mut cpu = Cpu::new(guest, 0, &mut storage, Manners::Relies);
+                let mut cpu = Cpu::new(guest, 0, Manners::Relies);
                 if on {
                     cpu.on();
                 }
@@ -318,13 +301,11 @@ fn the_state_of_caches_is_the_vcpus_not_its_threads() {
         cpu.write(page(5), 1);
         let root = cpu.vcpu.root();
         drop(cpu);
-        let mut storage = storage();
-        let mut cpu = Cpu::new(guest, 1, &mut storage, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 1, Manners::Relies);
         assert_eq!((cpu.vcpu.root(), cpu.vcpu.is_cached()), (root, false));
         assert_eq!(cpu.vcpu.set_caches(true).maintained, 4096);
         drop(cpu);
-        let mut again = crate::vm::storage();
-        let cpu = Cpu::new(guest, 1, &mut again, Manners::Relies);
+        let cpu = Cpu::new(guest, 1, Manners::Relies);
         assert_eq!((cpu.vcpu.root(), cpu.vcpu.is_cached()), (guest.tables().root(), true));
     });
 }
@@ -334,9 +315,8 @@ fn a_flush_reaches_what_a_fault_of_another_maps_meanwhile() {
     for policy in [CachePolicy::Every, CachePolicy::First] {
         let machine = Machine::new(Mood::Lazy, false);
         with_guest(&machine, Config { vcpus: 2, ..config(policy) }, false, |guest| {
-            let (mut a, mut b) = (storage(), storage());
-            let mut faults = Cpu::new(guest, 0, &mut a, Manners::Relies);
-            let mut switches = Cpu::new(guest, 1, &mut b, Manners::Relies);
+            let mut faults = Cpu::new(guest, 0, Manners::Relies);
+            let mut switches = Cpu::new(guest, 1, Manners::Relies);
             faults.on();
             switches.on();
             let (told, done) = machine.hold_maintenance();
@@ -364,8 +344,7 @@ fn what_is_taken_from_shared_tables_is_maintained_for_the_host() {
         with_cpu(config(policy), false, |machine, guest, mut cpu| {
             cpu.on();
             assert_eq!(cpu.read(page(5)), 0);
-            let mut storage = storage();
-            let mut worker = Worker::new(guest, &mut storage).unwrap();
+            let mut worker = Worker::new(guest).unwrap();
             machine.read(hpa(page(5)), true);
             machine.write(hpa(page(5)), 7, false);
             drop(worker.invalidate(host_range(page(5), 4096), |_| {}));
@@ -386,8 +365,7 @@ fn a_view_is_searched_again_from_the_first_fault_after_a_reset() {
         cpu.start();
         assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None, "the view is empty");
         cpu.write(page(5), 2);
-        let mut storage = storage();
-        let mut worker = Worker::new(guest, &mut storage).unwrap();
+        let mut worker = Worker::new(guest).unwrap();
         drop(worker.invalidate(host_range(page(5), 4096), |_| {}));
         assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None);
     });
@@ -398,8 +376,7 @@ fn a_view_is_searched_again_from_the_first_fault_after_a_reset() {
 fn a_flush_is_over_when_all_its_chunks_are() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, config(CachePolicy::Every), false, |guest| {
-        let mut space = storage();
-        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 0, Manners::Relies);
         cpu.on();
         let second = page(Flush::CHUNK / 4096);
         [page(0), second].into_iter().for_each(|at| cpu.touch(at, Access::Read));
@@ -415,8 +392,7 @@ fn a_flush_is_over_when_all_its_chunks_are() {
         std::thread::scope(|scope| {
             let (machine, ends) = (&machine, over.clone());
             scope.spawn(move || {
-                let mut storage = storage();
-                let mut worker = Worker::new(guest, &mut storage).unwrap();
+                let mut worker = Worker::new(guest).unwrap();
                 begun.recv().unwrap();
                 machine.after_maintenance(Box::new(move || {
                     second.send(()).unwrap();
@@ -439,8 +415,7 @@ fn a_view_without_room_for_tables_waits_for_threads_inside() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, exact(), false, |guest| {
         machine.room.store(8, Ordering::SeqCst);
-        let mut space = storage();
-        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 0, Manners::Relies);
         let (inside, entered) = mpsc::channel::<()>();
         let (leave, leaves) = mpsc::channel::<()>();
         let (left, has_left) = mpsc::channel::<()>();
@@ -470,9 +445,8 @@ fn a_view_without_room_for_tables_waits_for_threads_inside() {
 fn a_set_way_operation_reaches_a_page_being_mapped_in_a_view() {
     let machine = Machine::new(Mood::Lazy, false);
     with_guest(&machine, exact(), false, |guest| {
-        let (mut a, mut b) = (storage(), storage());
-        let mut waits = Cpu::new(guest, 0, &mut a, Manners::Relies);
-        let mut cpu = Cpu::new(guest, 1, &mut b, Manners::Relies);
+        let mut waits = Cpu::new(guest, 0, Manners::Relies);
+        let mut cpu = Cpu::new(guest, 1, Manners::Relies);
         cpu.on();
         cpu.touch(page(5), Access::Write);
         let (told, done) = machine.hold_maintenance();

@@ -2,10 +2,10 @@
 
 use crate::model::{Machine, RAM, Ram};
 use slat::format::arm64::Arm64K4;
-use slat::{Access, Frame, Gpa, GpaRange, Hpa, Maintenance, PageSize, Vmid};
+use slat::{Access, Gpa, GpaRange, Hpa, Maintenance, PageSize, Vmid};
 use slat_guest::{
-    CachePolicy, CacheSwitch, Config, Guest, Hva, HvaRange, MemslotId, MemslotSpec, Outcome,
-    TABLE_PAGES, Vcpu, Worker,
+    CachePolicy, CacheSwitch, Config, Guest, Hva, HvaRange, MemslotId, MemslotSpec, Outcome, Vcpu,
+    Worker,
 };
 
 pub const VCPUS: u16 = 4;
@@ -39,10 +39,6 @@ pub fn memslot(bytes: u64, log_dirty: bool) -> MemslotSpec {
     MemslotSpec { log_dirty, ..MemslotSpec::new(id, Gpa(BASE), bytes, host) }
 }
 
-pub fn storage() -> Vec<Option<Frame>> {
-    (0..TABLE_PAGES).map(|_| None).collect()
-}
-
 /// Makes a guest with one memslot for the duration of `run`.
 pub fn with_guest<R>(
     machine: &Machine,
@@ -57,8 +53,7 @@ pub fn with_guest<R>(
     };
     let backing = Ram { machine, interrupts: None.into() };
     let guest = Guest::new(format, Vmid(1), 40, machine, backing, config).unwrap();
-    let mut storage = storage();
-    Worker::new(&guest, &mut storage).unwrap().set_memslot(memslot(BYTES, log_dirty)).unwrap();
+    Worker::new(&guest).unwrap().set_memslot(memslot(BYTES, log_dirty)).unwrap();
     let result = run(&guest);
     // SAFETY: no CPU ever loads these tables.
     unsafe { guest.destroy() };
@@ -98,13 +93,8 @@ pub struct Cpu<'w, 'm> {
 }
 
 impl<'w, 'm> Cpu<'w, 'm> {
-    pub fn new(
-        guest: &'w TestGuest<'m>,
-        id: u16,
-        storage: &'w mut [Option<Frame>],
-        manners: Manners,
-    ) -> Self {
-        let vcpu = Vcpu::new(guest, id, storage).unwrap();
+    pub fn new(guest: &'w TestGuest<'m>, id: u16, manners: Manners) -> Self {
+        let vcpu = Vcpu::new(guest, id).unwrap();
         let (loaded, on) = (vcpu.root(), vcpu.is_cached());
         let machine = guest.tables().platform();
         Self { vcpu, machine, manners, on, traps: true, loaded }

@@ -406,8 +406,7 @@ fn fork(memory: &Cow<'_, GatedFrames>) {
     let config = Config::new(1, PageSize::SIZE_4K);
     let backing = OnePiece(PageSize::SIZE_4K);
     let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &*machine, backing, config).unwrap();
-    let mut storage = [const { None }; TABLE_PAGES];
-    let child = memory.fork(&mut Worker::new(&guest, &mut storage).unwrap()).unwrap();
+    let child = memory.fork(&mut Worker::new(&guest).unwrap()).unwrap();
     assert_eq!(child.frame(Hva(HOST)), memory.frame(Hva(HOST)));
 }
 

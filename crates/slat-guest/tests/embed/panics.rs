@@ -224,8 +224,7 @@ fn history(execute_huge: ExecuteHuge, plan: Option<(&'static str, u32)>) -> bool
     let config = Config::new(1, PageSize::SIZE_2M);
     let config = Config { devices: true, execute_huge, ..config };
     let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &host, memory, config).unwrap();
-    let mut storage = [const { None }; TABLE_PAGES];
-    let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+    let mut vcpu = Vcpu::new(&guest, 0).unwrap();
     let memslot = MemslotSpec { private: Some(PrivateAt(0)), ..memslot(4 * M2) };
     let plain = MemslotSpec {
         gpa: Gpa(BASE + 4 * G1),
@@ -343,8 +342,7 @@ fn a_panic_of_the_callers_closure_ends_a_conversion() {
         let memory = Memory4K { own: RefCell::default(), late: Cell::new(false) };
         let config = Config::new(1, PageSize::SIZE_2M);
         let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &host, memory, config).unwrap();
-        let mut storage = [const { None }; TABLE_PAGES];
-        let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+        let mut vcpu = Vcpu::new(&guest, 0).unwrap();
         let memslot = MemslotSpec { private: Some(PrivateAt(0)), ..memslot(M2) };
         vcpu.worker().set_memslot(memslot).unwrap();
         let all = GpaRange::new(Gpa(BASE), M2).unwrap();
@@ -402,8 +400,7 @@ fn forks(plan: Option<(&'static str, u32)>) -> bool {
             Config::new(1, PageSize::SIZE_2M),
         )
         .unwrap();
-        let mut storage = [const { None }; TABLE_PAGES];
-        let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+        let mut vcpu = Vcpu::new(&guest, 0).unwrap();
         vcpu.worker().set_memslot(memslot(4 * K4)).unwrap();
         let mut write = |page: u64| again(|| vcpu.fault(Gpa(BASE + page * K4), Access::Write));
         (0..4).for_each(|page| assert!(matches!(write(page), Outcome::Mapped(_)), "{plan:?}"));
@@ -445,8 +442,7 @@ fn a_fetch_whose_copy_panics_is_fetched_again() {
     let machine = CountingMachine::new();
     let config = Config::new(1, PageSize::SIZE_2M);
     let guest = Guest::new(Ept1G::default(), Vmid(1), 39, &*machine, late, config).unwrap();
-    let mut storage = [const { None }; TABLE_PAGES];
-    let mut worker = Worker::new(&guest, &mut storage).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     // Waits for nobody: the fetch places nothing any more.
     let taken = worker.invalidate(range, |_| {});
     guest.backing().lose(range, &taken);

@@ -84,8 +84,7 @@ fn a_part_that_is_replaced_within_its_lifetime_stays_sound() {
     let guest = shared(&machine, 1, ram(), config());
     let mut worker = guest.worker().unwrap();
     worker.with(|worker| {
-        let storage = Box::leak(Box::new([const { None }; TABLE_PAGES]));
-        let new = Worker::new(worker.guest(), storage).unwrap();
+        let new = Worker::new(worker.guest()).unwrap();
         drop(core::mem::replace(worker, new));
     });
     worker.with(|worker| worker.set_memslot(memslot(M2))).unwrap();

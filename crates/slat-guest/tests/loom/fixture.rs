@@ -285,7 +285,7 @@ pub fn hidden() -> MemslotSpec {
 }
 
 pub fn worker(guest: &'static TheGuest) -> TheWorker {
-    Worker::new(guest, Box::leak(Box::new([const { None }; 4]))).unwrap()
+    Worker::new(guest).unwrap()
 }
 
 pub fn vcpu(guest: &'static TheGuest) -> TheVcpu {
@@ -293,7 +293,7 @@ pub fn vcpu(guest: &'static TheGuest) -> TheVcpu {
 }
 
 pub fn vcpu_of(guest: &'static TheGuest, id: u16) -> TheVcpu {
-    Vcpu::new(guest, id, Box::leak(Box::new([const { None }; 4]))).unwrap()
+    Vcpu::new(guest, id).unwrap()
 }
 
 /// Makes a guest whose writes hardware marks, and whose log is of these marks.

@@ -146,9 +146,9 @@ fn write_own(
 fn write_and_fork(written: bool) {
     let (shared, memory) = memory(2, 4);
     let guest = forked(memory);
-    let mut forks = Worker::new(guest, Box::leak(Box::new([const { None }; 4]))).unwrap();
+    let mut forks = Worker::new(guest).unwrap();
     forks.set_memslot(MemslotSpec::new(MemslotId(0), Gpa(0), 2 * PAGE, Hva(HOST))).unwrap();
-    let mut vcpu = Vcpu::new(guest, 0, Box::leak(Box::new([const { None }; 4]))).unwrap();
+    let mut vcpu = Vcpu::new(guest, 0).unwrap();
     let before = u64::from(written && write_own(&mut vcpu, shared.memory(), 0));
     assert_eq!(before, u64::from(written));
     let vcpu = SendCell(vcpu);

@@ -72,8 +72,7 @@ fn nor_by_either_of_two_faults_that_share_a_reservation() {
         let mut setup = worker(guest);
         setup.set_memslot(memslot(false)).unwrap();
         let threads = [0, 1].map(|id| {
-            let storage = Box::leak(Box::new([const { None }; 4]));
-            let faults = SendCell(Vcpu::new(guest, id, storage).unwrap());
+            let faults = SendCell(Vcpu::new(guest, id).unwrap());
             spawn(move || {
                 let mut vcpu = faults.get();
                 vcpu.fault(Gpa(0), Access::Write);

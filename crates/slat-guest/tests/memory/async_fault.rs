@@ -25,8 +25,7 @@ fn waits(outcome: Outcome) -> AsyncFault {
 on_all! {
     fn vcpus_that_wait_for_a_page_are_notified_when_it_arrives<C: Case>() {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        let mut storage = storage();
-        let mut other = Vcpu::new(&guest, 1, &mut storage).unwrap();
+        let mut other = Vcpu::new(&guest, 1).unwrap();
         late(&ram, 3..6);
         let at = |page: u64| Gpa(BASE + page * K4);
         let first = waits(vcpu.fault(Gpa(at(3).0 + 8), Access::Write));
@@ -154,8 +153,7 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         late(&ram, 0..1);
         let backing = Asked::new(&ram);
         let guest = Guest::new(Intel::format(), VMID, BITS, &machine, &backing, config()).unwrap();
-        let mut storage = storage();
-        let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+        let mut vcpu = Vcpu::new(&guest, 0).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
         vcpu.worker().set_memslot(memslot(M2)).unwrap();
         let arrives = || {

@@ -47,9 +47,7 @@ fn exact<C: Case>(room_for: usize, take: Take<C>, seed: u64) {
     ram.populate(HOST, PAGES * K4, [PageSize::SIZE_4K, PageSize::SIZE_2M][rng.usize(..2)]);
     let eager = [None, Some(PageSize::SIZE_4K)][rng.usize(..2)];
     let guest = guest::<C>(&machine, &ram, Config { eager_split: eager, ..buffered() });
-    let (mut storage, mut second) = (storage(), storage());
-    let mut vcpus =
-        [Vcpu::new(&guest, 0, &mut storage).unwrap(), Vcpu::new(&guest, 1, &mut second).unwrap()];
+    let mut vcpus = [Vcpu::new(&guest, 0).unwrap(), Vcpu::new(&guest, 1).unwrap()];
     vcpus[0].worker().set_memslot(memslot(PAGES * K4)).unwrap();
     for (cpu, vcpu) in vcpus.iter().enumerate() {
         machine.cpu(cpu).load(VMID, vcpu.root());
@@ -118,8 +116,7 @@ fn addresses_that_no_slot_has_are_passed_over() {
     let machine = Intel::machine(1);
     let ram = Ram::new();
     let guest = guest::<Intel>(&machine, &ram, buffered());
-    let mut storage = storage();
-    let mut worker = Worker::new(&guest, &mut storage).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     worker.set_memslot(logged(M2)).unwrap();
     let page = <Intel as Case>::F::size(0).bytes();
     let wild = [0, BASE - 1, BASE + M2, !0xfff, BASE + 0x123];

@@ -68,8 +68,7 @@ on_all! {
         machine.cpu(1).load(VMID, vcpu.root());
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         machine.cpu(1).write(BASE).expect("in its TLB, dirty");
-        let mut storage2 = storage();
-        let mut other = Worker::new(&guest, &mut storage2).unwrap();
+        let mut other = Worker::new(&guest).unwrap();
         let mut found = None;
         let clear = |machine: &Machine<C::A>, moment| {
             if moment == Moment::Invalidate && found.is_none() {
@@ -112,8 +111,7 @@ on_all! {
     fn nothing_is_mapped_in_a_slot_that_is_going<C: Case>() {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
-        let mut storage2 = storage();
-        let mut other = Vcpu::new(&guest, 1, &mut storage2).unwrap();
+        let mut other = Vcpu::new(&guest, 1).unwrap();
         let mut outcomes = Vec::new();
         let faults = |_: &_, moment| {
             if moment == Moment::Invalidated {
@@ -157,8 +155,8 @@ on_all! {
     fn without_table_pages_faults_that_need_none_are_answered<C: Case>() {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
-        let mut none = [];
-        let mut poor = Vcpu::new(&guest, 1, &mut none).unwrap();
+        machine.limit(0);
+        let mut poor = Vcpu::new(&guest, 1).unwrap();
         machine.cpu(1).load(VMID, poor.root());
         assert_eq!(poor.fault(Gpa(0), Access::Read), Outcome::Mmio);
         assert_eq!(poor.fault(Gpa(BASE), Access::Read), Outcome::Spurious);
@@ -174,9 +172,7 @@ on_all! {
             Reader::register(guest.tables().platform()).unwrap(),
             Reader::register(guest.tables().platform()).unwrap(),
         );
-        let mut storage = [const { None }; 8];
-        let mut cache = slat::TableCache::new(guest.tables().platform(), &mut storage);
-        cache.fill(8).unwrap();
+        let mut cache = slat::TableCache::filled(guest.tables().platform(), 8).unwrap();
         let mut first = guest.tables().enter(&mut one).unwrap();
         let mut second = guest.tables().enter(&mut two).unwrap();
         let first = first.reserve(Gpa(BASE), PageSize::SIZE_2M, &mut cache).unwrap();
@@ -197,8 +193,7 @@ fn memory_in_blocks_smaller_than_a_page_is_refused() {
     let largest = PageSize::from_bytes(16 << 10).unwrap();
     let config = Config::new(1, largest);
     let guest = Guest::new(Arm64K16::default(), VMID, BITS, &machine, ram, config).unwrap();
-    let mut storage = storage();
-    let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+    let mut vcpu = Vcpu::new(&guest, 0).unwrap();
     vcpu.worker().set_memslot(memslot(M2)).unwrap();
     let outcome = vcpu.fault(Gpa(BASE), Access::Read);
     assert!(matches!(outcome, Outcome::Refused(Refusal::Page(_))), "{outcome:?}");
@@ -232,9 +227,8 @@ fn an_emptied_view_adds_its_writes_to_each_memslots_own_log() {
 fn a_vcpu_is_run_by_one_thread_at_a_time() {
     let machine = Intel::machine(1);
     let guest = guest::<Intel>(&machine, &Ram::new(), config());
-    let (mut one, mut two) = (storage(), storage());
-    let first = Vcpu::new(&guest, 0, &mut one).unwrap();
-    assert_eq!(Vcpu::new(&guest, 0, &mut two).err(), Some(VcpuError::Taken));
+    let first = Vcpu::new(&guest, 0).unwrap();
+    assert_eq!(Vcpu::new(&guest, 0).err(), Some(VcpuError::Taken));
     drop(first);
-    assert!(Vcpu::new(&guest, 0, &mut two).is_ok());
+    assert!(Vcpu::new(&guest, 0).is_ok());
 }

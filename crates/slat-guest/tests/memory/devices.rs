@@ -182,16 +182,14 @@ fn race<C: Case>(seed: u64) {
     }
     let done = std::sync::atomic::AtomicBool::new(false);
     let page = |rng: &mut fastrand::Rng| rng.u64(..2) * 512 + rng.u64(..16);
-    let mut second = storage();
-    let other = Vcpu::new(&guest, 1, &mut second).unwrap();
+    let other = Vcpu::new(&guest, 1).unwrap();
     machine.cpu(1).load(VMID, other.root());
     std::thread::scope(|threads| {
         let (machine, guest, done, ram) = (&machine, &guest, &done, &ram);
         threads.spawn(move || {
             let _done = EndFlag(done);
             let mut rng = fastrand::Rng::with_seed(seed);
-            let mut storage = storage();
-            let mut worker = Worker::new(guest, &mut storage).unwrap();
+            let mut worker = Worker::new(guest).unwrap();
             for _ in 0..60 {
                 let first = page(&mut rng);
                 let bytes = rng.u64(1..=8) * K4;
@@ -239,9 +237,8 @@ fn attempt_briefly<C: Case>(
 
 #[test]
 fn a_callback_for_taken_pages_may_wait_for_a_fault() {
-    let mut second = storage();
     with_guest!(Intel, with_devices(), memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-    let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
+    let mut other = Vcpu::new(&guest, 1).unwrap();
     ram.change(HOST + K4, |page| (page.write, page.own) = (false, true));
     for page in [0, K4] {
         attempt::<Intel>(&machine, &mut vcpu, BASE + page, Access::Read).unwrap();

@@ -94,8 +94,7 @@ fn an_invalidation_reports_its_end_and_the_bytes_that_it_took() {
     let ram = Ram::new();
     ram.populate(HOST, M2, PageSize::SIZE_4K);
     let guest = Guest::new(Intel::format(), VMID, BITS, &machine, ram, config()).unwrap();
-    let mut storage = storage();
-    let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+    let mut vcpu = Vcpu::new(&guest, 0).unwrap();
     vcpu.worker().set_memslot(memslot(M2)).unwrap();
     for page in 0..3 {
         vcpu.fault(Gpa(BASE + page * K4), Access::Write);

@@ -153,8 +153,7 @@ on_all! {
 
     fn a_cpu_that_holds_an_older_right_gets_on<C: Case>() {
         with_guest!(C, config(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-        let mut storage1 = crate::fixture::storage();
-        let mut other = Vcpu::new(&guest, 1, &mut storage1).unwrap();
+        let mut other = Vcpu::new(&guest, 1).unwrap();
         machine.cpu(1).load(VMID, other.root());
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
         attempt::<C>(&machine, &mut other, BASE, Access::Read).unwrap();

@@ -5,7 +5,7 @@
 mod cases;
 
 pub use self::cases::*;
-use slat::{Format, Frame, Gpa, GpaRange, Hpa, Invalidation, Memory, PageSize, Platform, Vmid};
+use slat::{Format, Gpa, GpaRange, Hpa, Invalidation, Memory, PageSize, Platform, Vmid};
 use slat_guest::*;
 use slat_sim::{Arch, Machine, Moment};
 use std::collections::HashMap;
@@ -284,10 +284,6 @@ pub fn guest<'p, C: Case>(
     Guest::new(C::format(), VMID, BITS, machine, ram.clone(), config).unwrap()
 }
 
-pub fn storage() -> TableStorage {
-    [const { None::<Frame> }; TABLE_PAGES]
-}
-
 pub fn memslot(bytes: u64) -> MemslotSpec {
     MemslotSpec::new(MemslotId(0), Gpa(BASE), bytes, Hva(HOST))
 }
@@ -440,9 +436,8 @@ macro_rules! with_guest {
         give_all::<$C>(&$machine);
         let $ram = Ram::from($C::FIRST_HPA);
         let $guest = guest::<$C>(&$machine, &$ram, $config);
-        let mut storage = storage();
         #[allow(unused_mut, reason = "tests differ")]
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut storage).unwrap();
+        let mut $vcpu = Vcpu::new(&$guest, 0).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
         let spec: MemslotSpec = $spec;
         $ram.populate(spec.host.0, spec.bytes, $block);

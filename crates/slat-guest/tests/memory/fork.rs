@@ -122,9 +122,7 @@ on_all! {
             give_all::<C>(&machine);
             let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
             let parent = new::<C>(&machine, parent, VMID);
-            let mut storages = [storage(), storage()];
-            let [one, two] = &mut storages;
-            let mut vcpu = Vcpu::new(&parent, 0, one).unwrap();
+            let mut vcpu = Vcpu::new(&parent, 0).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
             vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
             let mut expected = [vec![0; PAGES as usize], Vec::new()];
@@ -141,7 +139,7 @@ on_all! {
             assert_eq!((shared.free(), child.pages(), both), (before, (pages, pages), pages));
 
             let child = new::<C>(&machine, child, Vmid(9));
-            let mut other = Vcpu::new(&child, 0, two).unwrap();
+            let mut other = Vcpu::new(&child, 0).unwrap();
             machine.cpu(1).load(Vmid(9), other.root());
             other.worker().set_memslot(memslot(BYTES)).unwrap();
             for stamp in 100..300 {
@@ -196,8 +194,7 @@ on_all! {
         give_all::<C>(&machine);
         let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
         let parent = new::<C>(&machine, parent, VMID);
-        let mut storage = storage();
-        let mut vcpu = Vcpu::new(&parent, 0, &mut storage).unwrap();
+        let mut vcpu = Vcpu::new(&parent, 0).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
         machine.cpu(1).load(VMID, vcpu.root());
         vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
@@ -239,8 +236,7 @@ fn a_write_that_lacks_a_frame_continues_once_one_is_freed() {
     give_all::<Intel>(&machine);
     let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
     let parent = new::<Intel>(&machine, parent, VMID);
-    let mut storage = storage();
-    let mut vcpu = Vcpu::new(&parent, 0, &mut storage).unwrap();
+    let mut vcpu = Vcpu::new(&parent, 0).unwrap();
     machine.cpu(0).load(VMID, vcpu.root());
     vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
     for page in 0..3 {
@@ -301,8 +297,7 @@ fn the_second_of_two_copiers_keeps_the_page_without_frames() {
     let machine = Intel::machine(1);
     let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
     let parent = new::<Intel>(&machine, parent, VMID);
-    let mut storage = storage();
-    let mut worker = Worker::new(&parent, &mut storage).unwrap();
+    let mut worker = Worker::new(&parent).unwrap();
     let first = parent.backing().page(Hva(HOST), Access::Write).unwrap().hpa;
     content.write(content.number(first), 5);
     let child = parent.backing().fork(&mut worker).unwrap();
@@ -333,8 +328,7 @@ fn a_guest_whose_vcpus_have_tables_of_their_own_is_not_forked() {
     let machine = ArmUncached::machine(1);
     let memory = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
     let guest = new::<ArmUncached>(&machine, memory, VMID);
-    let mut storage = storage();
-    let mut worker = Worker::new(&guest, &mut storage).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     assert_eq!(guest.backing().fork(&mut worker).map(drop), Err(ForkError::Views));
     let page = PageSize::SIZE_4K;
     let unaligned = Cow::new(&shared, host_range(HOST + 1, K4)).map(drop);
@@ -351,8 +345,7 @@ fn what_devices_may_write_is_not_forked() {
         let memory = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
         let config = Config { devices, ..config() };
         let parent = Guest::new(Intel::format(), VMID, BITS, &machine, memory, config).unwrap();
-        let mut storage = storage();
-        let mut worker = Worker::new(&parent, &mut storage).unwrap();
+        let mut worker = Worker::new(&parent).unwrap();
         worker.set_memslot(memslot(BYTES)).unwrap();
         let pinned = worker.pin(range(BASE, K4)).unwrap();
         assert_eq!(parent.backing().fork(&mut worker).map(drop), Err(ForkError::Devices));
@@ -369,13 +362,12 @@ fn pages_that_another_thread_pins_during_a_fork_are_not_forked() {
     give_all::<Intel>(&machine);
     let memory = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
     let parent = new::<Intel>(&machine, memory, VMID);
-    let (mut storage, mut second, mut third) = (storage(), storage(), storage());
-    let mut vcpu = Vcpu::new(&parent, 0, &mut storage).unwrap();
+    let mut vcpu = Vcpu::new(&parent, 0).unwrap();
     machine.cpu(0).load(VMID, vcpu.root());
     vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
     touch::<Intel>(&machine, &mut vcpu, (0, 0), Access::Write);
-    let mut pins = Worker::new(&parent, &mut second).unwrap();
-    let looks = Worker::new(&parent, &mut third).unwrap();
+    let mut pins = Worker::new(&parent).unwrap();
+    let looks = Worker::new(&parent).unwrap();
     let page = range(BASE, K4);
     let ((begin, begun), (see, seen)) = (mpsc::channel(), mpsc::channel());
     let mut once = true;

@@ -13,8 +13,7 @@ on_all! {
         {
             let ram = Ram::from(C::FIRST_HPA);
             let guest = guest::<C>(&machine, &ram, config());
-            let mut storage = storage();
-            let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+            let mut vcpu = Vcpu::new(&guest, 0).unwrap();
             ram.populate(HOST, M2, PageSize::SIZE_4K);
             vcpu.worker().set_memslot(memslot(M2)).unwrap();
             assert!(matches!(vcpu.fault(slat::Gpa(BASE), Access::Write), Outcome::Mapped(_)));

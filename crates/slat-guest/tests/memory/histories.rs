@@ -448,12 +448,9 @@ pub fn run<C: Case>(
     let backing = [PageSize::SIZE_4K, PageSize::SIZE_2M][usize::from(rng.u8(..4) != 0)];
     ram.populate(HOST, BYTES, backing);
     let guest = guest::<C>(machine, &ram, config);
-    let mut storages: Vec<TableStorage> = (0..machine.cpus()).map(|_| storage()).collect();
-    let vcpus: Vec<_> = storages
-        .iter_mut()
-        .zip(0..)
-        .map(|(storage, id)| {
-            let vcpu = Vcpu::new(&guest, id, storage).unwrap();
+    let vcpus: Vec<_> = (0..machine.cpus() as u16)
+        .map(|id| {
+            let vcpu = Vcpu::new(&guest, id).unwrap();
             machine.cpu(id as usize).load(VMID, vcpu.root());
             if config.log_buffers {
                 machine.cpu(id as usize).log_marks(PML_ENTRIES);

@@ -118,8 +118,7 @@ on_all! {
         let stopped = Some(SplitStop::Asked);
         assert_eq!(first, SplitReport { split: G1, done: G1, stopped });
         assert!(!split.is_done());
-        let mut storage = storage();
-        let mut other = Worker::new(&guest, &mut storage).unwrap();
+        let mut other = Worker::new(&guest).unwrap();
         let rest = split.run(&mut other, || false);
         assert_eq!(rest, SplitReport { split: 3 * G1, done: 3 * G1, stopped: None });
         assert_eq!(other.leaves_by_size()[1], (PageSize::SIZE_2M, 2048));
@@ -133,8 +132,7 @@ on_all! {
         for block in 0..16 {
             attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
         }
-        let mut storage = storage();
-        let mut worker = Worker::new(&guest, &mut storage).unwrap();
+        let mut worker = Worker::new(&guest).unwrap();
         machine.limit(machine.frames() + 5);
         let split = EagerSplit::new(range(BASE, 16 * M2), PageSize::SIZE_4K);
         let report = split.run(&mut worker, || false);
@@ -153,8 +151,7 @@ fn a_cpu_with_the_multihit_erratum_never_fetches_two_sizes() {
     give_all::<Intel>(&machine);
     let ram = Ram::new();
     let guest = guest::<Intel>(&machine, &ram, never_huge(ExecuteHuge::Split));
-    let mut storage = storage();
-    let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+    let mut vcpu = Vcpu::new(&guest, 0).unwrap();
     (0..2).for_each(|cpu| machine.cpu(cpu).load(VMID, vcpu.root()));
     ram.populate(HOST, 4 * M2, PageSize::SIZE_2M);
     vcpu.worker().set_memslot(memslot(4 * M2)).unwrap();

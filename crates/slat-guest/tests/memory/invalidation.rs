@@ -28,8 +28,7 @@ on_all! {
 
     fn a_block_waits_for_an_invalidation_of_any_of_its_pages<C: Case>() {
         with_guest!(C, config(), memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
-        let mut storage = storage();
-        let mut worker = Worker::new(&guest, &mut storage).unwrap();
+        let mut worker = Worker::new(&guest).unwrap();
         for page in [0, 5, 511] {
             let held = worker.invalidate(host_range(HOST + page * K4, K4), |_| {});
             for asked in [0, 5, 300, 511] {
@@ -114,11 +113,10 @@ fn a_page_the_host_takes_between_answer_and_commit_is_unmapped() {
             let backing = Asked::new(&ram);
             let guest =
                 Guest::new(Intel::format(), VMID, BITS, &machine, &backing, config()).unwrap();
-            let (mut storage, mut storage2) = (storage(), storage());
-            let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
+            let mut vcpu = Vcpu::new(&guest, 0).unwrap();
             machine.cpu(0).load(VMID, vcpu.root());
             vcpu.worker().set_memslot(memslot(4 * M2)).unwrap();
-            let mut other = Worker::new(&guest, &mut storage2).unwrap();
+            let mut other = Worker::new(&guest).unwrap();
             let take = || {
                 let invalidation = other.invalidate(host_range(HOST, bytes), |_| {});
                 for page in (0..bytes.max(block.bytes())).step_by(K4 as usize) {
@@ -143,8 +141,7 @@ fn race<C: Case>(block: PageSize, neighbour: bool, when: u32) {
         ram.change(HOST + 9 * K4, |page| page.block = PageSize::SIZE_4K);
         attempt::<C>(&machine, &mut vcpu, BASE + 9 * K4, Access::Read).unwrap();
     }
-    let mut storage2 = storage();
-    let mut other = Worker::new(&guest, &mut storage2).unwrap();
+    let mut other = Worker::new(&guest).unwrap();
     let mut moments = 0;
     let takes = |machine: &slat_sim::Machine<C::A>, moment| {
         moments += u32::from(moment != Moment::Table);
@@ -168,9 +165,8 @@ fn race<C: Case>(block: PageSize, neighbour: bool, when: u32) {
 
 /// A page stays mapped, and cannot be accessed after it was invalidated, under either VMID.
 fn goes_on_by_another_vmid<C: Case>(config: Config) {
-    let mut others = storage();
     with_guest!(C, config, memslot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-    let mut second = Vcpu::new(&guest, 1, &mut others).unwrap();
+    let mut second = Vcpu::new(&guest, 1).unwrap();
     machine.cpu(1).load(VMID, second.root());
     let page = |page: u64| BASE + page * K4;
     for vcpu in [&mut vcpu, &mut second] {

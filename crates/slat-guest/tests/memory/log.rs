@@ -87,10 +87,11 @@ on_all! {
         with_guest!(C, config, memslot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         vcpu.worker().set_memslot(logged(M2)).unwrap();
-        let mut storage2 = [];
-        let mut poor = Worker::new(&guest, &mut storage2).unwrap();
+        machine.limit(0);
+        let mut poor = Worker::new(&guest).unwrap();
         let cleared = poor.clear_log(MemslotId(0), 0, 64, &[2]).unwrap();
         assert_eq!((cleared.pages, cleared.split, cleared.whole), (1, 0, M2));
+        machine.limit(usize::MAX);
         let mut bits = [0; 8];
         assert_eq!(poor.read_log(MemslotId(0), &mut bits), Ok(511));
         attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Write).unwrap();
@@ -255,8 +256,7 @@ fn what_a_clear_could_not_do_is_in_the_log_still() {
         attempt::<ArmPlain>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
     }
     vcpu.worker().set_memslot(logged(4 * M2)).unwrap();
-    let mut storage2 = storage();
-    let mut other = Worker::new(&guest, &mut storage2).unwrap();
+    let mut other = Worker::new(&guest).unwrap();
     let mut cleared = None;
     let clear = |_: &_, moment| {
         if moment == Moment::Invalidate && cleared.is_none() {
@@ -317,8 +317,7 @@ mod by_block {
         let config = Config { logging: Logging::Hardware, ..config() };
         let machine = Intel::machine(1);
         let guest = guest::<Intel>(&machine, &Ram::new(), config);
-        let mut storage = storage();
-        let mut worker = Worker::new(&guest, &mut storage).unwrap();
+        let mut worker = Worker::new(&guest).unwrap();
         assert_eq!(worker.set_memslot(spec(M2)), Err(MemslotError::LogBlocks));
     }
 }

@@ -35,8 +35,7 @@ fn write<C: Case>(machine: &Machine<C::A>, vcpu: &mut TheVcpu<'_, C>, gpas: &[u6
 fn a_clear_goes_on_behind_its_first_chunk() {
     let machine = Intel::machine(1);
     let guest = guest::<Intel>(&machine, &Ram::new(), config());
-    let mut storage = storage();
-    let mut worker = Worker::new(&guest, &mut storage).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     let pages = 1 << 16;
     worker.set_memslot(logged(pages * K4)).unwrap();
     worker.mark_written(range(BASE + 5 * K4, K4));
@@ -152,8 +151,7 @@ fn a_clear_that_finds_a_broken_block_by_marks_reports_it() {
     with_guest!(ArmBreaks, by_marks(true), spec, PageSize::SIZE_2M => machine, ram, guest, vcpu);
     write::<ArmBreaks>(&machine, &mut vcpu, &[BASE]);
     vcpu.worker().set_memslot(logged(M2)).unwrap();
-    let mut storage2 = storage();
-    let mut other = Worker::new(&guest, &mut storage2).unwrap();
+    let mut other = Worker::new(&guest).unwrap();
     let mut cleared = None;
     let clear = |_: &_, moment| {
         if moment == Moment::Invalidate && cleared.is_none() {
@@ -182,8 +180,7 @@ macro_rules! with_watched {
         let config = Config { initially_set, eager_split, ..config() };
         let $guest: WatchedGuest<'_> =
             Guest::new(ArmPlain::format(), VMID, BITS, &$machine, ram, config).unwrap();
-        let mut storage = storage();
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut storage).unwrap();
+        let mut $vcpu = Vcpu::new(&$guest, 0).unwrap();
         $vcpu.worker().set_memslot(memslot(2 * M2)).unwrap();
         for block in 0..2 {
             let outcome = $vcpu.fault(Gpa(BASE + block * M2), Access::Write);
@@ -205,8 +202,7 @@ fn a_clear_reports_its_split_at_the_first_page_it_names() {
 #[test]
 fn a_clear_waits_for_a_thread_that_breaks_a_block() {
     with_watched!(machine, guest, vcpu);
-    let mut second = storage();
-    let mut splitter = Worker::new(&guest, &mut second).unwrap();
+    let mut splitter = Worker::new(&guest).unwrap();
     let (reached, is_reached) = mpsc::channel();
     let (go, gone_on) = mpsc::channel::<()>();
     let (done, is_done) = mpsc::channel();

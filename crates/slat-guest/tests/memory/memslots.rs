@@ -9,8 +9,7 @@ use slat_guest::*;
 fn slots_follow_the_rules_of_linux() {
     let machine = Intel::machine(1);
     let guest = guest::<Intel>(&machine, &Ram::new(), config());
-    let mut storage = storage();
-    let mut worker = Worker::new(&guest, &mut storage).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     let base = memslot(16 * M2);
     let gib = |n: u64| Gpa(n * G1);
     let errors = [
@@ -118,8 +117,7 @@ fn a_guest_that_cannot_be_is_refused_with_the_reason() {
     let size = Config { largest: PageSize::from_bytes(16 << 10).unwrap(), ..config() };
     assert!(new(size).is_err());
     let vcpus = guest::<ArmPlain>(&machine, &Ram::new(), config());
-    let mut storage = storage();
-    let error = Vcpu::new(&vcpus, 2, &mut storage).unwrap_err();
+    let error = Vcpu::new(&vcpus, 2).unwrap_err();
     assert_eq!(error.to_string(), "the guest has vCPUs 0 to 1");
 }
 

@@ -118,8 +118,7 @@ fn meets<C: Case>(
     (gpa, access): (u64, Access),
     at: (Moment, u32),
 ) -> (Outcome, Option<Outcome>) {
-    let mut second = storage();
-    let mut other = Vcpu::new(guest, 1, &mut second).unwrap();
+    let mut other = Vcpu::new(guest, 1).unwrap();
     let (mut times, mut met) = (0, None);
     let then = |machine: &slat_sim::Machine<C::A>, moment| {
         times += u32::from(moment == at.0);

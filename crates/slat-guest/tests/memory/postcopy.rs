@@ -29,8 +29,7 @@ fn new<'p, C: Case>(machine: &'p Machine<C::A>, late: PostCopy<Ram>) -> Late<'p,
 macro_rules! with_late {
     ($C:ident, $machine:ident, $late:ident => $guest:ident, $vcpu:ident) => {
         let $guest = new::<$C>(&$machine, $late);
-        let mut storage = storage();
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut storage).unwrap();
+        let mut $vcpu = Vcpu::new(&$guest, 0).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
         $vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
         let $late = $guest.backing();
@@ -154,9 +153,8 @@ on_all! {
         let machine = C::machine(2);
         let (ram, late) = memory::<C>(PageSize::SIZE_4K);
         let guest = new::<C>(&machine, late);
-        let (mut storage, mut other_room) = (storage(), storage());
-        let mut vcpu = Vcpu::new(&guest, 0, &mut storage).unwrap();
-        let mut other = Worker::new(&guest, &mut other_room).unwrap();
+        let mut vcpu = Vcpu::new(&guest, 0).unwrap();
+        let mut other = Worker::new(&guest).unwrap();
         machine.cpu(0).load(VMID, vcpu.root());
         vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
         let late = guest.backing();
@@ -342,12 +340,11 @@ fn a_thread_that_discards_waits_until_no_fetch_places_the_page() {
     let machine = C::machine(2);
     let (ram, late) = memory::<C>(PageSize::SIZE_2M);
     let guest = new::<C>(&machine, late);
-    let (mut first, mut second) = (storage(), storage());
-    let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
+    let mut vcpu = Vcpu::new(&guest, 0).unwrap();
     vcpu.worker().set_memslot(memslot(BYTES)).unwrap();
     let late = guest.backing();
     let fetch = late.next(64).unwrap();
-    let mut worker = Worker::new(&guest, &mut second).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     let host = host_range(HOST, K4);
     let taken = worker.invalidate(host, |_| {});
     let placed = std::sync::atomic::AtomicBool::new(false);

@@ -259,8 +259,7 @@ fn what_cannot_be_private_says_why() {
     let machine = Intel::machine(1);
     let ram = Ram::new();
     let guest = guest::<Intel>(&machine, &ram, config());
-    let mut storage = storage();
-    let mut worker = Worker::new(&guest, &mut storage).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     let odd = MemslotSpec { private: Some(PrivateAt(0x800)), ..hidden(M2) };
     assert!(matches!(worker.set_memslot(odd), Err(MemslotError::Unaligned { .. })));
     let wraps = MemslotSpec { private: Some(PrivateAt(!0xfff)), ..hidden(M2) };
@@ -299,8 +298,7 @@ fn memory_that_vcpus_reach_past_their_caches_is_not_private() {
     let machine = ArmUncached::machine(1);
     let ram = Ram::new();
     let guest = guest::<ArmUncached>(&machine, &ram, config());
-    let mut storage = storage();
-    let mut worker = Worker::new(&guest, &mut storage).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     assert_eq!(worker.set_memslot(hidden(M2)), Err(MemslotError::PrivateUncached));
 }
 
@@ -330,8 +328,7 @@ macro_rules! with_asked {
         let $backing = Asked::new(&ram);
         let $guest =
             Guest::new(Intel::format(), VMID, BITS, &$machine, &$backing, config()).unwrap();
-        let mut first = storage();
-        let mut $vcpu = Vcpu::new(&$guest, 0, &mut first).unwrap();
+        let mut $vcpu = Vcpu::new(&$guest, 0).unwrap();
         $machine.cpu(0).load(VMID, $vcpu.root());
         $vcpu.worker().set_memslot(hidden(M2)).unwrap();
         $vcpu.worker().convert(range(BASE, K4), MemoryKind::Private, |_| {}).unwrap();
@@ -349,8 +346,7 @@ fn waits(
 ) {
     with_asked!(machine, backing, guest, vcpu);
     let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut second = storage();
-    let mut worker = Worker::new(&guest, &mut second).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     std::thread::scope(|threads| {
         let (begun, ended, wait) = (&begun, &ended, &wait);
         threads.spawn(move || {
@@ -376,8 +372,7 @@ fn waits(
 #[test]
 fn two_faults_on_a_private_page_tell_the_machine_once() {
     with_asked!(machine, backing, guest, vcpu);
-    let mut second = storage();
-    let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
+    let mut other = Vcpu::new(&guest, 1).unwrap();
     machine.cpu(1).load(VMID, other.root());
     let mapped = Outcome::Mapped(PageSize::SIZE_4K);
     let first = || assert_eq!(other.fault(Gpa(BASE), Access::Write), mapped);
@@ -392,8 +387,7 @@ fn two_faults_on_a_private_page_tell_the_machine_once() {
 #[test]
 fn a_fault_whose_page_is_taken_meanwhile_reports_no_mapping() {
     with_asked!(machine, backing, guest, vcpu);
-    let mut second = storage();
-    let mut worker = Worker::new(&guest, &mut second).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     let take = || drop(worker.invalidate_private(private_range(HIDDEN, K4), |_| {}).unwrap());
     let _either = backing.then(0, take, || vcpu.fault(Gpa(BASE), Access::Write));
     let told: Vec<_> = machine.private_calls().iter().map(|(call, _)| *call).collect();
@@ -437,8 +431,7 @@ fn race<C: Case>(seed: u64) {
         threads.spawn(move || {
             let _done = EndFlag(done);
             let mut rng = fastrand::Rng::with_seed(seed);
-            let mut storage = storage();
-            let mut worker = Worker::new(guest, &mut storage).unwrap();
+            let mut worker = Worker::new(guest).unwrap();
             for _ in 0..40 {
                 let first = page(&mut rng);
                 let bytes = rng.u64(1..=16) * K4;
@@ -452,8 +445,7 @@ fn race<C: Case>(seed: u64) {
                 convert::<C>(machine, &mut worker, BASE + first * K4, bytes, to);
             }
         });
-        let mut second = storage();
-        let other = Vcpu::new(guest, 1, &mut second).unwrap();
+        let other = Vcpu::new(guest, 1).unwrap();
         machine.cpu(1).load(VMID, other.root());
         std::thread::scope(|threads| {
             for mut vcpu in [vcpu, other] {
@@ -471,8 +463,7 @@ fn race<C: Case>(seed: u64) {
             }
         });
     });
-    let mut storage = storage();
-    let mut worker = Worker::new(&guest, &mut storage).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     let found: Vec<_> = machine.violations().iter().map(ToString::to_string).collect();
     assert_eq!(found, [""; 0], "seed {seed}");
     convert::<C>(&machine, &mut worker, BASE, 2 * M2, MemoryKind::Shared);

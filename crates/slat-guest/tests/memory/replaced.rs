@@ -11,10 +11,9 @@ use std::thread;
 #[test]
 fn a_page_replaced_by_a_write_leaves_the_views_of_other_vcpus() {
     for (first_reads, by_prefault) in [(false, false), (true, false), (false, true)] {
-        let mut second = storage();
         with_guest!(ArmUncached, config(), memslot(M2), PageSize::SIZE_4K
             => machine, ram, guest, vcpu);
-        let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
+        let mut other = Vcpu::new(&guest, 1).unwrap();
         machine.cpu(1).load(VMID, other.root());
         ram.change(HOST, |page| page.write = false);
         let read = |vcpu: &mut _| attempt::<ArmUncached>(&machine, vcpu, BASE, Access::Read);
@@ -56,14 +55,13 @@ on_all! {
     }
 
     fn a_waiting_vcpu_is_notified_when_its_page_becomes_private<C: Case>() {
-        let mut second = storage();
         with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);
         ram.change(HOST, |page| page.ready = false);
         let outcome = vcpu.fault(Gpa(BASE), Access::Read);
         let Outcome::Retry(Retry::Absent(Some(arrival))) = outcome else { panic!("{outcome:?}") };
         assert!(!vcpu.is_ready(&arrival));
-        let mut worker = Worker::new(&guest, &mut second).unwrap();
+        let mut worker = Worker::new(&guest).unwrap();
         worker.convert(range(BASE, K4), MemoryKind::Private, |_| {}).unwrap();
         assert!(vcpu.is_ready(&arrival), "the shared page may never come");
         assert_eq!(vcpu.ready(), Some(arrival));
@@ -129,16 +127,15 @@ fn emptied_by_a_late_fault(config: Config) {
     let stops = [(here, gone), (here_too, gone_too)].map(|stop| Mutex::new(Some(stop)));
     let held = StoppingBacking { ram, stops, whose: thread::current().id() };
     let guest = Guest::new(ArmPlain::format(), VMID, BITS, &machine, held, config).unwrap();
-    let (mut first, mut second) = (storage(), storage());
-    let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
+    let mut vcpu = Vcpu::new(&guest, 0).unwrap();
     machine.here(0);
     vcpu.worker().set_memslot(memslot(M2)).unwrap();
     vcpu.fault(Gpa(BASE), Access::Read);
     thread::scope(|scope| {
-        let (guest, machine, second) = (&guest, &machine, &mut second);
+        let (guest, machine) = (&guest, &machine);
         let late = scope.spawn(move || {
             machine.here(1);
-            Vcpu::new(guest, 1, second).unwrap().fault(Gpa(BASE), Access::Write)
+            Vcpu::new(guest, 1).unwrap().fault(Gpa(BASE), Access::Write)
         });
         at.recv().unwrap();
         // Another vCPU's write replaces the page first, and is made.

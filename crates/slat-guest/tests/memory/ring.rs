@@ -113,14 +113,12 @@ on_all! {
 fn harvested_beside_a_second_reset<C: Case>() {
     let seed = crate::seed::seed();
     with_guest!(C, ringed(), logged(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
-    let mut storages = [storage(), storage()];
-    let [first, second] = &mut storages;
     let (done, mut random) = (AtomicBool::new(false), fastrand::Rng::with_seed(seed));
     let mut written = BTreeSet::new();
     let harvested = std::thread::scope(|scope| {
         let (guest, done) = (&guest, &done);
         let harvests = scope.spawn(move || {
-            let mut worker = Worker::new(guest, first).unwrap();
+            let mut worker = Worker::new(guest).unwrap();
             let mut harvested = BTreeSet::new();
             loop {
                 let last = done.load(Ordering::SeqCst);
@@ -134,7 +132,7 @@ fn harvested_beside_a_second_reset<C: Case>() {
             }
         });
         scope.spawn(move || {
-            let mut worker = Worker::new(guest, second).unwrap();
+            let mut worker = Worker::new(guest).unwrap();
             while !done.load(Ordering::SeqCst) {
                 worker.reset_rings().unwrap();
                 std::thread::yield_now();

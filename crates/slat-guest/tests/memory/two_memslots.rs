@@ -109,10 +109,11 @@ on_all! {
         for config in ways::<C>() {
             two_memslots::<C>(config, false, |machine, guest, vcpu| {
                 written_block_over_both::<C>(guest);
-                let mut none = [];
-                let mut poor = Worker::new(guest, &mut none).unwrap();
+                machine.limit(0);
+                let mut poor = Worker::new(guest).unwrap();
                 poor.set_memslot(logged(HALF)).unwrap();
                 assert_eq!(poor.translate(Gpa(BASE + HALF)), Ok(None));
+                machine.limit(usize::MAX);
                 attempt::<C>(machine, vcpu, BASE + HALF, Access::Write).unwrap();
                 attempt::<C>(machine, vcpu, BASE + HALF - K4, Access::Write).unwrap();
                 let mut bits = [0; 4];

@@ -6,7 +6,7 @@ use crate::work::steps;
 use crate::{Config, Layout, Policy, Pool, ReclaimError};
 use slat::format::ept::Ept1G;
 use slat::{Gpa, Vmid};
-use slat_guest::{Guest, MemslotId, MemslotSpec, TABLE_PAGES, TableStorage};
+use slat_guest::{Guest, MemslotId, MemslotSpec};
 use slat_sim::Ept;
 use slat_sim::fast::FastMachine;
 use std::sync::atomic::AtomicBool;
@@ -87,15 +87,12 @@ fn guests(
         Guest::new(Ept1G::default(), vmid, 39, &machine, paged, config).unwrap()
     };
     let those: Vec<_> = memory.iter().enumerate().map(new).collect();
-    let storage = || -> TableStorage { [const { None }; TABLE_PAGES] };
-    let mut storages: Vec<_> = guests.iter().map(|_| storage()).collect();
-    let threads =
-        those.iter().zip(&mut storages).zip(guests).map(|((guest, storage), (pages, _))| {
-            let mut worker = Worker::new(guest, storage).unwrap();
-            let slot = MemslotSpec::new(MemslotId(0), Gpa(1 << 32), bytes(*pages), Hva(HOST));
-            worker.set_memslot(slot).unwrap();
-            worker
-        });
+    let threads = those.iter().zip(guests).map(|(guest, (pages, _))| {
+        let mut worker = Worker::new(guest).unwrap();
+        let slot = MemslotSpec::new(MemslotId(0), Gpa(1 << 32), bytes(*pages), Hva(HOST));
+        worker.set_memslot(slot).unwrap();
+        worker
+    });
     work(&swap, threads.collect());
 }
 

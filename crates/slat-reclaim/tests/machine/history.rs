@@ -130,8 +130,8 @@ impl<'h, C: Case> Bench<'h, C> {
     }
 
     fn vcpu(&self, id: usize) {
-        let (mut rng, mut storage) = (self.rng(id), storage());
-        let mut vcpu = Vcpu::<C>::new(self.guest, id as u16, &mut storage).unwrap();
+        let mut rng = self.rng(id);
+        let mut vcpu = Vcpu::<C>::new(self.guest, id as u16).unwrap();
         self.world.machine.here(id);
         for _ in 0..self.steps {
             let page = self.some(&mut rng);
@@ -144,8 +144,8 @@ impl<'h, C: Case> Bench<'h, C> {
     }
 
     fn reclaim(&self) {
-        let (mut rng, mut storage) = (self.rng(VCPUS), storage());
-        let mut worker = Worker::<C>::new(self.guest, &mut storage).unwrap();
+        let mut rng = self.rng(VCPUS);
+        let mut worker = Worker::<C>::new(self.guest).unwrap();
         let walks = if self.small_blocks { 3 } else { 1 };
         while self.is_used() {
             match rng.u8(..8) {
@@ -170,8 +170,8 @@ impl<'h, C: Case> Bench<'h, C> {
     /// The host takes memory and gives it back, its devices use it, and the guest's balloon
     /// discards it.
     fn host_side(&self) {
-        let (mut rng, mut storage) = (self.rng(VCPUS + 1), storage());
-        let mut worker = Worker::<C>::new(self.guest, &mut storage).unwrap();
+        let mut rng = self.rng(VCPUS + 1);
+        let mut worker = Worker::<C>::new(self.guest).unwrap();
         let world = self.world;
         while self.is_used() {
             let (page, count) = self.few(&mut rng);
@@ -272,8 +272,8 @@ impl<'h, C: Case> Bench<'h, C> {
 
     /// Runs migrations that are given up after a while, except the last one.
     fn migrate(&self) {
-        let (mut rng, mut storage) = (self.rng(VCPUS + 2), storage());
-        let mut worker = Worker::<C>::new(self.guest, &mut storage).unwrap();
+        let mut rng = self.rng(VCPUS + 2);
+        let mut worker = Worker::<C>::new(self.guest).unwrap();
         loop {
             // Without a log there are blocks, and a read maps a writable page as writable.
             self.pauses(3000, &mut rng);
@@ -310,9 +310,7 @@ impl<'h, C: Case> Bench<'h, C> {
         self.world.swap_fails(None);
         self.pool.resume();
         self.paged.set_swap(u32::MAX);
-        let mut storages = [storage(), storage()];
-        let [first, second] = &mut storages;
-        let mut worker = Worker::<C>::new(self.guest, first).unwrap();
+        let mut worker = Worker::<C>::new(self.guest).unwrap();
         self.take(&mut worker);
         for page in self.used.clone() {
             let found = self.copy(&mut worker, page).unwrap();
@@ -322,7 +320,7 @@ impl<'h, C: Case> Bench<'h, C> {
                 self.world.fail(format!("page {page} was sent as {sent:#x}, and is {found:#x}"));
             }
         }
-        let mut vcpu = Vcpu::<C>::new(self.guest, 0, second).unwrap();
+        let mut vcpu = Vcpu::<C>::new(self.guest, 0).unwrap();
         self.world.machine.here(0);
         for page in self.used.clone().chain(self.used.clone()) {
             if !self.access(&mut vcpu, page, Access::Read) {
@@ -403,8 +401,7 @@ fn history<C: Case>(seed: u64, huge: bool) -> slat_reclaim::Stats {
         running: AtomicUsize::new(VCPUS),
         copies,
     };
-    let mut storage = storage();
-    Worker::<C>::new(&guest, &mut storage).unwrap().set_memslot(bench.slot(false)).unwrap();
+    Worker::<C>::new(&guest).unwrap().set_memslot(bench.slot(false)).unwrap();
     for cpu in 0..VCPUS {
         world.machine.cpu(cpu).load(VMID, guest.tables().root());
     }

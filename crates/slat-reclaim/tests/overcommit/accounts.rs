@@ -13,9 +13,8 @@ fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, step
     let pages = setup.pages;
     setup.run(format, arch, |bench| {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut runner = Runner::new(bench, 0, &mut mine);
-        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut runner = Runner::new(bench, 0);
+        let mut worker = Worker::new(bench.guest).unwrap();
         // No access waits for a page that cannot come in.
         bench.stop.store(true, Relaxed);
         for _ in 0..steps {

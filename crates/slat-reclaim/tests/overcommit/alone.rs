@@ -22,8 +22,7 @@ fn all_pages_keep_their_content<F: Format, A: Arch>(format: F, arch: A) {
     };
     for reclaim in variants(slat_reclaim::Config::new(256)) {
         Setup { reclaim, ..Setup::new(512, 256) }.run(format, arch, |bench| {
-            let mut storage = storage();
-            let mut runner = Runner::new(bench, 0, &mut storage);
+            let mut runner = Runner::new(bench, 0);
             for _ in 0..3 {
                 (0..512).for_each(|page| runner.write(page));
                 (0..512).rev().for_each(|page| runner.check(page));
@@ -39,8 +38,7 @@ on_all_formats!(content, super::all_pages_keep_their_content);
 
 fn what_is_read_only_is_written_to_swap_once<F: Format, A: Arch>(format: F, arch: A) {
     Setup::new(512, 256).run(format, arch, |bench| {
-        let mut storage = storage();
-        let mut runner = Runner::new(bench, 0, &mut storage);
+        let mut runner = Runner::new(bench, 0);
         (0..512).for_each(|page| runner.write(page));
         // The pages in memory were written; from now on none is.
         (0..512).for_each(|page| runner.check(page));
@@ -58,11 +56,10 @@ fn a_swap_that_does_not_write_stops_eviction_and_loses_nothing<F: Format, A: Arc
     arch: A,
 ) {
     Setup::new(512, 256).run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut runner = Runner::new(bench, 0, &mut mine);
+        let mut runner = Runner::new(bench, 0);
         (0..300).for_each(|page| runner.write(page));
         bench.swap.fail_writes.store(true, Relaxed);
-        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
         let full = ReclaimError::Swap(SwapError::Full);
         assert_eq!(pager.reclaim(10), Err(full));
@@ -86,11 +83,10 @@ on_all_formats!(full, super::a_swap_that_does_not_write_stops_eviction_and_loses
 
 fn a_swap_that_does_not_read_is_asked_again_another_time<F: Format, A: Arch>(format: F, arch: A) {
     Setup::new(512, 256).run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut runner = Runner::new(bench, 0, &mut mine);
+        let mut runner = Runner::new(bench, 0);
         (0..512).for_each(|page| runner.write(page));
         bench.swap.fail_reads.store(true, Relaxed);
-        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
         let away =
             |page: &u64| bench.guest.backing().page(bench.host(*page), Access::Read).is_err();
@@ -107,8 +103,7 @@ on_all_formats!(short, super::a_swap_that_does_not_read_is_asked_again_another_t
 
 fn swap_that_is_too_small_is_called_full<F: Format, A: Arch>(format: F, arch: A) {
     Setup { swap: 10, ..Setup::new(512, 256) }.run(format, arch, |bench| {
-        let mut storage = storage();
-        let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
         let bring = |page| pager.bring_in(bench.host(page), Access::Write);
         let error = (0..512).map(bring).find_map(Result::err).unwrap();
@@ -129,11 +124,10 @@ fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch>(format: F, arc
     let mut setup = Setup::new(4 * block, 3 * block);
     setup.reclaim.huge = true;
     setup.run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut runner = Runner::new(bench, 0, &mut mine);
+        let mut runner = Runner::new(bench, 0);
         (0..3 * block).step_by(block as usize).for_each(|page| runner.write(page));
         assert_eq!((bench.paged.stats().huge, bench.paged.resident()), (3, 3 * block as u32));
-        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let two = |worker: &mut TheWorker<'_, '_, F, A>| {
             let sizes = worker.leaves_by_size();
             sizes.iter().find(|(size, _)| *size == F::size(1)).unwrap().1
@@ -172,10 +166,9 @@ fn pages_that_were_away_are_put_together_with_their_content<F: Format, A: Arch>(
     let mut setup = Setup::new(2 * block, 4 * block);
     setup.reclaim.huge = true;
     setup.run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut runner = Runner::new(bench, 0, &mut mine);
+        let mut runner = Runner::new(bench, 0);
         (0..2 * block).for_each(|page| runner.write(page));
-        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
         (0..12).for_each(|_| _ = pager.reclaim(block as u32 / 8));
         // The pages come back for reads: swap has copies, and the frames are different.
@@ -204,10 +197,9 @@ fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch>
     arch: A,
 ) {
     Setup::new(512, 128).run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut runner = Runner::new(bench, 0, &mut mine);
+        let mut runner = Runner::new(bench, 0);
         (0..512).for_each(|page| runner.write(page));
-        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
         let mut content = bench.room_for_a_page();
         for page in 0..512 {
@@ -244,10 +236,9 @@ fn a_page_in_use_by_a_device_at_its_turn_is_given_up_later<F: Format, A: Arch>(f
         let mut setup = Setup::new(512, 256);
         setup.reclaim.policy = policy;
         setup.run(format, arch, |bench| {
-            let (mut mine, mut theirs) = (storage(), storage());
-            let mut runner = Runner::new(bench, 0, &mut mine);
+            let mut runner = Runner::new(bench, 0);
             (0..64).for_each(|page| runner.write(page));
-            let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+            let mut worker = Worker::new(bench.guest).unwrap();
             // A page that was used is tested twice, so this takes several rounds.
             let give_up_all = |worker: &mut TheWorker<'_, '_, F, A>| {
                 (0..8).for_each(|_| _ = Pager::new(worker).reclaim(64));
@@ -266,10 +257,9 @@ fn a_pinned_page_stays_in_place_and_keeps_a_devices_writes<F: Format, A: Arch>(f
     let mut setup = Setup::new(512, 256);
     setup.reclaim.huge = true;
     setup.run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut runner = Runner::new(bench, 0, &mut mine);
+        let mut runner = Runner::new(bench, 0);
         (0..64).for_each(|page| runner.write(page));
-        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
         // All pages are in memory again, with copies in swap.
         (0..8).for_each(|_| _ = pager.reclaim(64));
@@ -306,10 +296,9 @@ fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch>(format: F, 
     let mut setup = Setup::new(1024, 1024);
     setup.reclaim.fresh = true;
     setup.run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut runner = Runner::new(bench, 0, &mut mine);
+        let mut runner = Runner::new(bench, 0);
         (0..1024).for_each(|page| runner.write(page));
-        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
         for _ in 0..4 {
             assert!(pager.walk());
@@ -338,8 +327,7 @@ fn pages_stay_for_the_minimum_residency<F: Format, A: Arch>(format: F, arch: A) 
     // Longer than the test takes.
     setup.reclaim.residency = 1 << 42;
     setup.run(format, arch, |bench| {
-        let mut storage = storage();
-        let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
         (0..256).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
         let thrashing = PageError::NoRoom { reason: ReclaimError::Thrashing };
@@ -398,8 +386,7 @@ fn a_guest_whose_pages_are_not_the_pools_has_none() {
     let paged = PagedMemory::new(&pool, Hva(HOST), 1 << 20, config, 0).unwrap();
     let config = slat_guest::Config::new(1, PageSize::SIZE_2M);
     let guest = Guest::new(ept(), Vmid(1), 39, &machine, &paged, config).unwrap();
-    let mut storage = storage();
-    let mut worker = Worker::new(&guest, &mut storage).unwrap();
+    let mut worker = Worker::new(&guest).unwrap();
     worker.set_memslot(slot(1 << 20, false)).unwrap();
     let refused = PageError::PageSize { pool: page, tables: PageSize::SIZE_4K };
     let mut pager = Pager::new(&mut worker);
@@ -432,13 +419,11 @@ fn guests_of_a_pool_keep_within_their_limits_and_the_pool() {
         let vmid = Vmid(index as u16 + 1);
         Guest::new(ept(), vmid, 39, &machine, &paged[index], config).unwrap()
     });
-    let mut storages = [storage(), storage()];
     let mut vcpus: Vec<_> = guests
         .iter()
-        .zip(&mut storages)
         .enumerate()
-        .map(|(index, (guest, storage))| {
-            let mut vcpu = Vcpu::new(guest, 0, storage).unwrap();
+        .map(|(index, guest)| {
+            let mut vcpu = Vcpu::new(guest, 0).unwrap();
             vcpu.worker().set_memslot(slot(1024 * K4, false)).unwrap();
             let mut cpu = machine.cpu(index).unwrap();
             cpu.load(Vmid(index as u16 + 1), vcpu.root());
@@ -501,8 +486,7 @@ fn guests_of_a_pool_keep_within_their_limits_and_the_pool() {
 #[test]
 fn memory_without_a_memslot_is_not_pinned() {
     Setup::new(1024, 2048).run(ept(), slat_sim::Ept::default(), |bench| {
-        let mut storage = storage();
-        let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let refused = |worker: &mut _, range, page| {
             let pinned = Pager::new(worker).pin(range).unwrap_err();
             let at = bench.host(page);

@@ -12,9 +12,8 @@ fn what_a_device_writes_is_logged<F: Format, A: Arch>(format: F, arch: A, loggin
     let mut setup = Setup::new(256, 128);
     setup.guest.logging = logging;
     setup.run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut runner = Runner::new(bench, 0, &mut mine);
-        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut runner = Runner::new(bench, 0);
+        let mut worker = Worker::new(bench.guest).unwrap();
         (0..256).for_each(|page| runner.write(page));
         worker.set_memslot(bench.slot(true)).unwrap();
         let log = |worker: &mut TheWorker<'_, '_, F, A>| {
@@ -61,8 +60,7 @@ fn what_a_device_writes_is_in_the_log_that_hardware_keeps() {
 /// came back make room.
 fn swap_that_holds_what_is_away_is_enough<F: Format, A: Arch>(format: F, arch: A) {
     Setup { swap: 512 - 256 + 64 + 20, ..Setup::new(512, 256) }.run(format, arch, |bench| {
-        let mut storage = storage();
-        let mut runner = Runner::new(bench, 0, &mut storage);
+        let mut runner = Runner::new(bench, 0);
         (0..512).for_each(|page| runner.write(page));
         for _ in 0..4 {
             (0..512).for_each(|page| runner.check(page));
@@ -77,11 +75,10 @@ on_all_formats!(scarce, super::swap_that_holds_what_is_away_is_enough);
 fn what_swap_has_leaves_though_it_takes_nothing<F: Format, A: Arch>(format: F, arch: A) {
     use std::sync::atomic::Ordering::Relaxed;
     Setup::new(512, 256).run(format, arch, |bench| {
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut runner = Runner::new(bench, 0, &mut mine);
+        let mut runner = Runner::new(bench, 0);
         (0..512).for_each(|page| runner.write(page));
         (0..2).for_each(|_| (0..512).for_each(|page| runner.check(page)));
-        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
         bench.swap.fail_writes.store(true, Relaxed);
         runner.write(511);
@@ -102,8 +99,7 @@ fn a_guest_without_accessed_bits_gives_up_pages_too() {
     let format = Ept1G { accessed_dirty: false, ..ept() };
     let arch = slat_sim::Ept { accessed_dirty: false, ..slat_sim::Ept::default() };
     Setup::new(512, 128).run(format, arch, |bench| {
-        let mut storage = storage();
-        let mut runner = Runner::new(bench, 0, &mut storage);
+        let mut runner = Runner::new(bench, 0);
         (0..3).for_each(|_| (0..512).for_each(|page| runner.write(page)));
         (0..512).for_each(|page| runner.check(page));
         assert_eq!(bench.paged.stats().rescued, 0);
@@ -115,8 +111,7 @@ fn a_page_that_can_never_have_room_is_refused_without_a_walk() {
     let mut setup = Setup::new(64, 64);
     setup.reclaim.limit = 0;
     setup.run(ept(), slat_sim::Ept::default(), |bench| {
-        let mut storage = storage();
-        let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
         let nothing = PageError::NoRoom { reason: ReclaimError::Nothing };
         assert_eq!(pager.bring_in(bench.host(0), Access::Write), Err(nothing));

@@ -128,10 +128,6 @@ pub type TestMemory<'h, A> = PagedMemory<'h, Mem<'h, A>, &'h Flaky>;
 pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h TestMemory<'h, A>>;
 pub type TheWorker<'w, 'h, F, A> = Worker<'w, F, FastMachine<A>, &'h TestMemory<'h, A>>;
 
-pub fn storage() -> TableStorage {
-    [const { None }; TABLE_PAGES]
-}
-
 /// Setup of a guest.
 #[derive(Clone, Copy)]
 pub struct Setup {
@@ -177,7 +173,7 @@ impl Setup {
         let (page, guest) = (page.bytes(), &guest);
         let bench =
             Bench { machine, pool, swap, paged, guest, stamps, device, stop, setup: self, page };
-        Worker::new(guest, &mut storage()).unwrap().set_memslot(bench.slot(false)).unwrap();
+        Worker::new(guest).unwrap().set_memslot(bench.slot(false)).unwrap();
         work(&bench);
         bench.check_accounts();
     }
@@ -264,8 +260,8 @@ pub struct Runner<'w, 'h, F: Format, A: Arch> {
 }
 
 impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
-    pub fn new(bench: &'w Bench<'h, F, A>, id: u16, storage: &'w mut TableStorage) -> Self {
-        let vcpu = Vcpu::new(bench.guest, id, storage).unwrap();
+    pub fn new(bench: &'w Bench<'h, F, A>, id: u16) -> Self {
+        let vcpu = Vcpu::new(bench.guest, id).unwrap();
         let mut cpu = bench.machine.cpu(id.into()).unwrap();
         cpu.load(VMID, vcpu.root());
         Self { bench, vcpu, cpu }

@@ -256,9 +256,8 @@ fn an_error_of_the_disk_is_not_replaced_by_a_lack_of_room() {
 fn a_balloon_that_waits_for_a_page_keeps_no_swap_slot() {
     let setup = Setup { swap: 2, ..Setup::new(8, 64) };
     setup.run(ept(), Ept::default(), |bench| {
-        let mut storages = [(); 4].map(|()| storage());
         let [mut main, mut uses, mut balloon, mut reclaims] =
-            storages.each_mut().map(|storage| Worker::new(bench.guest, storage).unwrap());
+            [(); 4].map(|()| Worker::new(bench.guest).unwrap());
         let mut pager = Pager::new(&mut main);
         for page in [5, 0] {
             pager.bring_in(bench.host(page), Access::Write).unwrap();

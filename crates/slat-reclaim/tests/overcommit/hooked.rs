@@ -113,14 +113,11 @@ pub fn hooked(
         Guest::new(ept(), Vmid(index as u16 + 1), 39, &host, paged, config).unwrap()
     };
     let those: Vec<_> = memory.iter().enumerate().map(new).collect();
-    let mut storages: Vec<_> = guests.iter().map(|_| [storage(), storage()]).collect();
-    let threads =
-        those.iter().zip(&mut storages).zip(guests).map(|((guest, storages), (pages, _))| {
-            let mut workers =
-                storages.each_mut().map(|storage| Worker::new(guest, storage).unwrap());
-            workers[0].set_memslot(slot(bytes(*pages), false)).unwrap();
-            workers
-        });
+    let threads = those.iter().zip(guests).map(|(guest, (pages, _))| {
+        let mut workers = [(); 2].map(|()| Worker::new(guest).unwrap());
+        workers[0].set_memslot(slot(bytes(*pages), false)).unwrap();
+        workers
+    });
     work(&pool, &swap.inner, threads.collect());
     check_accounts(&pool, &memory.iter().collect::<Vec<_>>());
     for guest in those {

@@ -39,13 +39,11 @@ pub fn guests<S: Swap>(
         Guest::new(ept(), Vmid(index as u16 + 1), 39, &machine, paged, config).unwrap()
     };
     let those: Vec<_> = memory.iter().enumerate().map(new).collect();
-    let mut storages: Vec<_> = guests.iter().map(|_| storage()).collect();
-    let threads =
-        those.iter().zip(&mut storages).zip(guests).map(|((guest, storage), (pages, _))| {
-            let mut worker = Worker::new(guest, storage).unwrap();
-            worker.set_memslot(slot(pages * K4, false)).unwrap();
-            worker
-        });
+    let threads = those.iter().zip(guests).map(|(guest, (pages, _))| {
+        let mut worker = Worker::new(guest).unwrap();
+        worker.set_memslot(slot(pages * K4, false)).unwrap();
+        worker
+    });
     work(&pool, threads.collect());
     check_accounts(&pool, &memory.iter().collect::<Vec<_>>());
     for guest in those {

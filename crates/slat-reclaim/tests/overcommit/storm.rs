@@ -14,8 +14,7 @@ const PAGES: u64 = 2048;
 
 fn vcpu<F: Format, A: Arch>(bench: &Bench<'_, F, A>, id: u16, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut storage = storage();
-    let mut runner = Runner::new(bench, id, &mut storage);
+    let mut runner = Runner::new(bench, id);
     let vcpus = u64::from(VCPUS);
     while !bench.stop.load(Relaxed) {
         // Some pages are hot, and phases change.
@@ -36,8 +35,7 @@ fn vcpu<F: Format, A: Arch>(bench: &Bench<'_, F, A>, id: u16, seed: u64) {
 /// A separate thread that keeps some frames free.
 fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut storage = storage();
-    let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
+    let mut worker = Worker::new(bench.guest).unwrap();
     while !bench.stop.load(Relaxed) {
         if bench.pool.free() < 64 {
             let _ = Pager::new(&mut worker).reclaim(rng.u32(1..64));
@@ -59,8 +57,7 @@ fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
 /// The host unmaps memory from the guest, and gives it back unchanged.
 fn host_takes<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut storage = storage();
-    let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
+    let mut worker = Worker::new(bench.guest).unwrap();
     while !bench.stop.load(Relaxed) {
         let (page, count) = (rng.u64(..PAGES), rng.u64(1..=32));
         let hosts = bench.hosts(page, count.min(PAGES - page));
@@ -109,8 +106,7 @@ fn set(bits: &[u64]) -> impl Iterator<Item = u64> {
 fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
     setup.run(format, arch, |bench| {
         let copies = &Mutex::new(vec![[0; 2]; PAGES as usize]);
-        let mut storage = storage();
-        let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
         std::thread::scope(|scope| {
             let threads = [
                 scope.spawn(move || vcpu(bench, 0, seed)),

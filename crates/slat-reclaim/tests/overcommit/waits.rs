@@ -90,9 +90,8 @@ fn what_a_device_uses_stays() {
         let mut setup = Setup::new(512, 128);
         setup.reclaim.policy = policy;
         setup.run(ept(), Ept::default(), |bench| {
-            let (mut mine, mut theirs) = (storage(), storage());
-            let mut runner = Runner::new(bench, 0, &mut mine);
-            let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+            let mut runner = Runner::new(bench, 0);
+            let mut worker = Worker::new(bench.guest).unwrap();
             let away =
                 |page: u64| bench.guest.backing().page(bench.host(page), Access::Read).is_err();
             (0..512).for_each(|page| runner.write(page));
@@ -120,8 +119,7 @@ fn a_waiting_fault_walks_once_until_a_page_is_old_enough() {
         let mut setup = Setup::new(2048 + 64, 2048);
         setup.reclaim = slat_reclaim::Config { policy, residency: u64::MAX / 4, ..setup.reclaim };
         setup.run(ept(), Ept::default(), |bench| {
-            let mut storage = storage();
-            let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
+            let mut worker = Worker::new(bench.guest).unwrap();
             let mut pager = Pager::new(&mut worker);
             (0..2048).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
             let refused = PageError::NoRoom { reason: ReclaimError::Thrashing };
@@ -150,8 +148,7 @@ fn a_page_may_leave_as_soon_as_it_is_old_enough() {
         setup.reclaim.policy = policy;
         setup.reclaim.residency = residency.as_nanos() as u64;
         setup.run(ept(), Ept::default(), |bench| {
-            let mut storage = storage();
-            let mut worker = Worker::new(bench.guest, &mut storage).unwrap();
+            let mut worker = Worker::new(bench.guest).unwrap();
             let mut pager = Pager::new(&mut worker);
             (0..32).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
             // Too soon, unless the machine is slow.
@@ -170,9 +167,8 @@ fn a_race_for_a_page_of_a_block_leaves_nothing_behind() {
     let mut setup = Setup::new(512, 1024);
     setup.reclaim.huge = true;
     setup.run(ept(), Ept::default(), |bench| {
-        let (mut mine, mut theirs) = (storage(), storage());
-        let mut worker = Worker::new(bench.guest, &mut mine).unwrap();
-        let other = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut worker = Worker::new(bench.guest).unwrap();
+        let other = Worker::new(bench.guest).unwrap();
         let other = &Mutex::new(other);
         // Some of the blocks come in whole; in others, a thread that copies a page claims it first,
         // before the fault's claims or during them.

@@ -4,8 +4,7 @@ use crate::machine::{Machine, OnePiece};
 use crate::{announce, measured, wanted};
 use slat::{Access, BreakBeforeMake, Format, Gpa, GpaRange, PageSize, Vmid};
 use slat_guest::{
-    CachePolicy, Config, EagerSplit, Guest, Hva, HvaRange, MemslotId, MemslotSpec, TABLE_PAGES,
-    Vcpu,
+    CachePolicy, Config, EagerSplit, Guest, Hva, HvaRange, MemslotId, MemslotSpec, Vcpu,
 };
 use std::hint::black_box;
 use std::io;
@@ -35,8 +34,7 @@ fn vcpu<F: Format + Default>(largest: PageSize, eager: Option<PageSize>) -> On<F
     let machine = Machine::leaked(breaks);
     let guest = Guest::new(F::default(), Vmid(1), 40, machine, OnePiece, config);
     let guest = Box::leak(Box::new(guest.expect("the configuration is one of the format's")));
-    let storage = Box::leak(Box::new([const { None }; TABLE_PAGES]));
-    Vcpu::new(guest, 0, storage).expect("the reader memslot is free")
+    Vcpu::new(guest, 0).expect("the reader memslot is free")
 }
 
 /// Returns a vCPU whose guest has written all of its memory, mapped in pages.

@@ -11,7 +11,6 @@ use super::{Case, cases, params};
 #[cfg(test)]
 use crate::format::TableFormat;
 use crate::format::TablesArgs;
-use crate::guest::fixture::storage;
 use crate::guest::tables::{Figures, MEANING, renderer};
 use crate::guest::turns::{Counts, Recorder, counts};
 use crate::on_machine;
@@ -258,8 +257,7 @@ impl Query<'_> {
         percent: f64,
     ) -> anyhow::Result<Answer> {
         let (case, paged) = (self.case, guest.backing());
-        let mut storage = storage();
-        let mut runner = Runner::alone(guest, machine, case, &mut storage)?;
+        let mut runner = Runner::alone(guest, machine, case)?;
         runner.fill()?;
         let accesses = (self.args.interval * f64::from(case.pages)) as usize;
         let mut uses = case.uses[0].chunks_exact(accesses.max(1));

@@ -4,16 +4,14 @@ use super::Case;
 use super::pattern::{Use, own};
 use super::settings::{ReclaimPolicy, SwapPlace};
 use super::swap::LabSwap;
-use crate::guest::fixture::{GUEST_BASE, storage};
+use crate::guest::fixture::GUEST_BASE;
 use crate::guest::lock::FairLock;
 use crate::guest::times::Times;
 use crate::threads::Pin;
 use anyhow::{Context, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use slat::{Access, Format, Gpa, Hpa, TableBits, Vmid};
-use slat_guest::{
-    Guest, Host, Hva, MemslotId, MemslotSpec, Outcome, Retry, TableStorage, Vcpu, Worker,
-};
+use slat_guest::{Guest, Host, Hva, MemslotId, MemslotSpec, Outcome, Retry, Vcpu, Worker};
 use slat_reclaim::{
     Config, Gate, Layout, PageError, PagedMemory, Pager, Policy, Pool, Ram, ReclaimError, Stats,
 };
@@ -125,7 +123,7 @@ pub fn with_guest<F: Format, A: Arch, R>(
     let bits = machine.arch().address_bits();
     let guest = Guest::new(format, VMID, bits, machine, &paged, config)?;
     let slot = MemslotSpec::new(MemslotId(0), Gpa(GUEST_BASE), bytes, Hva(HOST_BASE));
-    Worker::new(&guest, &mut storage())?.set_memslot(slot).context("the guest's slot")?;
+    Worker::new(&guest)?.set_memslot(slot).context("the guest's slot")?;
     let result = work(&guest);
     // SAFETY: CPUs are borrowed by threads, which have ended, so none has loaded the guest's
     // tables.
@@ -177,19 +175,11 @@ fn run<F: Format, A: Arch>(
         let threads: Vec<_> = (0..case.vcpus)
             .map(|id| {
                 scope.spawn(move || -> anyhow::Result<(Times, u64)> {
-                    let mut storage = storage();
                     // The reclaiming thread has the last CPU, if there are at least two.
                     let pin = Pin::to(cpus[usize::from(id) % (cpus.len() - 1).max(1)]);
                     let mut ready = pin.and_then(|pin| {
-                        let mut runner = Runner::new(
-                            guest,
-                            machine,
-                            case,
-                            id,
-                            &mut storage,
-                            locking,
-                            Some(failed),
-                        )?;
+                        let mut runner =
+                            Runner::new(guest, machine, case, id, locking, Some(failed))?;
                         runner.fill()?;
                         Ok((runner, pin))
                     });
@@ -213,8 +203,7 @@ fn run<F: Format, A: Arch>(
             .collect();
         let reclaimer = scope.spawn(move || -> anyhow::Result<f64> {
             let _pin = Pin::to(cpus[cpus.len() - 1])?;
-            let mut storage = storage();
-            let mut worker = Worker::new(guest, &mut storage)?;
+            let mut worker = Worker::new(guest)?;
             let mut pager = Pager::gated(&mut worker, &locking);
             let mut start = None;
             let cpu = || {
@@ -289,11 +278,10 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         machine: &'h FastMachine<A>,
         case: &'w Case,
         id: u16,
-        storage: &'w mut TableStorage,
         locking: LinuxLock<'w>,
         failed: Option<&'w AtomicBool>,
     ) -> anyhow::Result<Self> {
-        let vcpu = Vcpu::new(guest, id, storage)?;
+        let vcpu = Vcpu::new(guest, id)?;
         let mut cpu = machine.cpu(id.into())?;
         cpu.load(VMID, vcpu.root());
         let written = vec![0; case.pages as usize];
@@ -305,9 +293,8 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         guest: &'w TheGuest<'h, F, A>,
         machine: &'h FastMachine<A>,
         case: &'w Case,
-        storage: &'w mut TableStorage,
     ) -> anyhow::Result<Self> {
-        Self::new(guest, machine, case, 0, storage, LinuxLock::default(), None)
+        Self::new(guest, machine, case, 0, LinuxLock::default(), None)
     }
 
     /// Returns the worker that moves pages on this thread.
