@@ -12,18 +12,8 @@ fn help_has_examples_and_exit_codes() {
     let help = contains("slat-bench split --memory 64G").and(contains("Exit codes"));
     bench(&["--help"]).assert().success().stdout(help.and(contains("130")));
     let scenarios = [
-        "split",
-        "engine",
-        "peers",
-        "check",
-        "replay",
-        "dirty-log",
-        "execute",
-        "age",
-        "populate",
-        "reclaim",
-        "idle",
-        "cache-toggle",
+        "split", "engine", "peers", "check", "replay", "dirty-log", "execute", "age", "populate",
+        "reclaim", "idle", "cache-toggle",
     ];
     for scenario in scenarios {
         bench(&[scenario, "--help"]).assert().success().stdout(contains("Examples:"));

@@ -167,12 +167,7 @@ fn one_run_compares_trees_and_edits_and_omits_failed_ones() {
         command.arg("--linux-tree").arg(format!("before={}", tree.display()));
         command.arg("--linux-tree").arg(format!("after={}", tree.display()));
         command.args([
-            "--linux-tree",
-            "gone=/nonexistent",
-            "--with",
-            "bounded-walks/2",
-            "--with",
-            "nothing",
+            "--linux-tree", "gone=/nonexistent", "--with", "bounded-walks/2", "--with", "nothing",
         ]);
         command.env("SLAT_ANY_LINUX", "1");
         command

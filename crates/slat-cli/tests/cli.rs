@@ -12,19 +12,8 @@ fn help_has_examples_and_exit_codes() {
     let help = contains("slat bench dirty-log").and(contains("Exit codes")).and(contains("130"));
     slat(&["--help"]).assert().success().stdout(help);
     for scenario in [
-        "dirty-log",
-        "execute",
-        "age",
-        "populate",
-        "memory-stress",
-        "memslot",
-        "migrate",
-        "restore",
-        "snapshot",
-        "postcopy",
-        "fork",
-        "reclaim",
-        "boot-caches",
+        "dirty-log", "execute", "age", "populate", "memory-stress", "memslot", "migrate",
+        "restore", "snapshot", "postcopy", "fork", "reclaim", "boot-caches",
     ] {
         slat(&["bench", scenario, "--help"]).assert().success().stdout(contains("Examples:"));
     }

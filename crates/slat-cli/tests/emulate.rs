@@ -38,11 +38,11 @@ impl Folder {
     fn emulate(&self, arch: &str, options: &[&str]) -> std::process::Command {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slat"));
         command.args(["emulate", "--arch", arch, "--kernel"]).arg(self.path("kernel"));
-        command.arg("--binary").arg(self.path(arch)).args(options).args([
-            "--",
-            "bench",
-            "dirty-log",
-        ]);
+        command
+            .arg("--binary")
+            .arg(self.path(arch))
+            .args(options)
+            .args(["--", "bench", "dirty-log"]);
         command.env("TMPDIR", self.path("tmp"));
         command
     }

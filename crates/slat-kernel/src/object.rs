@@ -40,12 +40,7 @@ const ENTRY: &str = "slat_kvm_";
 
 /// Sections that a kernel does not want.
 const REMOVED: [&str; 7] = [
-    ".comment",
-    ".eh_frame",
-    ".rela.eh_frame",
-    ".llvm_addrsig",
-    ".llvmbc",
-    ".llvmcmd",
+    ".comment", ".eh_frame", ".rela.eh_frame", ".llvm_addrsig", ".llvmbc", ".llvmcmd",
     ".note.GNU-stack",
 ];
 

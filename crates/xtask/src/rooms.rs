@@ -10,21 +10,9 @@ use std::path::{Path, PathBuf};
 
 /// Crates. Each may depend on those before it.
 const CRATES: [&str; 15] = [
-    "slat",
-    "slat-capi",
-    "slat-guest",
-    "slat-programs",
-    "slat-sim",
-    "slat-linux",
-    "slat-axvm",
-    "slat-reclaim",
-    "slat-kvm",
-    "slat-kernel",
-    "slat-lab",
-    "slat-bench",
-    "slat-cli",
-    "slat-hypervisor",
-    "xtask",
+    "slat", "slat-capi", "slat-guest", "slat-programs", "slat-sim", "slat-linux", "slat-axvm",
+    "slat-reclaim", "slat-kvm", "slat-kernel", "slat-lab", "slat-bench", "slat-cli",
+    "slat-hypervisor", "xtask",
 ];
 
 /// A path, as words.

@@ -13,16 +13,8 @@ const COMFORTABLE: u64 = 4 << 30;
 const DEFAULT_GUEST: u64 = 256 << 20;
 
 const BACKED: For = For::Only(&[
-    "populate",
-    "dirty-log",
-    "execute",
-    "memory-stress",
-    "memslot",
-    "migrate",
-    "restore",
-    "snapshot",
-    "postcopy",
-    "reclaim",
+    "populate", "dirty-log", "execute", "memory-stress", "memslot", "migrate", "restore",
+    "snapshot", "postcopy", "reclaim",
 ]);
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {

@@ -8,18 +8,8 @@ use std::path::{Path, PathBuf};
 /// Names of the suites of Debian's own archive. Other archives have other suites or other
 /// components.
 const SUITES: [&str; 12] = [
-    "buster",
-    "bullseye",
-    "bookworm",
-    "trixie",
-    "forky",
-    "duke",
-    "sid",
-    "stable",
-    "oldstable",
-    "oldoldstable",
-    "testing",
-    "unstable",
+    "buster", "bullseye", "bookworm", "trixie", "forky", "duke", "sid", "stable", "oldstable",
+    "oldoldstable", "testing", "unstable",
 ];
 
 /// A mirror of Debian's archive.

@@ -1,7 +1,11 @@
 //! The classes of histories: which steps each has, and what it is about.
 
-use super::generate::{Draw, Means, Plan, Random, generate};
-use super::history::{Act, History, Kind, Way};
+use super::generate::Draw::*;
+use super::generate::{Means, Plan, Random, generate};
+use super::history::Act::{self, *};
+use super::history::History;
+use super::history::Kind::{self, *};
+use super::history::Way::{self, *};
 
 /// A class of histories.
 #[derive(Debug, Clone, Copy)]
@@ -15,25 +19,14 @@ pub struct Class {
     needs: &'static [Act],
 }
 
-const LOGS: &[Way] = &[Way::Legacy, Way::Manual, Way::InitiallySet];
-const WAYS: &[Way] = &[Way::Legacy, Way::Manual, Way::InitiallySet, Way::Ring];
-const RING: &[Way] = &[Way::Ring];
-const KINDS: &[Kind] = &[Kind::Small, Kind::Huge, Kind::Huge, Kind::Shared];
-const HUGE: &[Kind] = &[Kind::Huge];
+const LOGS: &[Way] = &[Legacy, Manual, InitiallySet];
+const WAYS: &[Way] = &[Legacy, Manual, InitiallySet, Ring];
+const RING: &[Way] = &[Ring];
+const KINDS: &[Kind] = &[Small, Huge, Huge, Shared];
+const HUGE: &[Kind] = &[Huge];
 
-const MOVING: &[Act] = &[
-    Act::Store,
-    Act::PageOut,
-    Act::Move,
-    Act::Move,
-    Act::Protect,
-    Act::Fork,
-    Act::SoftDirty,
-    Act::Merge,
-    Act::Migrate,
-    Act::Discard,
-    Act::Remove,
-];
+const MOVING: &[Act] =
+    &[Store, PageOut, Move, Move, Protect, Fork, SoftDirty, Merge, Migrate, Discard, Remove];
 
 /// Returns all classes.
 pub fn classes() -> &'static [Class] {
@@ -46,17 +39,10 @@ static CLASSES: [Class; 10] = [
         about: "logs that start, are cleared and end, beside MADV_DONTNEED and huge pages that \
                 form (MADV_COLLAPSE)",
         plan: Plan {
-            draws: &[
-                (5, Draw::Log),
-                (8, Draw::Fetch),
-                (8, Draw::Write),
-                (4, Draw::Read),
-                (3, Draw::Run),
-                (6, Draw::Host),
-            ],
-            acts: &[Act::Collapse, Act::Collapse, Act::Discard, Act::Store],
+            draws: &[(5, Log), (8, Fetch), (8, Write), (4, Read), (3, Run), (6, Host)],
+            acts: &[Collapse, Collapse, Discard, Store],
             ways: LOGS,
-            kinds: &[Kind::Huge, Kind::Huge, Kind::Small],
+            kinds: &[Huge, Huge, Small],
             private: false,
         },
         needs: &[],
@@ -67,16 +53,16 @@ static CLASSES: [Class; 10] = [
                 offsets",
         plan: Plan {
             draws: &[
-                (10, Draw::Place),
-                (4, Draw::Delete),
-                (4, Draw::Log),
-                (5, Draw::Fetch),
-                (10, Draw::Write),
-                (8, Draw::Read),
-                (2, Draw::Run),
-                (2, Draw::Host),
+                (10, Place),
+                (4, Delete),
+                (4, Log),
+                (5, Fetch),
+                (10, Write),
+                (8, Read),
+                (2, Run),
+                (2, Host),
             ],
-            acts: &[Act::Collapse, Act::Store, Act::Discard],
+            acts: &[Collapse, Store, Discard],
             ways: WAYS,
             kinds: KINDS,
             private: false,
@@ -87,16 +73,8 @@ static CLASSES: [Class; 10] = [
         name: "rings",
         about: "dirty rings that become full, and that two threads reset",
         plan: Plan {
-            draws: &[
-                (4, Draw::Log),
-                (8, Draw::Fetch),
-                (10, Draw::Write),
-                (3, Draw::Read),
-                (4, Draw::Run),
-                (2, Draw::Kick),
-                (2, Draw::Host),
-            ],
-            acts: &[Act::Discard, Act::Collapse, Act::Store],
+            draws: &[(4, Log), (8, Fetch), (10, Write), (3, Read), (4, Run), (2, Kick), (2, Host)],
+            acts: &[Discard, Collapse, Store],
             ways: RING,
             kinds: KINDS,
             private: false,
@@ -108,13 +86,13 @@ static CLASSES: [Class; 10] = [
         about: "host pages that move: mremap, copies after fork, MADV_PAGEOUT and swap, KSM, NUMA",
         plan: Plan {
             draws: &[
-                (2, Draw::Log),
-                (4, Draw::Fetch),
-                (8, Draw::Write),
-                (6, Draw::Read),
-                (3, Draw::Run),
-                (12, Draw::Host),
-                (4, Draw::Exchange),
+                (2, Log),
+                (4, Fetch),
+                (8, Write),
+                (6, Read),
+                (3, Run),
+                (12, Host),
+                (4, Exchange),
             ],
             acts: MOVING,
             ways: WAYS,
@@ -127,44 +105,29 @@ static CLASSES: [Class; 10] = [
         name: "userfaultfd",
         about: "pages that a thread gives back or allows to be written: MISSING, WP, MINOR",
         plan: Plan {
-            draws: &[
-                (2, Draw::Log),
-                (4, Draw::Fetch),
-                (8, Draw::Write),
-                (6, Draw::Read),
-                (3, Draw::Run),
-                (10, Draw::Host),
-            ],
-            acts: &[
-                Act::Late,
-                Act::Guard,
-                Act::Minor,
-                Act::Late,
-                Act::Guard,
-                Act::Discard,
-                Act::Collapse,
-            ],
+            draws: &[(2, Log), (4, Fetch), (8, Write), (6, Read), (3, Run), (10, Host)],
+            acts: &[Late, Guard, Minor, Late, Guard, Discard, Collapse],
             ways: WAYS,
             kinds: KINDS,
             private: false,
         },
-        needs: &[Act::Late, Act::Guard, Act::Minor],
+        needs: &[Late, Guard, Minor],
     },
     Class {
         name: "vcpus",
         about: "vCPUs that stop and go on, by signals too, while logs change",
         plan: Plan {
             draws: &[
-                (4, Draw::Log),
-                (8, Draw::Fetch),
-                (4, Draw::Write),
-                (2, Draw::Read),
-                (10, Draw::Run),
-                (8, Draw::Kick),
-                (2, Draw::Place),
-                (3, Draw::Host),
+                (4, Log),
+                (8, Fetch),
+                (4, Write),
+                (2, Read),
+                (10, Run),
+                (8, Kick),
+                (2, Place),
+                (3, Host),
             ],
-            acts: &[Act::Collapse, Act::Discard, Act::SoftDirty],
+            acts: &[Collapse, Discard, SoftDirty],
             ways: WAYS,
             kinds: KINDS,
             private: false,
@@ -175,20 +138,13 @@ static CLASSES: [Class; 10] = [
         name: "ageing",
         about: "pages that the host marks as not used, beside writes and logs",
         plan: Plan {
-            draws: &[
-                (3, Draw::Log),
-                (5, Draw::Fetch),
-                (8, Draw::Write),
-                (4, Draw::Read),
-                (4, Draw::Run),
-                (10, Draw::Host),
-            ],
-            acts: &[Act::Age, Act::Age, Act::Age, Act::Collapse, Act::Discard],
+            draws: &[(3, Log), (5, Fetch), (8, Write), (4, Read), (4, Run), (10, Host)],
+            acts: &[Age, Age, Age, Collapse, Discard],
             ways: WAYS,
             kinds: KINDS,
             private: false,
         },
-        needs: &[Act::Age],
+        needs: &[Age],
     },
     Class {
         name: "execute",
@@ -196,17 +152,17 @@ static CLASSES: [Class; 10] = [
                 pages)",
         plan: Plan {
             draws: &[
-                (4, Draw::Log),
-                (5, Draw::Fetch),
-                (6, Draw::Write),
-                (6, Draw::Execute),
-                (4, Draw::Split),
-                (4, Draw::Rom),
-                (4, Draw::Read),
-                (2, Draw::Run),
-                (4, Draw::Host),
+                (4, Log),
+                (5, Fetch),
+                (6, Write),
+                (6, Execute),
+                (4, Split),
+                (4, Rom),
+                (4, Read),
+                (2, Run),
+                (4, Host),
             ],
-            acts: &[Act::Collapse, Act::Store, Act::Discard, Act::Recover, Act::Balloon],
+            acts: &[Collapse, Store, Discard, Recover, Balloon],
             ways: WAYS,
             kinds: HUGE,
             private: false,
@@ -218,15 +174,8 @@ static CLASSES: [Class; 10] = [
         about: "pages that a balloon and free page reporting give back, one by one and in huge \
                 pages, beside writes and logs",
         plan: Plan {
-            draws: &[
-                (3, Draw::Log),
-                (5, Draw::Fetch),
-                (8, Draw::Write),
-                (5, Draw::Read),
-                (4, Draw::Run),
-                (9, Draw::Host),
-            ],
-            acts: &[Act::Balloon, Act::Balloon, Act::Discard, Act::Remove, Act::Collapse],
+            draws: &[(3, Log), (5, Fetch), (8, Write), (5, Read), (4, Run), (9, Host)],
+            acts: &[Balloon, Balloon, Discard, Remove, Collapse],
             ways: WAYS,
             kinds: KINDS,
             private: false,
@@ -238,21 +187,21 @@ static CLASSES: [Class; 10] = [
         about: "guest pages that become private and shared again, and holes in their guest_memfd",
         plan: Plan {
             draws: &[
-                (3, Draw::Place),
-                (1, Draw::Delete),
-                (12, Draw::Convert),
-                (10, Draw::Write),
-                (8, Draw::Read),
-                (3, Draw::Run),
-                (3, Draw::Execute),
-                (6, Draw::Host),
+                (3, Place),
+                (1, Delete),
+                (12, Convert),
+                (10, Write),
+                (8, Read),
+                (3, Run),
+                (3, Execute),
+                (6, Host),
             ],
-            acts: &[Act::Punch, Act::Punch, Act::Store, Act::Discard, Act::Collapse],
-            ways: &[Way::Legacy],
+            acts: &[Punch, Punch, Store, Discard, Collapse],
+            ways: &[Legacy],
             kinds: KINDS,
             private: true,
         },
-        needs: &[Act::Punch],
+        needs: &[Punch],
     },
 ];
 
