@@ -15,7 +15,7 @@ use crate::peers::split::Split;
 use crate::replay::Replay;
 use clap::{CommandFactory, Parser, Subcommand};
 use slat_lab::cli::Common;
-use slat_lab::renderer::Renderer;
+use slat_lab::renderer::Renderers;
 use slat_lab::run;
 use slat_lab::scenario::{Choice, Entry, Program, Scenarios};
 use std::process::ExitCode;
@@ -47,8 +47,9 @@ pub static PROGRAM: Program = Program {
     command: Cli::command,
     measures: |words| words.first().is_some_and(|word| Tables::has(word)),
     example: "split --backing 2m",
-    renderers: || {
-        [&[Renderer { params: crate::params::PARAMS, ..RATIOS }][..], &Tables::renderers()].concat()
+    renderers: || Renderers {
+        each: [&[RATIOS][..], &Tables::renderers()].concat(),
+        params: crate::params::PARAMS,
     },
     is_missing_feature: |_| false,
 };

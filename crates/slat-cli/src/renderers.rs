@@ -6,12 +6,12 @@ use slat_bench::guest::cache_toggle::CacheToggle;
 use slat_bench::guest::execute::Execute;
 use slat_bench::guest::tables::RATIOS;
 use slat_bench::split;
-use slat_lab::renderer::Renderer;
+use slat_lab::renderer::{Renderer, Renderers};
 use slat_lab::scenario::{Scenario, Scenarios};
 
 /// Returns the renderers in the order of the report: guests under KVM, then the ideas, then the
 /// measurements from which the ideas' figures are computed.
-pub fn renderers() -> Vec<Renderer> {
+pub fn renderers() -> Renderers {
     let evidence =
         [split::RENDERER, RATIOS, Execute::RENDERER, Age::RENDERER, CacheToggle::RENDERER];
     let evidence = evidence.map(|renderer| Renderer {
@@ -21,8 +21,8 @@ pub fn renderers() -> Vec<Renderer> {
     });
     let own =
         [&kvm::Tunes::renderers()[..], &kvm::Guests::renderers(), &[explain::RENDERER]].concat();
-    let own = [&own[..], &[ideas::RENDERER], &evidence].concat();
-    own.into_iter().map(|renderer| Renderer { params: crate::params::PARAMS, ..renderer }).collect()
+    let each = [&own[..], &[ideas::RENDERER], &evidence].concat();
+    Renderers { each, params: crate::params::PARAMS }
 }
 
 #[cfg(test)]
@@ -54,7 +54,8 @@ mod tests {
     fn results_of_the_engine_are_not_read_as_those_of_kvm() {
         let engine = fake::kvm().into_iter().map(|m| Measurement { target: "engine".into(), ..m });
         let engine: Vec<_> = engine.collect();
-        let tables = tables::all(&engine, &kvm::Guests::renderers());
+        let guests = Renderers { each: kvm::Guests::renderers(), ..Renderers::default() };
+        let tables = tables::all(&engine, &guests);
         assert!(tables.iter().all(|table| table.title.ends_with("(engine)")));
     }
 

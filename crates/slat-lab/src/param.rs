@@ -48,7 +48,7 @@ pub fn is_prose(name: &str) -> bool {
 }
 
 /// The parameters that need more than their name, in lists of those who measure.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Params(pub &'static [&'static [Param]]);
 
 impl Params {

@@ -34,8 +34,6 @@ pub struct Renderer {
     /// Whether a page folds the tables away, because they only support the answers of other
     /// renderers.
     pub folded: bool,
-    /// The parameters that the program's results have.
-    pub params: Params,
     /// Limits of the results' meaning, in a sentence or two each.
     pub meaning: &'static [&'static str],
 }
@@ -51,7 +49,6 @@ impl Renderer {
         charts: |_| Vec::new(),
         draws_samples: false,
         folded: false,
-        params: Params(&[]),
         meaning: &[],
     };
 
@@ -61,9 +58,13 @@ impl Renderer {
     }
 }
 
-/// Returns the parameters that the renderers' program has.
-pub fn params(renderers: &[Renderer]) -> Params {
-    renderers.first().map_or(Params(&[]), |renderer| renderer.params)
+/// How a program's reports present its results.
+#[derive(Default)]
+pub struct Renderers {
+    /// The renderers, in the order of a report.
+    pub each: Vec<Renderer>,
+    /// The parameters that results have.
+    pub params: Params,
 }
 
 /// Returns the verdicts of all renderers, in their order.

@@ -11,7 +11,7 @@ use crate::failure::{self, bad_input};
 use crate::host::Host;
 use crate::numbers::three_digits;
 use crate::record::{Measurement, Report, SCHEMA};
-use crate::renderer::Renderer;
+use crate::renderer::Renderers;
 use crate::report::comparison::{self, Rows};
 use crate::report::{json, markdown, text};
 use crate::scenario::{Choice, Program};
@@ -167,7 +167,7 @@ pub fn read(program: &Program, path: &Path) -> anyhow::Result<Report> {
     let file = if path.is_dir() { path.join(crate::files::RESULTS) } else { path.to_owned() };
     let report: Report = serde_json::from_value(compare::read_report(&file)?)
         .map_err(|error| bad_input(format!("{}: {error}", file.display())))?;
-    let verdict = crate::renderer::verdict(&report.results, &(program.renderers)());
+    let verdict = crate::renderer::verdict(&report.results, &(program.renderers)().each);
     Ok(Report { verdict, ..report })
 }
 
@@ -212,8 +212,7 @@ fn show_comparison(
     rows: Rows,
     format: Format,
 ) -> anyhow::Result<()> {
-    let tables =
-        comparison::tables(comparison, rows, crate::renderer::params(&(program.renderers)()));
+    let tables = comparison::tables(comparison, rows, (program.renderers)().params);
     output::print(&match format {
         Format::Json => serde_json::to_string_pretty(comparison)? + "\n",
         Format::Markdown => tables.iter().map(markdown::table).collect(),
@@ -341,7 +340,7 @@ pub fn report(
         partial: session.interrupted(),
         tool: program.version.into(),
         trust: crate::record::trust(begin, &results),
-        verdict: crate::renderer::verdict(&results, &(program.renderers)()),
+        verdict: crate::renderer::verdict(&results, &(program.renderers)().each),
         host,
         command: command(program, std::env::args()),
         results,
@@ -391,7 +390,7 @@ pub fn show_as(
 /// lost if the disk is full.
 fn write(
     report: &Report,
-    renderers: &[Renderer],
+    renderers: &Renderers,
     output: Option<Output>,
 ) -> anyhow::Result<Option<PathBuf>> {
     // Ctrl-C shortly after the start must not overwrite the report of an earlier run.

@@ -2,7 +2,7 @@
 
 use crate::cli::OutputArgs;
 use crate::record::Measurement;
-use crate::renderer::Renderer;
+use crate::renderer::{Renderer, Renderers};
 use crate::session::Session;
 use anyhow::Context;
 use clap::error::ErrorKind;
@@ -170,7 +170,7 @@ pub struct Program {
     /// Words that measure a scenario, as an example.
     pub example: &'static str,
     /// Returns the renderers of its results, in the order of its reports.
-    pub renderers: fn() -> Vec<Renderer>,
+    pub renderers: fn() -> Renderers,
     /// Returns whether an error says that the host lacks something, so that no test failed.
     pub is_missing_feature: fn(&anyhow::Error) -> bool,
 }
@@ -241,7 +241,7 @@ pub(crate) mod fake {
         command,
         measures: |words| words.first().is_some_and(|word| word == "bench"),
         example: "bench first --backing 2m",
-        renderers: Vec::new,
+        renderers: Renderers::default,
         is_missing_feature: |_| false,
     };
 }

@@ -89,8 +89,9 @@ fn stacks() -> anyhow::Result<Vec<(String, Sizes)>> {
     Ok(columns)
 }
 
-/// Checks that no operation uses more stack than a hypervisor has, on any format.
-pub fn check_stacks() -> anyhow::Result<Outcome> {
+/// Checks that no operation uses more stack than a hypervisor has, on any format, and the text of
+/// small users.
+pub fn check() -> anyhow::Result<Outcome> {
     for (name, (operations, _)) in &stacks()? {
         for (operation, bytes) in operations {
             let most = if operation == "space_unmap" { MOST_STACK_OF_RUNS } else { MOST_STACK };

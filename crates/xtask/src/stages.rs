@@ -139,7 +139,7 @@ impl Stage {
             Self::Metrics => metrics::test(),
             Self::Counts => counts::run(false),
             Self::Api => api::check(),
-            Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
+            Self::Stack => msrv::needs(setup::target(setup::BARE), size::check),
             Self::Fences => msrv::needs(setup::target(fences::TRIPLE), fences::check),
             // `target/cargo-timings` has the time of each crate.
             Self::Build => ran(tests().args(["--no-run", "--timings"])),

@@ -4,7 +4,7 @@ use super::{charts, tables};
 use crate::host::Maybe;
 use crate::numbers::seconds;
 use crate::record::Report;
-use crate::renderer::{Chart, Renderer};
+use crate::renderer::{Chart, Renderers};
 use crate::size::Size;
 use crate::table::Table;
 use crate::trust::date;
@@ -16,7 +16,7 @@ const STYLE: &str = include_str!("page.css");
 
 /// Renders the report as a page: the answers, then plots and tables for decisions, then the
 /// evidence, which is folded away.
-pub fn render(report: &Report, renderers: &[Renderer]) -> String {
+pub fn render(report: &Report, renderers: &Renderers) -> String {
     let mut sections = answers(report, renderers);
     let first_of_evidence = sections.len();
     sections.extend(evidence(report, renderers));
@@ -143,9 +143,9 @@ struct Section {
 }
 
 /// Returns the sections for readers who have to decide.
-fn answers(report: &Report, renderers: &[Renderer]) -> Vec<Section> {
+fn answers(report: &Report, renderers: &Renderers) -> Vec<Section> {
     let mut sections = Vec::new();
-    for renderer in renderers {
+    for renderer in &renderers.each {
         let own = renderer.own(&report.results);
         sections.extend((renderer.plots)(&own).into_iter().map(|chart| Section {
             title: chart.title,
@@ -178,18 +178,19 @@ fn answers(report: &Report, renderers: &[Renderer]) -> Vec<Section> {
 }
 
 /// Returns the sections for readers who want to check the answers.
-fn evidence(report: &Report, renderers: &[Renderer]) -> Vec<Section> {
+fn evidence(report: &Report, renderers: &Renderers) -> Vec<Section> {
     let section = |title: &str, content| Section { title: title.to_owned(), content };
     let mut sections =
         vec![section("What limits the meaning of these figures", meaning(report, renderers))];
-    for renderer in renderers {
+    for renderer in &renderers.each {
         let own = renderer.own(&report.results);
         if renderer.folded {
             sections.extend((renderer.tables)(&own).iter().map(table_section));
         }
         sections.extend((renderer.long)(&own).iter().map(table_section));
     }
-    let own = renderers.iter().map(|renderer| (renderer.charts)(&renderer.own(&report.results)));
+    let own =
+        renderers.each.iter().map(|renderer| (renderer.charts)(&renderer.own(&report.results)));
     let charts: Vec<_> = own.flatten().collect();
     if !charts.is_empty() {
         sections.push(section(
@@ -276,9 +277,10 @@ fn distributions(scenarios: &[charts::distributions::Scenario]) -> Markup {
 }
 
 /// Returns what readers must know before they quote any figure.
-fn meaning(report: &Report, renderers: &[Renderer]) -> Markup {
+fn meaning(report: &Report, renderers: &Renderers) -> Markup {
     let is_guest = report.host.virtualisation.hypervisor.0 == Some(true);
-    let measured = renderers.iter().filter(|renderer| report.results.iter().any(renderer.reads));
+    let measured =
+        renderers.each.iter().filter(|renderer| report.results.iter().any(renderer.reads));
     let mut limits: Vec<&str> = Vec::new();
     for sentence in measured.flat_map(|renderer| renderer.meaning) {
         if !limits.contains(sentence) {
@@ -371,7 +373,7 @@ mod tests {
 
     #[test]
     fn the_page_refers_to_nothing_outside_itself() {
-        let page = render(&fake::report(), &[]);
+        let page = render(&fake::report(), &Renderers::default());
         for reference in ["://", "src=", "<link", "@import", "url(", "<script"] {
             assert!(!page.contains(reference), "the page contains {reference}");
         }
@@ -382,16 +384,16 @@ mod tests {
     fn distributions_are_closed_where_there_are_many() {
         let mut report = Report { results: fake::guests(), ..fake::report() };
         report.results.iter_mut().for_each(|m| m.samples = vec![0.5; 7]);
-        let page = render(&report, &[]);
+        let page = render(&report, &Renderers::default());
         assert_eq!(page.matches("<details>").count(), 2);
         report.results.retain(|m| m.scenario == "execute");
-        assert_eq!(render(&report, &[]).matches("<details open>").count(), 1);
+        assert_eq!(render(&report, &Renderers::default()).matches("<details open>").count(), 1);
     }
 
     #[test]
     fn the_verdict_and_the_contents_come_before_any_table() {
         let verdict = Verdict::of_lines(["It costs little.".to_owned()]);
-        let page = render(&Report { verdict, ..fake::report() }, &[]);
+        let page = render(&Report { verdict, ..fake::report() }, &Renderers::default());
         let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}"));
         assert!(at("A quiet run") < at("It costs little."));
         assert!(at("It costs little.") < at("2023-11-14 22:13:20 UTC, in 12.5 s"));
@@ -404,7 +406,7 @@ mod tests {
 
     #[test]
     fn what_the_host_says_is_text_and_never_markup() {
-        let page = render(&fake::report(), &[]);
+        let page = render(&fake::report(), &Renderers::default());
         assert!(page.contains("Example CPU &lt;5&gt;"));
         assert!(!page.contains("<5>"));
     }

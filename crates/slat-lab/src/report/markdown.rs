@@ -3,13 +3,13 @@
 use super::tables;
 use super::text;
 use crate::record::Report;
-use crate::renderer::Renderer;
+use crate::renderer::Renderers;
 use crate::table::Table;
 use crate::verdict::Setting;
 use std::fmt::Write;
 
 /// Renders the whole report, with its host and command line, so that others can repeat it.
-pub fn render(report: &Report, renderers: &[Renderer]) -> String {
+pub fn render(report: &Report, renderers: &Renderers) -> String {
     let words = report.command.iter().map(String::as_str);
     let command = shlex::try_join(words).unwrap_or_else(|_| report.command.join(" "));
     let trust = report.trust.line();
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn a_report_begins_with_the_command_and_the_machine() {
         let report = Report { partial: true, ..crate::fake::report() };
-        let text = render(&report, &[]);
+        let text = render(&report, &Renderers::default());
         let mut lines = text.lines();
         assert!(
             lines.next().unwrap().starts_with("A quiet run")

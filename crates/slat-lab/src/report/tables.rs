@@ -8,7 +8,7 @@ pub mod thresholds;
 
 use crate::param::Params;
 use crate::record::Measurement;
-use crate::renderer::{Renderer, params};
+use crate::renderer::Renderers;
 use crate::size::Size;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
@@ -16,15 +16,15 @@ use serde_json::{Map, Value};
 
 /// Returns all tables of the results: those of each renderer, in the renderers' order, and plain
 /// ones for results that no renderer reads.
-pub fn all(results: &[Measurement], renderers: &[Renderer]) -> Vec<Table> {
-    let read = renderers.iter().flat_map(|renderer| (renderer.tables)(&renderer.own(results)));
+pub fn all(results: &[Measurement], renderers: &Renderers) -> Vec<Table> {
+    let read = renderers.each.iter().flat_map(|renderer| (renderer.tables)(&renderer.own(results)));
     read.chain(unread(results, renderers)).collect()
 }
 
 /// Returns plain tables of the results that no renderer reads.
-pub fn unread(results: &[Measurement], renderers: &[Renderer]) -> Vec<Table> {
-    let unread = |m: &&Measurement| !renderers.iter().any(|renderer| (renderer.reads)(m));
-    plain(&results.iter().filter(unread).cloned().collect::<Vec<_>>(), params(renderers))
+pub fn unread(results: &[Measurement], renderers: &Renderers) -> Vec<Table> {
+    let unread = |m: &&Measurement| !renderers.each.iter().any(|renderer| (renderer.reads)(m));
+    plain(&results.iter().filter(unread).cloned().collect::<Vec<_>>(), renderers.params)
 }
 
 /// Returns a table for each scenario and target, with a row for each setting and a column for each

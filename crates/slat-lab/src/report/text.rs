@@ -4,7 +4,7 @@ use super::tables;
 use crate::numbers::several;
 use crate::record::Omission;
 use crate::record::Report;
-use crate::renderer::Renderer;
+use crate::renderer::Renderers;
 use crate::table::Table;
 use crate::verdict::{Setting, Verdict};
 use comfy_table::{
@@ -21,7 +21,7 @@ const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().f
 pub const REPEATED: &str = "Repeated until 95 % intervals of medians are narrow";
 
 /// Renders the whole report, in lines of at most `width` columns if the tables can be made to fit.
-pub fn render(report: &Report, renderers: &[Renderer], width: u16) -> String {
+pub fn render(report: &Report, renderers: &Renderers, width: u16) -> String {
     let mut text = String::new();
     header(&mut text, report, width);
     for table in tables::all(&report.results, renderers) {
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn a_run_that_was_interrupted_says_so() {
         let report = Report { partial: true, ..fake::report() };
-        assert!(render(&report, &[], 100).contains("INTERRUPTED"));
+        assert!(render(&report, &Renderers::default(), 100).contains("INTERRUPTED"));
     }
 
     #[test]
@@ -238,6 +238,6 @@ mod tests {
     #[test]
     fn a_report_of_nothing_is_just_its_host() {
         let report = Report { results: Vec::new(), skipped: Vec::new(), ..fake::report() };
-        insta::assert_snapshot!(render(&report, &[], 60));
+        insta::assert_snapshot!(render(&report, &Renderers::default(), 60));
     }
 }

@@ -3,7 +3,7 @@
 use crate::failure::bad_input;
 use crate::files::{PAGE, RESULTS, StagedFile, writable};
 use crate::record::Report;
-use crate::renderer::Renderer;
+use crate::renderer::Renderers;
 use crate::report::{html, json};
 use anyhow::Context;
 use std::io::{self, IsTerminal, Write};
@@ -38,7 +38,7 @@ impl Output {
     }
 
     /// Writes both files, each completely or not at all, and returns their directory.
-    pub fn write(self, report: &Report, renderers: &[Renderer]) -> anyhow::Result<PathBuf> {
+    pub fn write(self, report: &Report, renderers: &Renderers) -> anyhow::Result<PathBuf> {
         let directory = self.directory;
         let stage =
             |name: &str, text: &str| StagedFile::new(&directory.join(name), text.as_bytes());

@@ -5,7 +5,7 @@ use super::strips::{self, Strip};
 use crate::compare::LEAST;
 use crate::param::{Params, is_prose};
 use crate::record::{KVM, Measurement};
-use crate::renderer::{Chart, Renderer, params};
+use crate::renderer::{Chart, Renderer, Renderers};
 use crate::report::tables::{Labels, Row};
 use crate::table::NOTHING;
 use crate::unit::Unit;
@@ -30,9 +30,9 @@ pub struct Scenario {
 
 /// Returns the distributions of each scenario's measurements, without those that a renderer draws
 /// itself, and without measurements that were made of others.
-pub fn all(results: &[Measurement], renderers: &[Renderer]) -> Vec<Scenario> {
+pub fn all(results: &[Measurement], renderers: &Renderers) -> Vec<Scenario> {
     let drawn: Vec<&Renderer> =
-        renderers.iter().filter(|renderer| renderer.draws_samples).collect();
+        renderers.each.iter().filter(|renderer| renderer.draws_samples).collect();
     let mut topics: Vec<(Topic, Vec<&Measurement>)> = Vec::new();
     let is_raw =
         |m: &&Measurement| !m.is_derived() && !drawn.iter().any(|renderer| (renderer.reads)(m));
@@ -45,7 +45,7 @@ pub fn all(results: &[Measurement], renderers: &[Renderer]) -> Vec<Scenario> {
     }
     let mut scenarios: Vec<Scenario> = Vec::new();
     for (topic, measurements) in &topics {
-        let charts = charts(topic, measurements, params(renderers));
+        let charts = charts(topic, measurements, renderers.params);
         match scenarios.iter_mut().find(|known| known.name == topic.scenario) {
             Some(known) => known.charts.extend(charts),
             None => scenarios.push(Scenario { name: topic.scenario.to_owned(), charts }),
@@ -139,9 +139,9 @@ mod tests {
         let mut results = fake::report().results;
         results.retain(|m| m.scenario == "dirty-log");
         // Three rounds are no distribution.
-        assert!(all(&results, &[]).is_empty());
+        assert!(all(&results, &Renderers::default()).is_empty());
         results.iter_mut().for_each(|m| m.samples = [0.1, 0.2, 0.3, 0.4, 0.5].to_vec());
-        let scenarios = all(&results, &[]);
+        let scenarios = all(&results, &Renderers::default());
         assert_eq!(scenarios.len(), 1);
         let titles: Vec<_> = scenarios[0].charts.iter().map(|chart| &*chart.title).collect();
         assert_eq!(titles, ["populate", "enable", "dirty", "get", "disable", "clear"]);
@@ -152,7 +152,8 @@ mod tests {
     fn many_samples_are_a_line_and_few_are_dots() {
         let mut results = fake::guests();
         results.retain(|m| m.scenario == "execute" && m.params["figure"] == "execute");
-        let svg = |results: &[Measurement]| all(results, &[])[0].charts[0].svg.clone();
+        let svg =
+            |results: &[Measurement]| all(results, &Renderers::default())[0].charts[0].svg.clone();
         results.iter_mut().for_each(|m| m.samples = vec![0.5; 7]);
         assert_eq!(svg(&results).matches("<circle").count(), 14);
         results[0].samples = (1..=60).map(f64::from).collect();
@@ -165,9 +166,10 @@ mod tests {
         results.extend(fake::guests());
         results.retain(|m| m.scenario == "split" || m.scenario == "guest-asked");
         results.iter_mut().for_each(|m| m.samples = vec![0.5; 7]);
-        assert_eq!(all(&results, &[]).len(), 1);
+        assert_eq!(all(&results, &Renderers::default()).len(), 1);
         let reads = |m: &Measurement| m.scenario == "split";
         let renderer = Renderer { reads, draws_samples: true, ..Renderer::NONE };
-        assert!(all(&results, &[renderer]).is_empty());
+        let renderers = Renderers { each: vec![renderer], ..Renderers::default() };
+        assert!(all(&results, &renderers).is_empty());
     }
 }
