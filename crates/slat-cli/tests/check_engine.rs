@@ -365,7 +365,7 @@ fn run(history: &History, fault: Fault) -> HistoryEnd {
     let guest = Guest::new(Ept1G::default(), vmid, bits, &machine, ram.clone(), config).unwrap();
     let vcpus = (0..history.vcpus).map(|id| {
         let vcpu = Vcpu::new(&guest, id as u16).unwrap();
-        machine.cpu(usize::from(id)).load(vmid, vcpu.root());
+        machine.cpu(id).load(vmid, vcpu.root());
         vcpu
     });
     let mut engine = Engine {
