@@ -12,28 +12,7 @@ use std::boxed::Box;
 use std::vec::Vec;
 
 /// Table pages for one thread.
-pub struct Cache<F: Format> {
-    pages: Option<TableCache<'static, F, World>>,
-    storage: *mut [Option<Frame>],
-}
-
-impl<F: Format> Cache<F> {
-    pub fn len(&self) -> usize {
-        self.pages.as_ref().unwrap().len()
-    }
-
-    pub fn pages(&mut self) -> &mut TableCache<'static, F, World> {
-        self.pages.as_mut().unwrap()
-    }
-}
-
-impl<F: Format> Drop for Cache<F> {
-    fn drop(&mut self) {
-        self.pages = None;
-        // SAFETY: from `Box::into_raw` in `On::cache`; its only user is gone.
-        drop(unsafe { Box::from_raw(self.storage) });
-    }
-}
+pub type Cache<F> = TableCache<'static, F, World>;
 
 /// The part of a range that an operation did not reach, and the reason.
 #[derive(Debug)]
@@ -126,11 +105,7 @@ impl<F: WalkedFormat> On<F> {
     }
 
     pub fn cache(&self, pages: usize) -> Cache<F> {
-        let storage = Box::into_raw((0..8).map(|_| None).collect::<Vec<_>>().into_boxed_slice());
-        // SAFETY: just leaked; reclaimed after the cache is dropped.
-        let mut cache = TableCache::new(self.world, unsafe { &mut *storage });
-        cache.fill(pages).unwrap();
-        Cache { pages: Some(cache), storage }
+        TableCache::filled(self.world, pages).unwrap()
     }
 
     /// Maps from the main thread, where no other thread interferes.
@@ -144,7 +119,7 @@ impl<F: WalkedFormat> On<F> {
         let mut cache = self.cache(3);
         let page = PageSize::from_bytes(PAGE).unwrap();
         let mut inside = self.inside();
-        assert!(inside.guard.reserve(Gpa(gpa), page, cache.pages()).is_ok());
+        assert!(inside.guard.reserve(Gpa(gpa), page, &mut cache).is_ok());
         drop(inside);
         drop(cache);
         self
@@ -294,11 +269,11 @@ impl<F: WalkedFormat> In<'_, F> {
         self.on.world.ledger.regain(memory + at.start..memory + at.end);
         let (when, grant) = self.grant(&at);
         let hpa = Hpa(memory + at.start);
-        let (all, pages_at_hand) = (range(&at), cache.pages());
+        let all = range(&at);
         let result = if fold {
-            self.guard.map_contiguous(all, hpa, attributes, size, pages_at_hand)
+            self.guard.map_contiguous(all, hpa, attributes, size, cache)
         } else {
-            self.guard.map(all, hpa, attributes, size, pages_at_hand)
+            self.guard.map(all, hpa, attributes, size, cache)
         };
         self.granted(grant);
         if result.is_ok_and(|bytes| bytes == at.end - at.start) && attributes.accessed {
@@ -341,7 +316,7 @@ impl<F: WalkedFormat> In<'_, F> {
         cache: &mut Cache<F>,
     ) -> (Range<u64>, Outcome<SplitError>) {
         let to = PageSize::from_bytes(to).unwrap();
-        let result = self.guard.split(range(&at), to, cache.pages());
+        let result = self.guard.split(range(&at), to, cache);
         self.guard.invalidate();
         ended(&at, result)
     }

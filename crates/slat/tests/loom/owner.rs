@@ -14,7 +14,7 @@ const TWO: Option<Owner> = Owner::new(2);
 fn own<F: WalkedFormat>(guest: On<F>, page: u64, from: Option<Owner>, to: Option<Owner>) -> Own {
     let mut cache = guest.cache(1);
     let mut inside = guest.inside();
-    let done = inside.guard.set_owner(range(&(page..page + PAGE)), from, to, cache.pages());
+    let done = inside.guard.set_owner(range(&(page..page + PAGE)), from, to, &mut cache);
     done.map(|bytes| assert_eq!(bytes, PAGE)).map_err(|stopped| stopped.reason)
 }
 type Own = Result<(), OwnerError>;
@@ -85,7 +85,7 @@ fn beside_a_map<F: WalkedFormat>(name: &str) {
         let mut cache = guest.cache(1);
         let owns = spawn(move || own(guest, PAGE, None, ONE));
         let mut inside = guest.inside();
-        let mapped = match inside.guard.reserve(Gpa(PAGE), F::size(0), cache.pages()) {
+        let mapped = match inside.guard.reserve(Gpa(PAGE), F::size(0), &mut cache) {
             Ok(pte) => pte.commit(Hpa(MEMORY + PAGE), RAM).unwrap().is_some(),
             Err(Interruption { reason, .. }) => {
                 assert!(matches!(reason, MapError::Owned { .. } | MapError::Contended), "{reason}");
@@ -192,7 +192,7 @@ fn prunes<F: WalkedFormat>(name: &str) {
         let prune = spawn(move || guest.inside().guard.prune(range(&(0..BLOCK))).is_ok());
         let mut inside = guest.inside();
         let page = PageSize::from_bytes(PAGE).unwrap();
-        let mapped = match inside.guard.reserve(Gpa(0), page, cache.pages()) {
+        let mapped = match inside.guard.reserve(Gpa(0), page, &mut cache) {
             Ok(pte) => pte.commit(Hpa(MEMORY), RAM).unwrap().is_some(),
             Err(_) => false,
         };

@@ -92,7 +92,7 @@ fn perform<F: WalkedFormat>(
         }
         Fault => {
             let mut cache = cache.unwrap();
-            let fits = match inside.guard.reserve(Gpa(PAGE), F::size(0), cache.pages()) {
+            let fits = match inside.guard.reserve(Gpa(PAGE), F::size(0), &mut cache) {
                 Ok(pte) => pte.commit(Hpa(MEMORY + PAGE), RAM).expect("a good address"),
                 Err(Interruption { reason: MapError::Occupied { .. }, .. }) => Some(0),
                 Err(_) => None,

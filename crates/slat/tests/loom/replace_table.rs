@@ -128,7 +128,7 @@ fn beside_an_owner<F: WalkedFormat>(name: &str) {
             let mut cache = guest.cache(1);
             let mut inside = guest.inside();
             let page = range(&(PAGE..BLOCK));
-            inside.guard.set_owner(page, None, one, cache.pages()).map_err(|stopped| stopped.reason)
+            inside.guard.set_owner(page, None, one, &mut cache).map_err(|stopped| stopped.reason)
         });
         let replaced = guest.replace_table(0..BLOCK, RAM);
         let owned = owns.join().unwrap();

@@ -25,7 +25,7 @@ fn fault<F: WalkedFormat>(
 ) -> bool {
     let mut inside = guest.inside();
     let size = PageSize::from_bytes(size).unwrap();
-    let Ok(pte) = inside.guard.reserve(Gpa(gpa), size, cache.pages()) else { return false };
+    let Ok(pte) = inside.guard.reserve(Gpa(gpa), size, cache) else { return false };
     let start = pte.range().start().0;
     let memory = *host.lock().unwrap();
     pte.commit(Hpa(memory + start), RAM).expect("a good address").is_some()
@@ -162,7 +162,7 @@ fn a_reservation_is_void_after_another_threads_link_or_map() {
 fn told<F: WalkedFormat>(guest: On<F>, size: u64, cache: &mut Cache<F>, count: &Mutex<u64>) {
     let mut inside = guest.inside();
     let size = PageSize::from_bytes(size).unwrap();
-    let Ok(pte) = inside.guard.reserve(Gpa(0), size, cache.pages()) else { return };
+    let Ok(pte) = inside.guard.reserve(Gpa(0), size, cache) else { return };
     let tell = || {
         *count.lock().unwrap() += 1;
         Ok::<(), ()>(())

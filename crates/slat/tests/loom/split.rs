@@ -95,8 +95,7 @@ fn a_split_to_execute_loses_no_accessed_or_dirty_state() {
         let vcpu = spawn(move || guest.write(PAGE));
         let mut inside = guest.inside();
         let page = range(&(0..PAGE));
-        let split =
-            inside.guard.split_to_execute(page, cache.pages(), Access::Execute, Software::A);
+        let split = inside.guard.split_to_execute(page, &mut cache, Access::Execute, Software::A);
         let split = split.map(|local| local.not_needed_here()).is_ok();
         inside.guard.invalidate();
         drop(inside);

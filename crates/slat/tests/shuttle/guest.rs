@@ -228,9 +228,7 @@ impl<'w, F: WalkedFormat> Guest<'w, F> {
     ) -> End {
         let region = self.ledger().fresh();
         let grant = self.ledger().grants(at);
-        let mut storage = [const { None }; 8];
-        let mut cache = TableCache::new(self.world, &mut storage);
-        cache.fill(frames).unwrap();
+        let mut cache = TableCache::filled(self.world, frames).unwrap();
         let mut guard = self.tables.enter(reader).unwrap();
         let step = if each { PAGE } else { at.size() };
         let mut end = End::Done;
@@ -298,9 +296,7 @@ impl<'w, F: WalkedFormat> Guest<'w, F> {
         (largest, fold): (u64, bool),
         frames: usize,
     ) -> End {
-        let mut storage = [const { None }; 8];
-        let mut cache = TableCache::new(self.world, &mut storage);
-        cache.fill(frames).unwrap();
+        let mut cache = TableCache::filled(self.world, frames).unwrap();
         let mut guard = self.tables.enter(reader).unwrap();
         let reserved = match fold {
             true => guard.reserve_contiguous(Gpa(gpa), size(largest), &mut cache),
@@ -367,9 +363,7 @@ impl<'w, F: WalkedFormat> Guest<'w, F> {
         frames: usize,
         complete: bool,
     ) -> End {
-        let mut storage = [const { None }; 8];
-        let mut cache = TableCache::new(self.world, &mut storage);
-        cache.fill(frames).unwrap();
+        let mut cache = TableCache::filled(self.world, frames).unwrap();
         let mut guard = self.tables.enter(reader).unwrap();
         let result = guard.split(at, size(to), &mut cache);
         if complete {
@@ -379,9 +373,7 @@ impl<'w, F: WalkedFormat> Guest<'w, F> {
     }
 
     fn own(&self, reader: &mut Reader<'w, World>, at: GpaRange, gives: bool, frames: usize) -> End {
-        let mut storage = [const { None }; 8];
-        let mut cache = TableCache::new(self.world, &mut storage);
-        cache.fill(frames).unwrap();
+        let mut cache = TableCache::filled(self.world, frames).unwrap();
         let (from, to) = if gives { (None, OWNER) } else { (OWNER, None) };
         let mut guard = self.tables.enter(reader).unwrap();
         match guard.set_owner(at, from, to, &mut cache).map_err(|stopped| stopped.reason) {
