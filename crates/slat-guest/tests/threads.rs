@@ -341,7 +341,7 @@ mod every {
     use slat::format::{arm64::Arm64Lpa2K4, npt::Npt1G, power::PowerK4, riscv::RiscV as GStage};
     use slat_sim::{Npt, Power, RiscV};
 
-    fn all<F: Format, A: Arch>(format: F, arch: A) {
+    fn all<F: Format, A: Arch + Copy>(format: F, arch: A) {
         for seed in crate::seed::seeds(rounds()) {
             configs(true).into_iter().for_each(|config| run(format, arch, config, seed));
         }

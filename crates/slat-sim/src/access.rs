@@ -1,6 +1,6 @@
 //! Translation of an address by a vCPU: by its TLB, its walk cache, or the tables.
 
-use crate::arch::{Access, Arch, Descriptor, Fault, Sizes};
+use crate::arch::{Access, Descriptor, Fault, Sizes};
 use crate::lazy::Choice;
 use crate::marked::MarkedEntries;
 use crate::state::{Root, State};
@@ -10,7 +10,7 @@ use crate::violation::Kind;
 /// Hardware begins the walk anew, because an entry changed during it.
 struct Again;
 
-impl<A: Arch> State<A> {
+impl State {
     /// Does an access of the guest on `cpu`; returns the host address that it reaches.
     pub fn access(
         &mut self,
@@ -47,7 +47,8 @@ impl<A: Arch> State<A> {
         if self.arch.sizes() != Sizes::MayAbort || !self.lazy.conflict_aborts {
             return Ok(());
         }
-        let sizes: Vec<_> = self.cpus[cpu].leaves.at(root.vmid, gpa).map(|e| e.shift).collect();
+        let sizes: Vec<_> =
+            self.cpus[cpu].leaves.at(root.vmid, gpa).iter().map(|e| e.shift).collect();
         if sizes.iter().all(|&shift| shift == sizes[0]) {
             return Ok(());
         }
@@ -70,7 +71,8 @@ impl<A: Arch> State<A> {
     fn through_hole(&mut self, cpu: usize, root: Root, gpa: u64) -> Result<(), Fault> {
         let held = &self.cpus[cpu];
         let Some(born) = held.holes.at(root.vmid, gpa) else { return Ok(()) };
-        let mut leaves = held.leaves.at(root.vmid, gpa).chain(held.combined.at(root.vmid, gpa));
+        let held = [held.leaves.at(root.vmid, gpa), held.combined.at(root.vmid, gpa)];
+        let mut leaves = held.iter().flatten();
         let used = match self.choice {
             Choice::Stalest => leaves.all(|entry| born < entry.born),
             Choice::Random => self.rng.bool(),
@@ -89,7 +91,7 @@ impl<A: Arch> State<A> {
         if write && !self.lazy.silent_writes {
             return Ok(None);
         }
-        let mut held: Vec<_> = self.cpus[cpu].leaves.at(root.vmid, gpa).collect();
+        let mut held = self.cpus[cpu].leaves.at(root.vmid, gpa);
         held.extend(self.cpus[cpu].combined.at(root.vmid, gpa));
         if self.choice == Choice::Random {
             // A CPU may have dropped any entry, and may find any of them first.
@@ -125,7 +127,7 @@ impl<A: Arch> State<A> {
 
     /// Returns where a walk begins: at the root, or at a table that the walk cache holds.
     fn beginning(&mut self, cpu: usize, root: Root, gpa: u64) -> Walk {
-        let mut walks: Vec<_> = self.cpus[cpu].walks.at(root.vmid, gpa).collect();
+        let mut walks = self.cpus[cpu].walks.at(root.vmid, gpa);
         walks.push(self.start(root));
         walks.sort_by_key(|walk| (walk.shift, walk.born));
         match self.choice {

@@ -187,7 +187,7 @@ fn staleness(
     None
 }
 
-impl<A: Arch> State<A> {
+impl State {
     /// Reports every translation of the range that a CPU may still use and that is `wrong`.
     pub(crate) fn forbid(
         &mut self,

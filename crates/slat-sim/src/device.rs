@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 const PAGE: u32 = 12;
 
-impl<A: Arch> State<A> {
+impl State {
     /// Reports each page of the host in `first..last` that a device may still reach.
     pub fn forbid_devices(&mut self, first: u64, last: u64) {
         let inside = |hpa: u64| (first..last).contains(&(hpa << PAGE));

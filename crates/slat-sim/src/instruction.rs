@@ -145,10 +145,9 @@ impl Machine<Arm> {
     /// Executes a TLBI. It takes effect when a DSB waits for it.
     pub fn tlbi(&self, op: Tlbi, operand: u64) {
         let mut state = self.state();
-        let arch = state.arch;
         let issuer = state.issuer();
         let vmid = issuer.vmid.unwrap_or_default();
-        if let Some(scope) = arch.scope(op, operand, issuer.cpu, vmid) {
+        if let Some(scope) = self.arch().scope(op, operand, issuer.cpu, vmid) {
             issuer.pending.push(scope);
             if !state.lazy.late_invalidation {
                 state.complete(false);

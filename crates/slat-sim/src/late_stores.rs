@@ -6,18 +6,17 @@
 //! translations that combine both stages survive it. (Arm errata 1286807, 2441007, 2441009 and
 //! 4118414; after the conditions that Linux 7.3 states under `ARM64_WORKAROUND_REPEAT_TLBI_SYNC`.)
 
-use crate::arch::Arch;
 use crate::state::State;
 use crate::tlb::{Entry, LateStore, Scope};
 use slat::Vmid;
 
-impl<A: Arch> State<A> {
+impl State {
     /// Returns the translations by which CPUs but this one may have stored.
     fn stored(&self, but: usize) -> Vec<(usize, Vmid, Entry)> {
         let vmids: Vec<_> = self.vmids.iter().copied().map(Vmid).collect();
         let of = |(index, vmid): (usize, Vmid)| {
             let cpu = &self.cpus[index];
-            let held = cpu.leaves.all(vmid).chain(cpu.combined.all(vmid));
+            let held = cpu.leaves.all(vmid).into_iter().chain(cpu.combined.all(vmid));
             let wrote = held.filter(|entry| entry.leaf.rights.write && entry.leaf.dirty);
             wrote.map(|entry| (index, vmid, entry)).collect::<Vec<_>>()
         };

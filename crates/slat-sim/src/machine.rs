@@ -72,7 +72,7 @@ impl<A: Arch> Clone for Firmware<A> {
 impl<A: Arch> Copy for Firmware<A> {}
 
 /// An architecture, and how a correct platform of it serves the engine.
-pub trait HasFirmware: Arch {
+pub trait HasFirmware: Arch + Copy {
     /// The platform's functions.
     const FIRMWARE: Firmware<Self>;
 }
@@ -85,7 +85,8 @@ type Hook<A> = Box<dyn FnMut(&Machine<A>, Moment) + Send>;
 /// It is the [`slat::Platform`] of the engine under test. The engine's calls do not panic: the
 /// machine reports broken rules in [`Machine::violations`].
 pub struct Machine<A: Arch> {
-    state: Mutex<State<A>>,
+    arch: A,
+    state: Mutex<State>,
     pub(crate) readers: Readers<[ReaderSlot; READERS]>,
     pub(crate) firmware: Firmware<A>,
     pub(crate) declared: BreakBeforeMake,
@@ -97,7 +98,7 @@ impl<A: HasFirmware> Machine<A> {
     pub fn new(arch: A, cpus: usize) -> Self {
         let declared = arch.break_before_make();
         let state = State {
-            arch,
+            arch: Box::new(arch),
             lazy: Lazy::ALL,
             choice: Choice::Stalest,
             rng: fastrand::Rng::with_seed(0),
@@ -116,6 +117,7 @@ impl<A: HasFirmware> Machine<A> {
             conflict_aborts: 0,
         };
         Self {
+            arch,
             state: Mutex::new(state),
             readers: Readers::<[ReaderSlot; READERS]>::new([const { ReaderSlot::new() }; READERS]),
             firmware: A::FIRMWARE,
@@ -163,14 +165,14 @@ impl<A: Arch> Machine<A> {
         Self { declared, ..self }
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State<A>> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         // A panic of another thread, which poisons the lock, must not hide the failure of this one.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Returns the architecture of the CPUs.
-    pub fn arch(&self) -> A {
-        self.state().arch
+    pub const fn arch(&self) -> &A {
+        &self.arch
     }
 
     /// Returns the number of CPUs.
@@ -460,7 +462,7 @@ impl<A: Arch> Vcpu<'_, A> {
     /// # Errors
     /// The fault that it takes.
     pub fn walk(&self, gpa: u64) -> Result<Hpa, Fault> {
-        let writes = self.machine.arch().walks_write();
+        let writes = self.machine.arch.walks_write();
         self.access(gpa, if writes { Access::Write } else { Access::Read })
     }
 
@@ -487,7 +489,6 @@ impl<A: Arch> Vcpu<'_, A> {
     pub fn holds(&self, vmid: Vmid, gpa: Gpa) -> bool {
         let state = self.machine.state();
         let cpu = &state.cpus[self.index];
-        let held = cpu.leaves.at(vmid, gpa.0).chain(cpu.combined.at(vmid, gpa.0)).count();
-        held != 0
+        !(cpu.leaves.at(vmid, gpa.0).is_empty() && cpu.combined.at(vmid, gpa.0).is_empty())
     }
 }

@@ -8,7 +8,7 @@ use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Maintenance, Platform, Pte
 use slat_guest::{DeviceTables, Host, PrivateHooks};
 use std::ptr::NonNull;
 
-impl<A: Arch> State<A> {
+impl State {
     /// Reports every CPU that may still reach a frame that is freed.
     fn check_free(&mut self, hpa: u64) {
         let mut reached = Vec::new();

@@ -9,7 +9,7 @@ use crate::violation::Kind;
 use slat::{Gpa, GpaRange, Hpa, Vmid};
 use slat_guest::{Denial, MemoryKind, PrivateHooks, PrivateLeaves};
 
-impl<A: Arch> State<A> {
+impl State {
     /// Checks an access of the host to `hpa`, by its own mapping.
     pub fn check_host(&mut self, hpa: u64, does: &str) {
         if let Some(reason) = self.owned.refuses_host(hpa) {

@@ -1,6 +1,6 @@
 //! The state of a machine, behind one lock: what walks may find, and the checks of it.
 
-use crate::arch::{Arch, Descriptor, Leaf, Rights};
+use crate::arch::{Arch, Descriptor, Leaf, Rights, Sizes};
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::marked::MarkedEntries;
@@ -55,8 +55,8 @@ pub(crate) struct Iommu {
 }
 
 #[derive(Debug)]
-pub(crate) struct State<A> {
-    pub arch: A,
+pub(crate) struct State {
+    pub arch: Box<dyn Arch>,
     pub lazy: Lazy,
     pub choice: Choice,
     pub rng: fastrand::Rng,
@@ -101,7 +101,7 @@ impl Eye {
     pub const GOD: Self = Self { cpu: None, late: false, marks: false };
 }
 
-impl<A: Arch> State<A> {
+impl State {
     pub fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -277,7 +277,7 @@ impl<A: Arch> State<A> {
         self.tick();
         for cpu in 0..self.cpus.len() {
             let Some(root) = self.cpus[cpu].root else { continue };
-            let mut starts: Vec<_> = self.cpus[cpu].walks.within(root.vmid, 0, u64::MAX).collect();
+            let mut starts = self.cpus[cpu].walks.within(root.vmid, 0, u64::MAX);
             starts.push(self.start(root));
             let eye = Eye { cpu: Some(cpu), late: true, marks: true };
             let (leaves, links) = self.explore(eye, starts);
@@ -297,7 +297,7 @@ impl<A: Arch> State<A> {
         let Cpu { leaves, combined, walks, .. } = &mut cpus[cpu];
         let clash = [(leaves, lazy.tlb), (combined, lazy.combined)]
             .into_iter()
-            .filter_map(|(map, on)| on.then(|| map.insert(arch, vmid, entry)).flatten())
+            .filter_map(|(map, on)| on.then(|| map.insert(&**arch, vmid, entry)).flatten())
             .next();
         if let Some((clash, old)) = clash {
             let kind = match clash {
@@ -307,10 +307,11 @@ impl<A: Arch> State<A> {
             let used = format!("it caches {} beside {}", entry.text(), old.text());
             log.report(kind, Some(cpu), Some(entry.start), used, "a break goes before the change");
         }
-        let link = walks
-            .within(vmid, entry.start, entry.end())
-            .find(|walk| walk.start >= entry.start && walk.end() <= entry.end());
-        if let Some(link) = link.filter(|_| arch.sizes() == crate::arch::Sizes::Forbidden) {
+        if arch.sizes() != Sizes::Forbidden {
+            return;
+        }
+        let inside = |walk: &&Walk| walk.start >= entry.start && walk.end() <= entry.end();
+        if let Some(link) = walks.within(vmid, entry.start, entry.end()).iter().find(inside) {
             let used = format!("it caches {} beside a link to {:#x}", entry.text(), link.table);
             let expected = "a break goes before a block replaces a table";
             log.report(Kind::SizeConflict, Some(cpu), Some(entry.start), used, expected);
@@ -324,16 +325,16 @@ impl<A: Arch> State<A> {
             return;
         }
         let cpu_state = &mut cpus[cpu];
-        if let Some(old) = cpu_state.walks.insert(arch, vmid, walk) {
+        if let Some(old) = cpu_state.walks.insert(&**arch, vmid, walk) {
             let used = format!("it caches links to {:#x} and {:#x}", walk.table, old.table);
             let expected = "a break goes before another table";
             log.report(Kind::BreakBeforeMake, Some(cpu), Some(walk.start), used, expected);
         }
-        let block = cpu_state
-            .leaves
-            .within(vmid, walk.start, walk.end())
-            .find(|entry| entry.shift >= walk.shift);
-        if let Some(block) = block.filter(|_| arch.sizes() == crate::arch::Sizes::Forbidden) {
+        if arch.sizes() != Sizes::Forbidden {
+            return;
+        }
+        let held = cpu_state.leaves.within(vmid, walk.start, walk.end());
+        if let Some(block) = held.iter().find(|entry| entry.shift >= walk.shift) {
             let used = format!("it caches a link to {:#x} beside {}", walk.table, block.text());
             let expected = "a break goes before a table replaces a block";
             log.report(Kind::SizeConflict, Some(cpu), Some(walk.start), used, expected);
@@ -349,14 +350,14 @@ impl<A: Arch> State<A> {
         start: u64,
         end: u64,
     ) -> (Vec<Entry>, Vec<Walk>) {
-        let mut starts: Vec<_> = self.cpus[cpu].walks.within(vmid, start, end).collect();
+        let mut starts = self.cpus[cpu].walks.within(vmid, start, end);
         let links = starts.clone();
         if let Some(root) = self.cpus[cpu].root.filter(|root| root.vmid == vmid) {
             starts.push(self.start(root));
         }
         let (found, _) = self.explore(Eye { late: true, ..Eye::GOD }, starts);
         let cpu = &self.cpus[cpu];
-        let mut all: Vec<_> = cpu.leaves.within(vmid, start, end).collect();
+        let mut all = cpu.leaves.within(vmid, start, end);
         all.extend(cpu.combined.within(vmid, start, end));
         all.extend(found.into_iter().filter(|entry| entry.start < end && start < entry.end()));
         (all, links)
@@ -487,7 +488,7 @@ impl<A: Arch> State<A> {
                 for cpu in &mut self.cpus {
                     let Some(root) = cpu.root else { continue };
                     for entry in cpu.leaves.all(root.vmid) {
-                        cpu.combined.insert(&self.arch, root.vmid, entry);
+                        cpu.combined.insert(&*self.arch, root.vmid, entry);
                     }
                 }
             }

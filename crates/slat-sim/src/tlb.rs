@@ -160,26 +160,26 @@ fn overlapping<T: Copy>(
 }
 
 impl Leaves {
-    pub fn at(&self, vmid: Vmid, gpa: u64) -> impl Iterator<Item = Entry> {
+    pub fn at(&self, vmid: Vmid, gpa: u64) -> Vec<Entry> {
         self.within(vmid, gpa, gpa + 1)
     }
 
-    pub fn within(&self, vmid: Vmid, start: u64, end: u64) -> impl Iterator<Item = Entry> {
-        overlapping(&self.0, vmid, start, end)
+    pub fn within(&self, vmid: Vmid, start: u64, end: u64) -> Vec<Entry> {
+        overlapping(&self.0, vmid, start, end).collect()
     }
 
-    pub fn all(&self, vmid: Vmid) -> impl Iterator<Item = Entry> {
+    pub fn all(&self, vmid: Vmid) -> Vec<Entry> {
         self.within(vmid, 0, u64::MAX)
     }
 
     /// Caches `new`; returns an older entry that must not be cached at the same time.
-    pub fn insert<A: Arch>(&mut self, arch: &A, vmid: Vmid, new: Entry) -> Option<(Clash, Entry)> {
+    pub fn insert(&mut self, arch: &dyn Arch, vmid: Vmid, new: Entry) -> Option<(Clash, Entry)> {
         let at = self.0.entry((vmid.0, new.shift, new.start)).or_default();
         if at.iter().any(|old| old.same(&new)) {
             return None;
         }
         at.push(new);
-        self.within(vmid, new.start, new.end())
+        overlapping(&self.0, vmid, new.start, new.end())
             .find_map(|old| Some((clash(arch, &old, &new)?, old)))
     }
 
@@ -188,7 +188,7 @@ impl Leaves {
     }
 }
 
-fn clash<A: Arch>(arch: &A, old: &Entry, new: &Entry) -> Option<Clash> {
+fn clash(arch: &dyn Arch, old: &Entry, new: &Entry) -> Option<Clash> {
     let at = old.start.max(new.start);
     let kept = old.hpa(at) == new.hpa(at)
         && (old.leaf.memory, old.leaf.shareability) == (new.leaf.memory, new.leaf.shareability);
@@ -209,12 +209,12 @@ fn clash<A: Arch>(arch: &A, old: &Entry, new: &Entry) -> Option<Clash> {
 pub(crate) struct Walks(BTreeMap<Key, Vec<Walk>>);
 
 impl Walks {
-    pub fn at(&self, vmid: Vmid, gpa: u64) -> impl Iterator<Item = Walk> {
-        overlapping(&self.0, vmid, gpa, gpa + 1)
+    pub fn at(&self, vmid: Vmid, gpa: u64) -> Vec<Walk> {
+        self.within(vmid, gpa, gpa + 1)
     }
 
-    pub fn within(&self, vmid: Vmid, start: u64, end: u64) -> impl Iterator<Item = Walk> {
-        overlapping(&self.0, vmid, start, end)
+    pub fn within(&self, vmid: Vmid, start: u64, end: u64) -> Vec<Walk> {
+        overlapping(&self.0, vmid, start, end).collect()
     }
 
     pub fn everywhere(&self) -> impl Iterator<Item = Walk> {
@@ -222,7 +222,7 @@ impl Walks {
     }
 
     /// Caches `new`; returns an older link at the same place to another table.
-    pub fn insert<A: Arch>(&mut self, arch: &A, vmid: Vmid, new: Walk) -> Option<Walk> {
+    pub fn insert(&mut self, arch: &dyn Arch, vmid: Vmid, new: Walk) -> Option<Walk> {
         let at = self.0.entry((vmid.0, new.shift, new.start)).or_default();
         if at.iter().any(|old| (old.table, old.rights) == (new.table, new.rights)) {
             return None;

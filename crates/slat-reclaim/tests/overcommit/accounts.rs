@@ -9,7 +9,7 @@ use slat_sim::Arch;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Runs one history, and checks the accounts and the content of pages after each step.
-fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, steps: u32) {
+fn history<F: Format, A: Arch + Copy>(format: F, arch: A, setup: Setup, seed: u64, steps: u32) {
     let pages = setup.pages;
     setup.run(format, arch, |bench| {
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -114,7 +114,7 @@ fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, step
     });
 }
 
-fn all_adds_up_after_every_step<F: Format, A: Arch>(format: F, arch: A) {
+fn all_adds_up_after_every_step<F: Format, A: Arch + Copy>(format: F, arch: A) {
     let setup = Setup { swap: 150, ..Setup::new(200, 120) };
     for (seed, policy) in [(1, Policy::Generations), (2, Policy::TwoLists)] {
         let batch = [1, 16][seed as usize - 1];
@@ -125,7 +125,7 @@ fn all_adds_up_after_every_step<F: Format, A: Arch>(format: F, arch: A) {
 on_all_formats!(steps, super::all_adds_up_after_every_step);
 
 /// Blocks come in whole, and break.
-fn all_adds_up_with_huge_pages<F: Format, A: Arch>(format: F, arch: A) {
+fn all_adds_up_with_huge_pages<F: Format, A: Arch + Copy>(format: F, arch: A) {
     let block = F::size(1).bytes() / F::size(0).bytes();
     if block > 512 {
         return;

@@ -7,7 +7,7 @@ use slat_reclaim::*;
 use slat_sim::Arch;
 use std::sync::atomic::Ordering::Relaxed;
 
-fn all_pages_keep_their_content<F: Format, A: Arch>(format: F, arch: A) {
+fn all_pages_keep_their_content<F: Format, A: Arch + Copy>(format: F, arch: A) {
     let variants = |reclaim: slat_reclaim::Config| {
         [
             reclaim,
@@ -36,7 +36,7 @@ fn all_pages_keep_their_content<F: Format, A: Arch>(format: F, arch: A) {
 }
 on_all_formats!(content, super::all_pages_keep_their_content);
 
-fn what_is_read_only_is_written_to_swap_once<F: Format, A: Arch>(format: F, arch: A) {
+fn what_is_read_only_is_written_to_swap_once<F: Format, A: Arch + Copy>(format: F, arch: A) {
     Setup::new(512, 256).run(format, arch, |bench| {
         let mut runner = Runner::new(bench, 0);
         (0..512).for_each(|page| runner.write(page));
@@ -51,7 +51,7 @@ fn what_is_read_only_is_written_to_swap_once<F: Format, A: Arch>(format: F, arch
 }
 on_all_formats!(clean, super::what_is_read_only_is_written_to_swap_once);
 
-fn a_swap_that_does_not_write_stops_eviction_and_loses_nothing<F: Format, A: Arch>(
+fn a_swap_that_does_not_write_stops_eviction_and_loses_nothing<F: Format, A: Arch + Copy>(
     format: F,
     arch: A,
 ) {
@@ -81,7 +81,10 @@ fn a_swap_that_does_not_write_stops_eviction_and_loses_nothing<F: Format, A: Arc
 }
 on_all_formats!(full, super::a_swap_that_does_not_write_stops_eviction_and_loses_nothing);
 
-fn a_swap_that_does_not_read_is_asked_again_another_time<F: Format, A: Arch>(format: F, arch: A) {
+fn a_swap_that_does_not_read_is_asked_again_another_time<F: Format, A: Arch + Copy>(
+    format: F,
+    arch: A,
+) {
     Setup::new(512, 256).run(format, arch, |bench| {
         let mut runner = Runner::new(bench, 0);
         (0..512).for_each(|page| runner.write(page));
@@ -101,7 +104,7 @@ fn a_swap_that_does_not_read_is_asked_again_another_time<F: Format, A: Arch>(for
 }
 on_all_formats!(short, super::a_swap_that_does_not_read_is_asked_again_another_time);
 
-fn swap_that_is_too_small_is_called_full<F: Format, A: Arch>(format: F, arch: A) {
+fn swap_that_is_too_small_is_called_full<F: Format, A: Arch + Copy>(format: F, arch: A) {
     Setup { swap: 10, ..Setup::new(512, 256) }.run(format, arch, |bench| {
         let mut worker = Worker::new(bench.guest).unwrap();
         let mut pager = Pager::new(&mut worker);
@@ -119,7 +122,7 @@ fn pages_of_a_block<F: Format>() -> u64 {
     F::size(1).bytes() / F::size(0).bytes()
 }
 
-fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch>(format: F, arch: A) {
+fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch + Copy>(format: F, arch: A) {
     let block = pages_of_a_block::<F>();
     let mut setup = Setup::new(4 * block, 3 * block);
     setup.reclaim.huge = true;
@@ -158,7 +161,7 @@ fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch>(format: F, arc
 }
 on_all_formats!(huge, super::huge_pages_come_split_and_are_put_together);
 
-fn pages_that_were_away_are_put_together_with_their_content<F: Format, A: Arch>(
+fn pages_that_were_away_are_put_together_with_their_content<F: Format, A: Arch + Copy>(
     format: F,
     arch: A,
 ) {
@@ -192,7 +195,7 @@ fn pages_that_were_away_are_put_together_with_their_content<F: Format, A: Arch>(
 }
 on_all_formats!(together, super::pages_that_were_away_are_put_together_with_their_content);
 
-fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch>(
+fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch + Copy>(
     format: F,
     arch: A,
 ) {
@@ -231,7 +234,10 @@ fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch>
 }
 on_all_formats!(elsewhere, super::a_copy_a_device_and_a_balloon_see_pages_wherever_they_are);
 
-fn a_page_in_use_by_a_device_at_its_turn_is_given_up_later<F: Format, A: Arch>(format: F, arch: A) {
+fn a_page_in_use_by_a_device_at_its_turn_is_given_up_later<F: Format, A: Arch + Copy>(
+    format: F,
+    arch: A,
+) {
     for policy in [Policy::Generations, Policy::TwoLists] {
         let mut setup = Setup::new(512, 256);
         setup.reclaim.policy = policy;
@@ -253,7 +259,10 @@ fn a_page_in_use_by_a_device_at_its_turn_is_given_up_later<F: Format, A: Arch>(f
 }
 on_all_formats!(held, super::a_page_in_use_by_a_device_at_its_turn_is_given_up_later);
 
-fn a_pinned_page_stays_in_place_and_keeps_a_devices_writes<F: Format, A: Arch>(format: F, arch: A) {
+fn a_pinned_page_stays_in_place_and_keeps_a_devices_writes<F: Format, A: Arch + Copy>(
+    format: F,
+    arch: A,
+) {
     let mut setup = Setup::new(512, 256);
     setup.reclaim.huge = true;
     setup.run(format, arch, |bench| {
@@ -292,7 +301,7 @@ fn a_pinned_page_stays_in_place_and_keeps_a_devices_writes<F: Format, A: Arch>(f
 }
 on_all_formats!(pinned, super::a_pinned_page_stays_in_place_and_keeps_a_devices_writes);
 
-fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch>(format: F, arch: A) {
+fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch + Copy>(format: F, arch: A) {
     let mut setup = Setup::new(1024, 1024);
     setup.reclaim.fresh = true;
     setup.run(format, arch, |bench| {
@@ -322,7 +331,7 @@ fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch>(format: F, 
 }
 on_all_formats!(working_set, super::what_is_used_stays_and_the_idle_part_is_known);
 
-fn pages_stay_for_the_minimum_residency<F: Format, A: Arch>(format: F, arch: A) {
+fn pages_stay_for_the_minimum_residency<F: Format, A: Arch + Copy>(format: F, arch: A) {
     let mut setup = Setup::new(512, 256);
     // Longer than the test takes.
     setup.reclaim.residency = 1 << 42;

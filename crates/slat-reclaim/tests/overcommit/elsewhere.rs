@@ -8,7 +8,7 @@ use slat_guest::*;
 use slat_reclaim::*;
 use slat_sim::Arch;
 
-fn what_a_device_writes_is_logged<F: Format, A: Arch>(format: F, arch: A, logging: Logging) {
+fn what_a_device_writes_is_logged<F: Format, A: Arch + Copy>(format: F, arch: A, logging: Logging) {
     let mut setup = Setup::new(256, 128);
     setup.guest.logging = logging;
     setup.run(format, arch, |bench| {
@@ -44,7 +44,10 @@ fn what_a_device_writes_is_logged<F: Format, A: Arch>(format: F, arch: A, loggin
     });
 }
 
-fn what_a_device_writes_and_a_balloon_takes_is_in_the_log<F: Format, A: Arch>(format: F, arch: A) {
+fn what_a_device_writes_and_a_balloon_takes_is_in_the_log<F: Format, A: Arch + Copy>(
+    format: F,
+    arch: A,
+) {
     what_a_device_writes_is_logged(format, arch, Logging::Protect);
 }
 on_all_formats!(log, super::what_a_device_writes_and_a_balloon_takes_is_in_the_log);
@@ -58,7 +61,7 @@ fn what_a_device_writes_is_in_the_log_that_hardware_keeps() {
 
 /// Swap has room for what does not fit into memory, a batch, and little more: copies of pages that
 /// came back make room.
-fn swap_that_holds_what_is_away_is_enough<F: Format, A: Arch>(format: F, arch: A) {
+fn swap_that_holds_what_is_away_is_enough<F: Format, A: Arch + Copy>(format: F, arch: A) {
     Setup { swap: 512 - 256 + 64 + 20, ..Setup::new(512, 256) }.run(format, arch, |bench| {
         let mut runner = Runner::new(bench, 0);
         (0..512).for_each(|page| runner.write(page));
@@ -72,7 +75,7 @@ fn swap_that_holds_what_is_away_is_enough<F: Format, A: Arch>(format: F, arch: A
 on_all_formats!(scarce, super::swap_that_holds_what_is_away_is_enough);
 
 /// While swap takes no pages, pages that have a copy there may still leave.
-fn what_swap_has_leaves_though_it_takes_nothing<F: Format, A: Arch>(format: F, arch: A) {
+fn what_swap_has_leaves_though_it_takes_nothing<F: Format, A: Arch + Copy>(format: F, arch: A) {
     use std::sync::atomic::Ordering::Relaxed;
     Setup::new(512, 256).run(format, arch, |bench| {
         let mut runner = Runner::new(bench, 0);

@@ -151,7 +151,7 @@ impl Setup {
     }
 
     /// Calls `work` with such a guest.
-    pub fn run<F: Format, A: Arch>(
+    pub fn run<F: Format, A: Arch + Copy>(
         &self,
         format: F,
         arch: A,
@@ -355,7 +355,7 @@ macro_rules! on_all_formats {
         #[test]
         fn $test() {
             use crate::cases::{Case, $Case};
-            $check($Case::format(), $Case::machine(1).arch());
+            $check($Case::format(), *$Case::machine(1).arch());
         }
     )*};
 }

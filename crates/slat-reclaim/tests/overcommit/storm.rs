@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const PAGES: u64 = 2048;
 
-fn vcpu<F: Format, A: Arch>(bench: &Bench<'_, F, A>, id: u16, seed: u64) {
+fn vcpu<F: Format, A: Arch + Copy>(bench: &Bench<'_, F, A>, id: u16, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut runner = Runner::new(bench, id);
     let vcpus = u64::from(VCPUS);
@@ -33,7 +33,7 @@ fn vcpu<F: Format, A: Arch>(bench: &Bench<'_, F, A>, id: u16, seed: u64) {
 }
 
 /// A separate thread that keeps some frames free.
-fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
+fn reclaim<F: Format, A: Arch + Copy>(bench: &Bench<'_, F, A>, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut worker = Worker::new(bench.guest).unwrap();
     while !bench.stop.load(Relaxed) {
@@ -55,7 +55,7 @@ fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
 }
 
 /// The host unmaps memory from the guest, and gives it back unchanged.
-fn host_takes<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
+fn host_takes<F: Format, A: Arch + Copy>(bench: &Bench<'_, F, A>, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut worker = Worker::new(bench.guest).unwrap();
     while !bench.stop.load(Relaxed) {
@@ -78,7 +78,7 @@ fn host_takes<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
     }
 }
 
-fn migrate<F: Format, A: Arch>(
+fn migrate<F: Format, A: Arch + Copy>(
     bench: &Bench<'_, F, A>,
     worker: &mut TheWorker<'_, '_, F, A>,
     copies: &Mutex<Vec<[u64; 2]>>,
@@ -103,7 +103,7 @@ fn set(bits: &[u64]) -> impl Iterator<Item = u64> {
     (0..PAGES).filter(|page| bits[*page as usize / 64] >> (page % 64) & 1 == 1)
 }
 
-fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
+fn storm<F: Format, A: Arch + Copy>(format: F, arch: A, setup: Setup, seed: u64) {
     setup.run(format, arch, |bench| {
         let copies = &Mutex::new(vec![[0; 2]; PAGES as usize]);
         let mut worker = Worker::new(bench.guest).unwrap();
@@ -160,7 +160,7 @@ fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
     });
 }
 
-fn nothing_is_lost_with_everything_at_once<F: Format, A: Arch>(format: F, arch: A) {
+fn nothing_is_lost_with_everything_at_once<F: Format, A: Arch + Copy>(format: F, arch: A) {
     let rounds = std::env::var("ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
     let seed = crate::seed::seed();
     for round in 0..rounds {

@@ -21,7 +21,7 @@ pub use riscv::RiscV;
 /// and AMD's towards the root (1 is that of pages), RISC-V's likewise (0 is that of pages).
 ///
 /// Methods with a default have that of Intel and AMD, whose tables are long mode's.
-pub trait Arch: Copy + Debug + Send + Sync + 'static {
+pub trait Arch: Debug + Send + Sync + 'static {
     /// Returns the number of bits of a guest physical address.
     fn address_bits(&self) -> u32;
     /// Returns the level at which a walk starts.

@@ -144,13 +144,13 @@ impl<A: Arch> FastMachine<A> {
     pub fn new(arch: A, cpus: usize, memory_bytes: u64, table_bytes: u64) -> io::Result<Self> {
         let space = Space::new(memory_bytes, table_bytes)?;
         Ok(Self {
-            arch,
             frames: Frames::new(space.tables()),
             space,
             doors: (0..cpus).map(|_| Door::default()).collect(),
             barriers: Barriers::register(),
             log: Log::default(),
             break_before_make: arch.break_before_make(),
+            arch,
             readers: Box::new(Readers::<[ReaderSlot; READERS]>::new(
                 [const { ReaderSlot::new() }; READERS],
             )),

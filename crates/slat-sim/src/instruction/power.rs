@@ -46,8 +46,7 @@ impl Machine<Power> {
     /// Executes a `tlbie` with PRS=0 and R=1; it takes effect when a `ptesync` waits for it.
     pub fn tlbie(&self, rb: u64, rs: u64, ric: u8) {
         let mut state = self.state();
-        let arch = state.arch;
-        if let Some(scope) = arch.scope(rb, rs, ric) {
+        if let Some(scope) = self.arch().scope(rb, rs, ric) {
             state.issuer().pending.push(scope);
             if !state.lazy.late_invalidation {
                 state.complete(false);
