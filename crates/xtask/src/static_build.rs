@@ -83,8 +83,8 @@ pub enum Effort {
     Release,
     /// For emulated machines, in which counts matter.
     Emulated,
-    /// The same, built as fast as possible: it runs slowly, and lacks most formats and other
-    /// crates' tables.
+    /// The build of the tests, for emulated machines: it takes half as long, runs slowly, and lacks
+    /// most formats and other crates' tables.
     Quick,
 }
 
@@ -107,7 +107,11 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
         setup::target(target)?;
     }
     let folder = folder();
-    let profile = if effort == Effort::Release { "release" } else { "emulated" };
+    let (profile, built) = match effort {
+        Effort::Release => ("release", "release"),
+        Effort::Emulated => ("emulated", "emulated"),
+        Effort::Quick => ("dev", "debug"),
+    };
     let mut build = cargo(&["build", "--bins", "--profile", profile]);
     for program in programs {
         build.args(["--package", program.package()]);
@@ -116,12 +120,12 @@ pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> a
         build.args(["--target", target]).env(flags_of(target), flags);
     }
     if effort == Effort::Quick {
-        build.arg("--no-default-features").env("CARGO_PROFILE_EMULATED_OPT_LEVEL", "0");
+        build.arg("--no-default-features");
     }
     ran(build.env("CARGO_TARGET_DIR", &folder))?;
     for (arch, (target, _)) in arches.iter().zip(&targets) {
         for program in programs {
-            let from = folder.join(target).join(profile).join(program.name());
+            let from = folder.join(target).join(built).join(program.name());
             let to = program.path(*arch);
             let parent = to.parent().context("a file is in a folder")?;
             let copied = fs::create_dir_all(parent).and_then(|()| fs::copy(&from, &to));
