@@ -96,7 +96,7 @@ fn nor_while_its_block_is_split_and_put_together() {
         }
     };
     let mut slow = 0;
-    beside(300_000, turns, |worker| {
+    beside(30_000, turns, |worker| {
         let mut young = [0; 8];
         let aged = worker.age(all(), None, &mut young, TEST).unwrap();
         let found: u64 = young.iter().map(|bits| u64::from(bits.count_ones())).sum();

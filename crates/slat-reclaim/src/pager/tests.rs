@@ -217,7 +217,7 @@ fn a_refused_fault_costs_no_more_if_the_guest_is_larger() {
                 });
                 costs
             };
-            let (small, large) = (costs(1 << 14), costs(1 << 15));
+            let (small, large) = (costs(1 << 13), costs(1 << 14));
             // A search passes over a bounded number of pages, and a fault makes few searches.
             let bound = small[1..].iter().max().unwrap() + 64;
             let (name, rest) = (case.name, &large[1..]);
