@@ -4,6 +4,7 @@
 //! it leaves in the result. Coccinelle reports no error if a rule matches nowhere, or too often. So
 //! these texts are counted, and an edit that applies only in part is an error.
 
+use crate::vm::{cache_folder, kept_below};
 use crate::{Error, Version};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -173,8 +174,59 @@ fn insert(before: &str, place: Place, anchor: &str, lines: &[String]) -> Result<
     Ok(all.join("\n") + "\n")
 }
 
-/// Applies a semantic patch.
+/// Applies a semantic patch, unless the cache has its result: the edits of one kernel take Coccinelle
+/// many seconds.
 fn coccinelle(patch: &Path, text: &str) -> Result<String, StepFailure> {
+    let io = Error::io(format!("cannot read {}", patch.display()));
+    let rules = std::fs::read_to_string(patch).map_err(io).map_err(StepFailure::Other)?;
+    let version = Command::new("spatch").arg("--version").output();
+    let version = version.map_err(|_| StepFailure::Other(Error::NoCoccinelle))?;
+    let asked = [&*String::from_utf8_lossy(&version.stdout), &rules, text];
+    // Without a cache it is applied each time.
+    let memo = cache_folder().ok().map(|folder| Memo { folder, asked });
+    if let Some(after) = memo.as_ref().and_then(Memo::known) {
+        return Ok(after);
+    }
+    let after = spatch(patch, text)?;
+    let _ = memo.map(|memo| memo.keep(&after));
+    Ok(after)
+}
+
+/// What Coccinelle was asked, which the cache has beside the result: its version, the semantic
+/// patch and the file's text.
+struct Memo<'a> {
+    folder: PathBuf,
+    asked: [&'a str; 3],
+}
+
+impl Memo<'_> {
+    fn name(&self) -> String {
+        let mut hash = crc32fast::Hasher::new();
+        self.asked.iter().for_each(|text| hash.update(text.as_bytes()));
+        format!("steps/{:08x}", hash.finalize())
+    }
+
+    fn known(&self) -> Option<String> {
+        let folder = self.folder.join(self.name());
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+        let mut asked = (0..).zip(self.asked);
+        let is_this = asked.all(|(n, text)| read(&n.to_string()).is_some_and(|it| it == text));
+        is_this.then(|| read("after"))?
+    }
+
+    fn keep(&self, after: &str) -> anyhow::Result<()> {
+        kept_below(&self.folder, &self.name(), |_, folder| {
+            std::fs::create_dir(folder)?;
+            for (n, text) in (0..).zip(self.asked) {
+                std::fs::write(folder.join(n.to_string()), text)?;
+            }
+            Ok(std::fs::write(folder.join("after"), after)?)
+        })
+        .map(drop)
+    }
+}
+
+fn spatch(patch: &Path, text: &str) -> Result<String, StepFailure> {
     let io = |what: &str| {
         let what = what.to_owned();
         |error| StepFailure::Other(Error::io(what)(error))
@@ -211,6 +263,18 @@ mod tests {
         assert!(refusal("# file: Makefile\n", "# ").contains("# before: LINE"));
         assert!(refusal("# file: M\n# after: x\n", "# ").contains("---"));
         assert!(refusal("// file: a\n// leaves: b\n// versions: 6\n", "// ").contains("6.12..7.0"));
+    }
+
+    #[test]
+    fn a_result_is_kept_for_these_rules_and_this_text_alone() {
+        let cache = tempfile::tempdir().unwrap();
+        let memo = |asked| Memo { folder: cache.path().to_owned(), asked };
+        assert_eq!(memo(["1.1", "rules", "text"]).known(), None);
+        memo(["1.1", "rules", "text"]).keep("after").unwrap();
+        assert_eq!(memo(["1.1", "rules", "text"]).known().as_deref(), Some("after"));
+        // Its checksum is the same.
+        assert_eq!(memo(["1.1", "rulest", "ext"]).known(), None);
+        assert_eq!(memo(["1.2", "rules", "text"]).known(), None);
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub mod stuck;
 pub use architecture::Architecture;
 pub use archive::{Archive, Request};
 pub use initramfs::Initramfs;
+pub(crate) use kept::kept_below;
 pub use kept::{cache_folder, kept};
 pub use kernel::{Debian, Kernel, Teller};
 pub use linux::Linux;

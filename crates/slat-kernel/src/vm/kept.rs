@@ -19,7 +19,8 @@ pub fn kept(
     kept_below(&cache_folder()?, name, fetch)
 }
 
-fn kept_below(
+/// As [`kept`], below another folder.
+pub(crate) fn kept_below(
     folder: &Path,
     name: &str,
     fetch: impl FnOnce(&Path, &Path) -> anyhow::Result<()>,
