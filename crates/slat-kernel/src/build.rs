@@ -136,8 +136,8 @@ impl Build<'_> {
         Ok(make.steps)
     }
 
-    /// Compiles, after each of the edits in turn, the objects of all files that any of them
-    /// touches; returns the number of commands for each. An edit of tests alone needs none. Without
+    /// Compiles, after each of the edits in turn, the objects of all files that were touched by
+    /// then; returns the number of commands for each. An edit of tests alone needs none. Without
     /// an edit, only checks that the tree can be configured.
     ///
     /// # Errors
@@ -154,13 +154,13 @@ impl Build<'_> {
         let mut steps = Vec::new();
         for (at, (edit, changes)) in self.edited.patches.iter().enumerate() {
             let edited = self.edited.first(at + 1);
-            let targets = self.touched(&edited);
+            let build = Build { edited: &edited, ..self };
+            let targets = build.touched(&edited);
             let is_test = changes.iter().all(|change| change.path.starts_with(TOOLS));
             if is_test || targets.is_empty() {
                 steps.push(0);
                 continue;
             }
-            let build = Build { edited: &edited, ..self };
             let mut make = build.make(objects.clone())?;
             make.configure(&options)?;
             make.run(&targets.iter().map(String::as_str).collect::<Vec<_>>())

@@ -108,7 +108,7 @@ pub struct BuildArgs {
     #[arg(long)]
     pub objects: bool,
 
-    /// Compile, after each edit in turn, the objects that any of them touches, and no image: the
+    /// Compile, after each edit in turn, the objects of all files touched so far, and no image: the
     /// series can be bisected
     #[arg(long, conflicts_with = "objects")]
     pub each: bool,
