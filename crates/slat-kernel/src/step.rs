@@ -174,8 +174,8 @@ fn insert(before: &str, place: Place, anchor: &str, lines: &[String]) -> Result<
     Ok(all.join("\n") + "\n")
 }
 
-/// Applies a semantic patch, unless the cache has its result: the edits of one kernel take Coccinelle
-/// many seconds.
+/// Applies a semantic patch, unless the cache has its result: the edits of one kernel take
+/// Coccinelle many seconds.
 fn coccinelle(patch: &Path, text: &str) -> Result<String, StepFailure> {
     let io = Error::io(format!("cannot read {}", patch.display()));
     let rules = std::fs::read_to_string(patch).map_err(io).map_err(StepFailure::Other)?;

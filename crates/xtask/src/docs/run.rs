@@ -17,10 +17,15 @@ const PROGRAMS: [(&str, &str); 3] = [
 ];
 
 /// Commands that measure, with options that make them short, added to lines that lack them.
-const SMALL: [(&str, &[&str]); 15] = [
+const SMALL: [(&str, &[&str]); 20] = [
     ("slat noise", &["--pairs 3"]),
     ("bench dirty-log", &["--quick"]),
     ("bench migrate", &["--quick"]),
+    ("slat bench restore", &["--quick"]),
+    ("slat bench snapshot", &["--quick"]),
+    ("slat bench fork", &["--quick"]),
+    ("slat bench postcopy", &["--quick"]),
+    ("slat bench reclaim", &["--quick"]),
     ("tune dirty-log", &["--quick"]),
     ("slat ab", &["--pairs 1"]),
     ("slat-bench noise", &["--pairs 1"]),
@@ -39,7 +44,7 @@ const SMALL: [(&str, &[&str]); 15] = [
 ];
 
 /// Replacements by smaller sizes, and of formats that these programs are built without.
-const SMALLER: [(&str, &str); 9] = [
+const SMALLER: [(&str, &str); 10] = [
     ("slat check --for 60s", "slat check --for 2s"),
     ("--check 100", "--check 2"),
     ("arm64-4k,ept,npt,riscv", "arm64-4k,ept"),
@@ -48,6 +53,7 @@ const SMALLER: [(&str, &str); 9] = [
     ("--memory 1T", "--memory 4G"),
     ("--memory 8G", "--memory 1G"),
     ("--memory 256m", "--memory 2m"),
+    ("--accesses 400", "--accesses 20"),
     ("-- split", "-- split --quick"),
 ];
 
@@ -108,7 +114,7 @@ pub fn run(folder: &Path, programs: &Path) -> anyhow::Result<Vec<String>> {
                 continue;
             }
             let (small, begin) = (small(line), Instant::now());
-            // A command that leaves no file prints the same in every place.
+            // A command whose files no other line reads prints the same in every place.
             let again =
                 known.get(&small).filter(|_| MEASURES.iter().any(|it| small.starts_with(it)));
             let printed = match again {
@@ -127,8 +133,8 @@ pub fn run(folder: &Path, programs: &Path) -> anyhow::Result<Vec<String>> {
     Ok(skipped)
 }
 
-/// Beginnings of lines that measure and leave no file.
-const MEASURES: [&str; 2] = ["slat bench", "slat-bench "];
+/// Beginnings of lines that measure, and leave no file that another line reads.
+const MEASURES: [&str; 3] = ["slat bench", "slat-bench ", "slat --quick"];
 
 /// Returns whether a line runs a guest under KVM.
 fn needs_kvm(line: &str) -> bool {
