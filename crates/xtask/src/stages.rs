@@ -62,7 +62,7 @@ pub enum Stage {
     Emulators,
     /// Tables of AMD, Intel, RISC-V and Power under the walkers of emulated CPUs; with --deep
     Walkers,
-    /// The engine, its guests, reclaim and the simulator on every format; with --deep
+    /// The engine, its guests and reclaim on every format; with --deep
     Formats,
     /// Linux on the hypervisor: migrated, aged, switched off and on, and with deliberate faults;
     /// with --deep
@@ -149,7 +149,7 @@ impl Stage {
                 let mut tests = tests();
                 tests.arg("--no-fail-fast");
                 if long {
-                    let every = "slat/every-format,slat-sim/every-format,slat-guest/every-format,\
+                    let every = "slat/every-format,slat-guest/every-format,\
                                  slat-reclaim/every-format,slat-bench/every-format,\
                                  slat-cli/every-format";
                     tests.args(["--features", every]);
@@ -234,10 +234,9 @@ fn features() -> anyhow::Result<Outcome> {
 
 /// Test programs that have more tests with the feature `every-format`, by crate. All others are the
 /// same with and without it.
-const OF_FORMATS: [(&str, &[&str]); 4] = [
+const OF_FORMATS: [(&str, &[&str]); 3] = [
     ("slat", &["engine"]),
-    ("slat-guest", &["memory", "threads"]),
-    ("slat-sim", &["machine"]),
+    ("slat-guest", &["machine", "memory", "threads"]),
     ("slat-reclaim", &["machine", "overcommit"]),
 ];
 

@@ -2,6 +2,7 @@
 //!
 //! A test whose name describes a bug has that bug on purpose, in its platform or in its own stores,
 //! and the machine finds it. Next to it, the engine does the same, and the machine finds nothing.
+#![cfg(not(loom))]
 
 #[macro_use]
 mod cases;
