@@ -63,7 +63,7 @@ fn a_young_page_cleared_by_a_plain_store_is_lost() {
 
 fn a_tables_bit_cleared_after_its_leaves_hides_an_access<C: Case>() {
     // The walk cache marks a leaf, and not the table above it.
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x20000, K4);
     scan(&guest, EXACT);
@@ -99,7 +99,7 @@ fn scans<F: Format, A: Arch>(guest: &Guest<'_, F, A>, how: AgeOptions) {
 fn the_engines_exact_scans_miss_no_access<C: Case>() {
     for skip in [TableBits::Ignored, TableBits::Exact] {
         let how = AgeOptions { table_bits: skip, ..EXACT };
-        let machine = C::machine();
+        let machine = C::machine(2);
         scans(&C::guest(&machine), how);
         clean(&machine);
     }
@@ -142,7 +142,7 @@ fn an_exact_scan_sees_walk_cache_accesses_at_every_moment<C: Case>() {
     // Speculative walks would mark the tables, and so hide the bug.
     let lazy = without(|lazy| lazy.speculation = false);
     for nth in 1..16 {
-        let machine = C::machine().lazy(lazy);
+        let machine = C::machine(2).lazy(lazy);
         let guest = C::guest(&machine);
         guest.map(BASE, RAM, 4 << 20, K4);
         let all = range(BASE, 4 << 20);
@@ -174,7 +174,7 @@ fn an_exact_scan_sees_walk_cache_accesses_at_every_moment<C: Case>() {
 }
 
 fn an_exact_scan_finds_what_software_made_young<C: Case>() {
-    let machine = C::machine().lazy(without(|lazy| lazy.speculation = false));
+    let machine = C::machine(2).lazy(without(|lazy| lazy.speculation = false));
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x4000, K4);
     scan(&guest, EXACT);

@@ -103,7 +103,7 @@ fn beside<F: Format, A: Arch>(
 /// Leaks the machine and the guest, because a hook keeps references to them.
 fn leaked<C: Case>() -> &'static Guest<'static, C::F, C::A> {
     // Speculative walks would mark tables, and so hide bugs in their marks.
-    let machine = C::machine().lazy(without(|lazy| lazy.speculation = false));
+    let machine = C::machine(2).lazy(without(|lazy| lazy.speculation = false));
     let machine = Box::leak(Box::new(machine));
     Box::leak(Box::new(C::guest(machine)))
 }
@@ -179,11 +179,12 @@ fn every_access_is_reported_whatever_runs_during_a_scan<C: Case>() {
 }
 
 mod every_access_is_reported_whatever_runs_during_a_scan {
+    use super::every_access_is_reported_whatever_runs_during_a_scan;
     use crate::cases::*;
 
-    on!(every_access_is_reported_whatever_runs_during_a_scan: on_riscv Hart);
+    on_cases!(every_access_is_reported_whatever_runs_during_a_scan: on_riscv Hart);
     #[cfg(feature = "every-format")]
-    on!(every_access_is_reported_whatever_runs_during_a_scan: on_arm ArmK4,
+    on_cases!(every_access_is_reported_whatever_runs_during_a_scan: on_arm ArmK4,
         on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4, on_intel Intel, on_amd Amd,
         on_amd_with_five_levels Amd5,
         on_riscv_without_svadu HartSvade, on_riscv_with_svvptc HartSvvptc);

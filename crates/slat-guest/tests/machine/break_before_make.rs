@@ -41,8 +41,8 @@ fn on_level_3_it_is_harmless() {
 }
 
 fn where_no_change_of_size_breaks_it_is_harmless<C: Case>() {
-    let machine = C::machine();
-    if C::arch().sizes() == Sizes::Allowed {
+    let machine = C::machine(2);
+    if C::machine(2).arch().sizes() == Sizes::Allowed {
         split_live(&C::guest(&machine));
     }
     clean(&machine);
@@ -203,7 +203,7 @@ fn the_engine_splits_and_collapses_blocks_at_every_bbm_level() {
 }
 
 fn the_engine_splits_and_collapses_live_blocks<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 2 << 20, M2);
     (0..2).for_each(|cpu| guest.write(cpu, BASE));

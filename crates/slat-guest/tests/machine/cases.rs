@@ -1,5 +1,9 @@
 //! The formats that scenarios run on, each with a machine that is as lazy as it may be.
 
+#[macro_use]
+#[path = "../../../../tests/case.rs"]
+mod case;
+
 use crate::common::{BITS, Guest};
 use slat::Format;
 use slat::format::arm64::Arm64K4;
@@ -22,43 +26,15 @@ pub trait Case {
     /// Where the memory of histories begins: at addresses that are difficult for the format to
     /// hold.
     const HOST: u64 = 1 << 33;
-    /// Where tables begin.
-    const FRAMES: u64 = 1 << 39;
     /// Number of steps of a random history.
     const STEPS: usize = 60;
 
     fn format() -> Self::F;
-    fn arch() -> Self::A;
-
-    fn machine() -> Machine<Self::A> {
-        Machine::new(Self::arch(), 2).frames_from(Self::FRAMES)
-    }
+    fn machine(cpus: usize) -> Machine<Self::A>;
 
     fn guest(machine: &Machine<Self::A>) -> Guest<'_, Self::F, Self::A> {
         Guest::new(machine, Self::format())
     }
-}
-
-macro_rules! case {
-    ($(#[$meta:meta])* $name:ident: $F:ty, $A:ty; $format:expr, $arch:expr $(; $($more:tt)*)?) => {
-        $(#[$meta])*
-        pub struct $name;
-
-        $(#[$meta])*
-        impl Case for $name {
-            type F = $F;
-            type A = $A;
-            $($($more)*)?
-
-            fn format() -> $F {
-                $format
-            }
-
-            fn arch() -> $A {
-                $arch
-            }
-        }
-    };
 }
 
 case!(ArmK4: Arm64K4, Arm; crate::common::arm64(), Arm::new(12, BITS));
@@ -71,46 +47,44 @@ case!(
     /// Memory on both sides of the address at which a descriptor splits its fields.
     #[cfg(feature = "every-format")]
     Lpa2K4: Arm64Lpa2K4, Arm;
-    Arm64 { hardware_dirty: true, ..Arm64::default() }, Arm::new(12, BITS).with_lpa2();
+    Arm64 { hardware_dirty: true, ..Arm64::default() },
+    Arm::new(12, BITS).with_lpa2(), .frames_from(0b11 << 50);
     const HOST: u64 = (1 << 50) - (32 << 20);
-    const FRAMES: u64 = 0b11 << 50;
 );
 case!(
     #[cfg(feature = "every-format")]
     Lpa2K16: Arm64Lpa2K16, Arm;
     Arm64 { hardware_dirty: true, ..Arm64::default() },
-    Arm { range_instructions: true, ..Arm::new(14, BITS).with_lpa2() };
+    Arm { range_instructions: true, ..Arm::new(14, BITS).with_lpa2() }, .frames_from(0b11 << 50);
     const HOST: u64 = (1 << 50) - (128 << 20);
-    const FRAMES: u64 = 0b11 << 50;
     const STEPS: usize = 15;
 );
 case!(
     #[cfg(feature = "every-format")]
     LpaK64: Arm64LpaK64, Arm;
-    Arm64 { hardware_dirty: true, ..Arm64::default() }, Arm::new(16, BITS).with_lpa();
+    Arm64 { hardware_dirty: true, ..Arm64::default() },
+    Arm::new(16, BITS).with_lpa(), .frames_from(0b1111 << 48);
     const HOST: u64 = (1 << 48) - (512 << 20);
-    const FRAMES: u64 = 0b1111 << 48;
     const STEPS: usize = 10;
 );
 case!(Intel: Ept1G, Ept; crate::common::ept(), Ept::default());
 case!(
     #[cfg(feature = "every-format")]
     Amd: Npt1G, Npt;
-    Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() }, Npt::default();
-    const FRAMES: u64 = 1 << 47;
+    Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() },
+    Npt::default(), .frames_from(1 << 47)
 );
 case!(
     /// With five levels.
     #[cfg(feature = "every-format")]
     Amd5: Npt1G, Npt;
-    Npt1G { five_levels: true, output_bits: 48 }, Npt { levels: 5, ..Npt::default() };
-    const FRAMES: u64 = 1 << 47;
+    Npt1G { five_levels: true, output_bits: 48 },
+    Npt { levels: 5, ..Npt::default() }, .frames_from(1 << 47)
 );
 case!(
     /// With Svadu.
-    Hart: GStage, RiscV; GStage::default(), RiscV::default();
+    Hart: GStage, RiscV; GStage::default(), RiscV::default(), .frames_from(0b11 << 54);
     const HOST: u64 = 1 << 55;
-    const FRAMES: u64 = 0b11 << 54;
 );
 case!(
     /// Faults set the accessed and dirty bits.
@@ -149,11 +123,12 @@ case!(
 macro_rules! on_every_format {
     ($($name:ident),* $(,)?) => {$(
         mod $name {
+            use super::$name;
             use crate::cases::*;
 
-            on!($name: on_arm ArmK4, on_intel Intel, on_riscv Hart);
+            on_cases!($name: on_arm ArmK4, on_intel Intel, on_riscv Hart);
             #[cfg(feature = "every-format")]
-            on!($name: on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4, on_amd Amd,
+            on_cases!($name: on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4, on_amd Amd,
                 on_riscv_without_svadu HartSvade, on_riscv_with_svvptc HartSvvptc, on_radix Radix4k,
                 on_radix_where_software_sets_r_and_c Radix4kAsks);
         }
@@ -164,20 +139,12 @@ macro_rules! on_every_format {
 macro_rules! on_x86 {
     ($($name:ident),* $(,)?) => {$(
         mod $name {
+            use super::$name;
             use crate::cases::*;
 
-            on!($name: on_intel Intel);
+            on_cases!($name: on_intel Intel);
             #[cfg(feature = "every-format")]
-            on!($name: on_amd Amd, on_amd_with_five_levels Amd5);
-        }
-    )*};
-}
-
-macro_rules! on {
-    ($name:ident: $($test:ident $C:ident),*) => {$(
-        #[test]
-        fn $test() {
-            super::$name::<$C>();
+            on_cases!($name: on_amd Amd, on_amd_with_five_levels Amd5);
         }
     )*};
 }

@@ -138,7 +138,7 @@ fn a_right_given_back_without_an_invalidation_faults_for_ever() {
 }
 
 fn on_x86_the_fault_itself_forgets_the_old_right<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
     guest.write_protect(BASE, 0x1000);
@@ -245,7 +245,7 @@ fn migrate<F: Format, A: slat_sim::Arch>(machine: &Machine<A>, format: F) {
 }
 
 fn the_engines_harvest_misses_no_write<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     migrate(&machine, C::format());
     clean(&machine);
 }
@@ -331,7 +331,7 @@ fn the_engines_collapse_takes_every_write_along() {
 }
 
 fn the_engines_collapse_keeps_writes_through_a_walk_cache<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map_clean(BASE, RAM, 2 << 20, K4);
     guest.read(1, BASE);
@@ -348,7 +348,7 @@ fn the_engines_collapse_keeps_writes_through_a_walk_cache<C: Case>() {
 
 /// Tables that share an invalidation: CPUs hold walk caches of each.
 fn the_engines_collapse_of_many_tables_takes_every_write_along<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     let (tables, all) = (3, 3 * (2 << 20));
     guest.map_clean(BASE, RAM, all, K4);
@@ -368,7 +368,7 @@ fn the_engines_collapse_of_many_tables_takes_every_write_along<C: Case>() {
 }
 
 fn a_read_only_table_protects_nothing_before_the_invalidation<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x2000, K4);
     guest.write(1, BASE);

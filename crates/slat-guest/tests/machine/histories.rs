@@ -446,7 +446,7 @@ fn histories_without_hardware_state_are_clean() {
 
 fn histories_are_clean<C: Case>() {
     for seed in crate::seed::seeds(6) {
-        let machine = C::machine();
+        let machine = C::machine(2);
         let machine = if seed % 2 == 0 { machine } else { machine.random(seed) };
         let blocks = if C::F::PAGE_SHIFT == 12 { 3 } else { 2 };
         let history = History::new(&machine, C::format(), seed, blocks);
@@ -455,11 +455,12 @@ fn histories_are_clean<C: Case>() {
 }
 
 mod histories_are_clean {
+    use super::histories_are_clean;
     use crate::cases::*;
 
-    on!(histories_are_clean: on_intel Intel);
+    on_cases!(histories_are_clean: on_intel Intel);
     #[cfg(feature = "every-format")]
-    on!(histories_are_clean: on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4,
+    on_cases!(histories_are_clean: on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4,
         on_arm_lpa2_16k Lpa2K16, on_arm_lpa_64k LpaK64, on_amd Amd,
         on_amd_with_five_levels Amd5, on_riscv Hart, on_riscv_without_svadu HartSvade,
         on_riscv_with_svvptc HartSvvptc, on_radix_4k Radix4k, on_radix_64k Radix64k,

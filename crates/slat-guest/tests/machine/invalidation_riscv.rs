@@ -21,7 +21,7 @@ fn unmap_a_page(machine: &Machine<RiscV>) {
 }
 
 fn machine(invalidate: fn(&Machine<RiscV>, &Invalidation)) -> Machine<RiscV> {
-    Hart::machine().firmware(invalidating(invalidate))
+    Hart::machine(2).firmware(invalidating(invalidate))
 }
 
 /// Does what the correct platform does by address, with operands that `wrong` changes.
@@ -108,7 +108,7 @@ fn a_walk_brings_the_page_back_without_a_fence_of_stores() {
         },
         ..firmware::RISCV
     };
-    let machine = Hart::machine().firmware(faulty);
+    let machine = Hart::machine(2).firmware(faulty);
     unmap_a_page(&machine);
     caught(&machine, Kind::FreedMemory);
 }
@@ -133,7 +133,7 @@ fn addresses_leave_links_to_an_unlinked_table() {
         let by_address = |machine: &Machine<RiscV>, what: &Invalidation| {
             with_operands(machine, what, |gpa, of| (gpa >> 2, of));
         };
-        let machine = if faulty { machine(by_address) } else { Hart::machine() };
+        let machine = if faulty { machine(by_address) } else { Hart::machine(2) };
         let guest = Hart::guest(&machine);
         guest.map(BASE, RAM, 2 << 20, K4);
         guest.read(1, BASE);
@@ -153,7 +153,7 @@ fn without_a_fence_after_a_map_the_guest_faults_again() {
     for (firmware, kind) in [(faulty, Some(Kind::Livelock)), (firmware::RISCV, None)] {
         // A speculative walk would have read the entry by now.
         let lazy = without(|lazy| lazy.speculation = false);
-        let machine = Hart::machine().firmware(firmware).lazy(lazy);
+        let machine = Hart::machine(2).firmware(firmware).lazy(lazy);
         let guest = Hart::guest(&machine);
         guest.map(FAR, RAM, 0x1000, K4);
         let _ = machine.cpu(0).read(FAR);

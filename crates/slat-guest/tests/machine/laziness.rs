@@ -186,7 +186,7 @@ fn invalid_entries() {
     // A hart that faulted resumes without a fence.
     let bug = |lazy| {
         let faulty = Firmware { resume: |_, _, _| (), ..firmware::RISCV };
-        let machine = Hart::machine().firmware(faulty).lazy(lazy);
+        let machine = Hart::machine(2).firmware(faulty).lazy(lazy);
         let guest = Hart::guest(&machine);
         let _ = machine.cpu(0).read(BASE);
         guest.map(BASE, RAM, 0x1000, K4);

@@ -30,7 +30,7 @@ fn run<C: Case>(number: usize, scenario: fn(&Guest<'_, C::F, C::A>)) -> (usize, 
     SEEN.set(0);
     let faulty = Firmware { invalidate: invalidate::<C::A>, ..C::A::FIRMWARE };
     // There is no hook on this thread: speculation is enough of a guest.
-    let machine = C::machine().firmware(faulty);
+    let machine = C::machine(2).firmware(faulty);
     scenario(&C::guest(&machine));
     (SEEN.get(), !machine.finish().is_empty())
 }

@@ -14,7 +14,7 @@ fn answered<C: Case>(
     other: bool,
     used: impl for<'t, 'p> FnOnce(Of<'t, 'p, C>),
 ) -> Machine<C::A> {
-    let machine = C::machine().firmware(firmware);
+    let machine = C::machine(2).firmware(firmware);
     {
         let guest = C::guest(&machine);
         let page = range(BASE, C::F::size(0).bytes());

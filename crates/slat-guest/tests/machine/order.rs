@@ -20,7 +20,7 @@ fn memory_given_back_before_the_invalidation_is_reached() {
 }
 
 fn memory_that_the_tables_still_map_is_reached<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
     machine.take_back(Hpa(RAM), 0x1000);
@@ -254,7 +254,7 @@ fn a_reserved_encoding_is_a_misconfiguration() {
 
 fn a_copy_on_write_without_invalidation_writes_the_old_page<C: Case>() {
     // The host moves a page, and the guest continues to write to the old one.
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
     guest.write(1, BASE);
@@ -265,7 +265,7 @@ fn a_copy_on_write_without_invalidation_writes_the_old_page<C: Case>() {
 }
 
 fn the_engine_moves_a_page_by_unmapping_it_first<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
     guest.write(1, BASE);

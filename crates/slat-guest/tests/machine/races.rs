@@ -93,7 +93,7 @@ fn collapse_beside_unmap<A: Arch, F: slat::Format>(machine: Machine<A>, format: 
 
 fn the_engines_collapse_during_an_unmap_restores_no_page<C: Case>() {
     for nth in 1..12 {
-        collapse_beside_unmap(C::machine(), C::format(), nth);
+        collapse_beside_unmap(C::machine(2), C::format(), nth);
     }
 }
 
@@ -115,7 +115,7 @@ fn a_block_replaces_a_table_while_another_thread_is_in_it<C: Case>() {
         .into_iter()
         .flat_map(|b| (1..9).map(move |n| (b, n)))
     {
-        let guest = leaked(C::machine(), C::format());
+        let guest = leaked(C::machine(2), C::format());
         let machine = guest.machine;
         guest.map_clean(BASE, RAM, 1 << 20, K4);
         guest.read(1, BASE + 0x7000);
@@ -168,7 +168,7 @@ fn a_block_replaces_a_table_while_another_thread_is_in_it<C: Case>() {
 /// Runs a split. At its `nth` call, another thread protects the block.
 fn the_engines_split_beside_write_protection_loses_no_write<C: Case>() {
     for nth in 1..12 {
-        let guest = leaked(C::machine(), C::format());
+        let guest = leaked(C::machine(2), C::format());
         let machine = guest.machine;
         guest.map(BASE, RAM, 4 << 20, M2);
         at_call(machine, nth, BASE, move || {
@@ -193,7 +193,7 @@ fn the_engines_split_beside_write_protection_loses_no_write<C: Case>() {
 fn faults_during_rounds_of_protection_lose_no_write<C: Case>() {
     const PAGES: u64 = 24;
     for seed in crate::seed::seeds(4) {
-        let machine = C::machine().random(seed);
+        let machine = C::machine(2).random(seed);
         let guest = C::guest(&machine);
         guest.map_clean(BASE, RAM, PAGES << 12, K4);
         let all = range(BASE, 2 << 20);
@@ -252,7 +252,7 @@ fn faults_during_rounds_of_protection_lose_no_write<C: Case>() {
 }
 
 fn a_round_that_is_not_invalidated_loses_a_write<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x4000, K4);
     guest.write(1, BASE);
@@ -269,7 +269,7 @@ fn a_round_that_is_not_invalidated_loses_a_write<C: Case>() {
 fn a_table_is_not_freed_under_a_walk_in_software<C: Case>() {
     // At one moment of a scan, another thread unmaps and reclaims the table that is scanned.
     for nth in 1..8 {
-        let guest = leaked(C::machine(), C::format());
+        let guest = leaked(C::machine(2), C::format());
         let machine = guest.machine;
         guest.map(BASE, RAM, 2 << 20, K4);
         let mut calls = 0;

@@ -132,16 +132,17 @@ fn threads_on_arm_leave_nothing_behind() {
 
 fn threads_leave_nothing_behind<C: Case>() {
     for (seed, kept) in crate::seed::seeds(2).zip([true, false]) {
-        let machine = C::machine().random(seed);
+        let machine = C::machine(2).random(seed);
         run(&machine, C::format(), seed, kept);
     }
 }
 
 mod threads_leave_nothing_behind {
+    use super::threads_leave_nothing_behind;
     use crate::cases::*;
 
-    on!(threads_leave_nothing_behind: on_intel Intel);
+    on_cases!(threads_leave_nothing_behind: on_intel Intel);
     #[cfg(feature = "every-format")]
-    on!(threads_leave_nothing_behind: on_arm_lpa2 Lpa2K4, on_amd Amd, on_riscv Hart,
+    on_cases!(threads_leave_nothing_behind: on_arm_lpa2 Lpa2K4, on_amd Amd, on_riscv Hart,
         on_riscv_without_svadu HartSvade, on_riscv_with_svvptc HartSvvptc);
 }

@@ -6,7 +6,7 @@ use slat::{Access, Gpa};
 use slat_sim::{Fault, Kind};
 
 fn a_guests_walk_of_its_own_tables_needs_the_right_to_write<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x2000, K4);
     guest.write_protect(BASE, 0x1000);
@@ -18,7 +18,7 @@ fn a_guests_walk_of_its_own_tables_needs_the_right_to_write<C: Case>() {
 }
 
 fn a_guests_walk_of_its_own_tables_is_in_the_log<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map_clean(BASE, RAM, 0x2000, K4);
     guest.read(0, BASE + 0x1000);
@@ -35,7 +35,7 @@ fn a_guests_walk_of_its_own_tables_is_in_the_log<C: Case>() {
 }
 
 fn a_walk_that_was_taken_for_a_read_is_lost<C: Case>() {
-    let machine = C::machine();
+    let machine = C::machine(2);
     let guest = C::guest(&machine);
     guest.map_clean(BASE, RAM, 0x1000, K4);
     machine.cpu(0).walk(BASE).unwrap();

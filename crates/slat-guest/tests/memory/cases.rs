@@ -1,5 +1,9 @@
 //! The formats and machines on which tests run.
 
+#[macro_use]
+#[path = "../../../../tests/case.rs"]
+mod case;
+
 use super::{BITS, G1};
 #[cfg(feature = "every-format")]
 use slat::format::arm64::Arm64Lpa2K4;
@@ -40,31 +44,6 @@ pub trait Case {
 
 /// The guest always uses its caches.
 const FORCED: Arm = Arm { forced_write_back: true, ..Arm::new(12, BITS) };
-
-/// Makes a case of its format and its machine; `$set` is called on the machine.
-macro_rules! case {
-    ($(#[$meta:meta])* $name:ident: $F:ty, $A:ty;
-        $format:expr, $arch:expr $(, .$set:ident($($to:expr)?))* $(; $($more:tt)*)?
-    ) => {
-        $(#[$meta])*
-        pub struct $name;
-
-        $(#[$meta])*
-        impl Case for $name {
-            type F = $F;
-            type A = $A;
-            $($($more)*)?
-
-            fn format() -> $F {
-                $format
-            }
-
-            fn machine(cpus: usize) -> Machine<$A> {
-                Machine::new($arch, cpus)$(.$set($($to)?))*
-            }
-        }
-    };
-}
 
 case!(
     /// Arm without hardware dirty state, with break-before-make.
@@ -135,17 +114,6 @@ case!(
     PowerK4 { output_bits: 51 }, Power { sets: false, ..Power::new(12) };
     const MARKS: bool = false;
 );
-
-/// Makes a test of `$run` for each of these cases.
-#[macro_export]
-macro_rules! on_cases {
-    ($run:ident: $($name:ident $C:ident),*) => {$(
-        #[test]
-        fn $name() {
-            $run::<$C>();
-        }
-    )*};
-}
 
 /// Makes a test of `$run` for each case that only the feature has, except `ArmDirty`.
 #[cfg(feature = "every-format")]
