@@ -1,7 +1,7 @@
 //! Parameters of results that need more than their name.
 
 use slat_lab::param::Kind::{Bytes, Of, Plain};
-use slat_lab::param::{LAST, Param, Params, param};
+use slat_lab::param::{LAST, Param, Params, Role, param};
 
 /// Those of this crate's results, some of which guests under KVM have, too.
 pub const SHARED: &[Param] = &[
@@ -19,9 +19,12 @@ pub const SHARED: &[Param] = &[
     param(13, "exit_ns", "exit", Of("ns")),
     param(17, "write_percent", "% written", Plain),
     param(18, "iterations", "", Plain),
-    param(20, "bytes", "", Bytes),
-    param(22, "entries", "", Plain),
+    param(20, "bytes", "", Bytes).role(Role::Derived),
+    param(22, "entries", "", Plain).role(Role::Derived),
     param(23, "asked", "", Plain),
+    param(LAST, "operation", "", Plain).role(Role::Title),
+    param(LAST, "part", "", Plain).role(Role::Title),
+    param(LAST, "figure", "", Plain).role(Role::Title),
     param(LAST, "chunk_size", "", Bytes),
 ];
 

@@ -20,6 +20,17 @@ pub enum Kind {
     Chunk,
 }
 
+/// What a parameter is to a chart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Distinguishes its measurements.
+    Label,
+    /// Names it: measurements that differ in it have charts of their own.
+    Title,
+    /// Follows from others, or from the results, and is not shown.
+    Derived,
+}
+
 /// A parameter that needs more than its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Param {
@@ -27,6 +38,15 @@ pub struct Param {
     name: &'static str,
     heading: &'static str,
     kind: Kind,
+    role: Role,
+}
+
+impl Param {
+    /// The same, with another role in charts than that of a label.
+    #[must_use]
+    pub const fn role(self, role: Role) -> Self {
+        Self { role, ..self }
+    }
 }
 
 /// The place of parameters that follow the others, by name.
@@ -35,7 +55,7 @@ pub const LAST: u8 = u8::MAX;
 /// Makes a parameter: its place among those of all programs, in the order in which people ask about
 /// them; its name; the heading of its column, its name with spaces if this is empty.
 pub const fn param(place: u8, name: &'static str, heading: &'static str, kind: Kind) -> Param {
-    Param { place, name, heading, kind }
+    Param { place, name, heading, kind, role: Role::Label }
 }
 
 /// Prose about a result. It is not part of the result's name, because it does not distinguish
@@ -54,6 +74,17 @@ pub struct Params(pub &'static [&'static [Param]]);
 impl Params {
     fn known(self, name: &str) -> Option<&'static Param> {
         self.0.iter().copied().flatten().find(|param| param.name == name)
+    }
+
+    /// Returns the parameters that name charts, the first ones before the others.
+    pub fn titles(self) -> impl Iterator<Item = &'static str> {
+        let titles = self.0.iter().copied().flatten().filter(|param| param.role == Role::Title);
+        titles.map(|param| param.name)
+    }
+
+    /// Returns what a parameter is to a chart.
+    pub fn role(self, name: &str) -> Role {
+        self.known(name).map_or(Role::Label, |param| param.role)
     }
 
     /// Returns the rank of a parameter. Parameters are sorted by it, and then by name.

@@ -3,7 +3,7 @@
 use super::ecdf;
 use super::strips::{self, Strip};
 use crate::compare::LEAST;
-use crate::param::{Params, is_prose};
+use crate::param::{Params, Role, is_prose};
 use crate::record::{KVM, Measurement};
 use crate::renderer::{Chart, Renderer, Renderers};
 use crate::report::tables::{Labels, Row};
@@ -16,9 +16,6 @@ const MANY: usize = 50;
 const LINES: usize = 8;
 /// More strips become two charts.
 const STRIPS: usize = 40;
-
-/// Parameters that follow from others, or from the results.
-const DERIVED: [&str; 2] = ["bytes", "entries"];
 
 /// The charts of one scenario.
 pub struct Scenario {
@@ -37,7 +34,7 @@ pub fn all(results: &[Measurement], renderers: &Renderers) -> Vec<Scenario> {
     let is_raw =
         |m: &&Measurement| !m.is_derived() && !drawn.iter().any(|renderer| (renderer.reads)(m));
     for m in results.iter().filter(is_raw) {
-        let topic = Topic::of(m);
+        let topic = Topic::of(m, renderers.params);
         match topics.iter_mut().find(|(known, _)| *known == topic) {
             Some((_, measurements)) => measurements.push(m),
             None => topics.push((topic, vec![m])),
@@ -67,9 +64,8 @@ struct Topic<'a> {
 }
 
 impl<'a> Topic<'a> {
-    fn of(m: &'a Measurement) -> Self {
-        let named = ["operation", "part", "figure"].into_iter();
-        let name = named.filter_map(|name| m.params.get(name)?.as_str()).next();
+    fn of(m: &'a Measurement, params: Params) -> Self {
+        let name = params.titles().find_map(|name| m.params.get(name)?.as_str());
         // Under KVM a variant is a phase, and the parameters distinguish the ways.
         let is_phase = name.is_none() && m.target == KVM;
         let name = name.unwrap_or(if is_phase { &m.variant } else { "" });
@@ -86,16 +82,16 @@ impl<'a> Topic<'a> {
     }
 }
 
-fn charts(topic: &Topic, measurements: &[&Measurement], params: Params) -> Vec<Chart> {
+fn charts(topic: &Topic, measurements: &[&Measurement], own: Params) -> Vec<Chart> {
     let rows: Vec<Row> = measurements
         .iter()
         .map(|&m| {
             let mut params = m.params.clone();
-            params.retain(|name, _| !is_prose(name) && !DERIVED.contains(&&**name));
+            params.retain(|name, _| !is_prose(name) && own.role(name) != Role::Derived);
             Row { params, measurements: vec![m] }
         })
         .collect();
-    let common = Labels::of(&rows, params);
+    let common = Labels::of(&rows, own);
     let labels: Vec<String> = rows.iter().map(|row| label(topic, row, &common)).collect();
     let strips: Vec<Strip> = measurements
         .iter()
