@@ -183,13 +183,24 @@ fn coccinelle(patch: &Path, text: &str) -> Result<String, StepFailure> {
     let version = version.map_err(|_| StepFailure::Other(Error::NoCoccinelle))?;
     let asked = [&*String::from_utf8_lossy(&version.stdout), &rules, text];
     // Without a cache it is applied each time.
-    let memo = cache_folder().ok().map(|folder| Memo { folder, asked });
+    let folder = cache_folder().ok().filter(|_| !reads_files(&rules));
+    let memo = folder.map(|folder| Memo { folder, asked });
     if let Some(after) = memo.as_ref().and_then(Memo::known) {
         return Ok(after);
     }
     let after = spatch(patch, text)?;
     let _ = memo.map(|memo| memo.keep(&after));
     Ok(after)
+}
+
+/// Returns whether the result may depend on other files: on those that the rules include, or on
+/// what their scripts read.
+fn reads_files(rules: &str) -> bool {
+    let includes =
+        |line: &str| ["#include", "#spatch", "using"].iter().any(|w| line.starts_with(w));
+    let names =
+        |line: &str| line.starts_with('@') && (line.contains(':') || line.contains("using"));
+    rules.lines().any(|line| includes(line) || names(line))
 }
 
 /// What Coccinelle was asked, which the cache has beside the result: its version, the semantic
@@ -275,6 +286,13 @@ mod tests {
         // Its checksum is the same.
         assert_eq!(memo(["1.1", "rulest", "ext"]).known(), None);
         assert_eq!(memo(["1.2", "rules", "text"]).known(), None);
+    }
+
+    #[test]
+    fn rules_that_read_other_files_are_applied_each_time() {
+        assert!(!reads_files("@r@\nidentifier x;\n@@\n+#include <linux/kvm.h>\n- f(x ? 1 : 2)\n"));
+        let others = ["#include \"a.cocci\"\n@@\n@@", "@script:python@\n@@\n", "@r using \"a\"@"];
+        assert!(others.into_iter().all(reads_files));
     }
 
     #[test]
