@@ -51,10 +51,11 @@ impl Probes {
         let mut this = Self { root, instance, group, functions: Vec::new() };
         let symbols = fs::read_to_string("/proc/kallsyms")
             .map_err(|error| refused("cannot read /proc/kallsyms", &error))?;
+        let symbols =
+            candidates(&symbols, functions.iter().map(|asked| asked.trim_end_matches('?')));
         for asked in functions {
             let (name, optional) = asked.strip_suffix('?').map_or((&**asked, false), |n| (n, true));
-            let found = symbol(&symbols, name);
-            let added = match &found {
+            let added = match symbols.get(name).and_then(|found| chosen(found, name)) {
                 None => Err(io::Error::other(
                     "the kernel has no such function, inlined it, or made several of it",
                 )),
@@ -141,23 +142,39 @@ pub(crate) fn changes(before: &CallCounts, after: &CallCounts) -> Changes {
     after.iter().filter_map(change).collect()
 }
 
+/// Returns for each function its symbol and those that the compiler derived from it, of the text of
+/// `/proc/kallsyms`, which is read once: it has a hundred thousand lines.
+fn candidates<'a>(
+    symbols: &'a str,
+    names: impl Iterator<Item = &'a str>,
+) -> BTreeMap<&'a str, Vec<&'a str>> {
+    let mut all: BTreeMap<_, Vec<_>> = names.map(|name| (name, Vec::new())).collect();
+    for line in symbols.lines() {
+        let Some((_, kind_and_symbol)) = line.split_once(' ') else { continue };
+        let Some((kind, symbol)) = kind_and_symbol.split_once(' ') else { continue };
+        if !matches!(kind, "t" | "T" | "w" | "W") {
+            continue;
+        }
+        // A module's name follows.
+        let symbol = symbol.split('\t').next().unwrap_or(symbol);
+        let name = symbol.split('.').next().unwrap_or(symbol);
+        let Some(found) = all.get_mut(name) else { continue };
+        let rest = &symbol[name.len()..];
+        let made = [".isra.", ".constprop.", ".part."];
+        if rest.is_empty() || made.iter().any(|made| rest.starts_with(made)) {
+            found.push(symbol);
+        }
+    }
+    all
+}
+
 /// Returns the symbol of a function: its own, or the only one that the compiler derived from it. If
 /// there are several of either, none of them counts all calls.
-fn symbol(symbols: &str, name: &str) -> Option<String> {
-    let of = |line: &str| -> Option<String> {
-        let mut words = line.split_whitespace().skip(1);
-        let kind = words.next()?;
-        let symbol = words.next()?;
-        let rest = symbol.strip_prefix(name)?;
-        let is_it = rest.is_empty()
-            || [".isra.", ".constprop.", ".part."].iter().any(|made| rest.starts_with(made));
-        (is_it && matches!(kind, "t" | "T" | "w" | "W")).then(|| symbol.to_owned())
-    };
-    let found: Vec<String> = symbols.lines().filter_map(of).collect();
+fn chosen<'a>(found: &[&'a str], name: &'a str) -> Option<&'a str> {
     // Files may have functions of one name each.
-    match found.iter().filter(|symbol| *symbol == name).count() {
-        0 => found.first().filter(|_| found.len() == 1).cloned(),
-        own => (own == 1).then(|| name.to_owned()),
+    match found.iter().filter(|symbol| **symbol == name).count() {
+        0 => found.first().filter(|_| found.len() == 1).copied(),
+        own => (own == 1).then_some(name),
     }
 }
 
@@ -175,6 +192,10 @@ fn hits(profile: &str, event: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn symbol(symbols: &str, name: &str) -> Option<String> {
+        chosen(&candidates(symbols, [name].into_iter())[name], name).map(str::to_owned)
+    }
 
     #[test]
     fn a_function_is_found_by_its_name_or_its_compiled_variant() {
