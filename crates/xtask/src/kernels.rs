@@ -4,7 +4,7 @@
 use crate::peers;
 use crate::setup;
 use crate::static_build::{self, Effort, Program};
-use crate::workspace::{Outcome, cpu_seconds, programs, ran};
+use crate::workspace::{Outcome, cpu_seconds, output, programs, ran};
 use crate::{in_ci, root, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -65,8 +65,22 @@ const OF_POWER: &str = "lockless-ageing,lockless-ageing-power,batched-ageing,bat
 /// A part of the stage, on a tree.
 type Part = fn(&str) -> anyhow::Result<()>;
 
-/// Applies the edits, compiles, builds, boots and counts.
-pub fn test() -> anyhow::Result<Outcome> {
+/// The file with git's name of the folder `linux` whose series were booted, all of them.
+const BOOTED: &str = ".ci/linux-booted";
+
+/// Returns git's name of the folder `linux` as it is committed; `None` if it was changed.
+fn edits() -> anyhow::Result<Option<String>> {
+    let git = |words: &[&str]| -> anyhow::Result<String> {
+        let said = output(Command::new("git").args(words).current_dir(root()))?;
+        Ok(String::from_utf8(said.stdout)?.trim().to_owned())
+    };
+    let changed = git(&["status", "--porcelain", "--", "linux"])?;
+    Ok(if changed.is_empty() { Some(git(&["rev-parse", "HEAD:linux"])?) } else { None })
+}
+
+/// Applies the edits, compiles, builds, boots and counts. The series in C do not depend on the
+/// engine: unless `long`, they boot only where the folder `linux` has changed since they did.
+pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let ready = || {
         PACKAGES.iter().try_for_each(|(name, command)| setup::package(name, command))?;
         let missing = LIBRARIES.iter().filter(|(_, file)| !Path::new(file).exists());
@@ -88,11 +102,13 @@ pub fn test() -> anyhow::Result<Outcome> {
     // the kernel includes, so kernels without them come first: else all is compiled once more.
     // Each edit of a series comes before kernels are built, because it would make them compile
     // their objects again.
-    let parts: [(&str, Part); 12] = [
+    let first: [(&str, Part); 4] = [
         ("each edit fits and compiles", compiled),
         ("slat check", check_finds),
         ("slat-engine", slat_engine),
         ("a patch, in turns", patches_in_turns),
+    ];
+    let series: [(&str, Part); 7] = [
         ("bounded-walks", bounded_walks),
         ("split-in-a-loop", split_in_a_loop),
         ("lockless-ageing", lockless_ageing),
@@ -100,13 +116,28 @@ pub fn test() -> anyhow::Result<Outcome> {
         ("lockless-ageing, races", ageing_races),
         ("batched-ageing", batched_ageing),
         ("idle pages of a watched guest", idle_pages),
-        ("RISC-V", riscv),
     ];
-    for (name, part) in parts {
+    let last: [(&str, Part); 1] = [("RISC-V", riscv)];
+    // Without a repository they boot.
+    let now = edits().ok().flatten();
+    let booted = fs::read_to_string(root().join(BOOTED)).unwrap_or_default();
+    let again = long || now.as_deref() != Some(booted.trim());
+    let series = series.into_iter().filter(|_| again);
+    for (name, part) in first.into_iter().chain(series).chain(last) {
         let (begin, used) = (Instant::now(), cpu_seconds());
         part(&tree).context(name)?;
         let used = cpu_seconds() - used;
         println!("{name}: {:.0} s, {used} s of CPUs", begin.elapsed().as_secs_f64());
+    }
+    if !again {
+        return Ok(Outcome::Ran(vec![format!(
+            "the series in C were booted before, as {BOOTED} says; `cargo xtask test --long \
+             kernels` boots them again"
+        )]));
+    }
+    if let Some(now) = now.filter(|_| !in_ci()) {
+        fs::write(root().join(BOOTED), now + "\n").context(BOOTED)?;
+        println!("commit {BOOTED}, so that CI does not boot these series again");
     }
     Ok(Outcome::Ran(Vec::new()))
 }

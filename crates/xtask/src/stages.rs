@@ -72,8 +72,9 @@ pub enum Stage {
     /// The command lines of the documentation, on small sizes, and their output; in CI and with
     /// --long
     Examples,
-    /// Linux with the edits of the folder `linux`: compiled, booted, counted; with --deep. It runs
-    /// beside the others, and is waited for here
+    /// Linux with the edits of the folder `linux`: compiled, booted, counted; with --deep. Series
+    /// in C boot where the folder has changed, and with --long. It runs beside the others, and is
+    /// waited for here
     Kernels,
 }
 
@@ -185,7 +186,7 @@ impl Stage {
             Self::Peers => peers::test(long),
             Self::Emulators => emulators::test(long),
             Self::Walkers => walkers::test(long),
-            Self::Kernels => kernels::test(),
+            Self::Kernels => kernels::test(long),
             Self::Formats => formats(),
             Self::Hypervisor => hypervisor::test(long),
             Self::Examples => {
