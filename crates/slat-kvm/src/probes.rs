@@ -142,6 +142,9 @@ pub(crate) fn changes(before: &CallCounts, after: &CallCounts) -> Changes {
     after.iter().filter_map(change).collect()
 }
 
+/// How the names of functions go on that the compiler derives from another.
+const MADE: [&str; 3] = [".isra.", ".constprop.", ".part."];
+
 /// Returns for each function its symbol and those that the compiler derived from it, of the text of
 /// `/proc/kallsyms`, which is read once: it has a hundred thousand lines.
 fn candidates<'a>(
@@ -157,12 +160,14 @@ fn candidates<'a>(
         }
         // A module's name follows.
         let symbol = symbol.split('\t').next().unwrap_or(symbol);
-        let name = symbol.split('.').next().unwrap_or(symbol);
-        let Some(found) = all.get_mut(name) else { continue };
-        let rest = &symbol[name.len()..];
-        let made = [".isra.", ".constprop.", ".part."];
-        if rest.is_empty() || made.iter().any(|made| rest.starts_with(made)) {
-            found.push(symbol);
+        if let Some(own) = all.get_mut(symbol) {
+            own.push(symbol);
+        }
+        let (name, rest) = symbol.split_at(symbol.find('.').unwrap_or(symbol.len()));
+        if MADE.iter().any(|made| rest.starts_with(made))
+            && let Some(derived) = all.get_mut(name)
+        {
+            derived.push(symbol);
         }
     }
     all
@@ -205,6 +210,8 @@ mod tests {
             ffff800080000030 t stage2_split_walker_other\n";
         assert_eq!(symbol(symbols, "stage2_split_walker").unwrap(), "stage2_split_walker");
         assert_eq!(symbol(symbols, "stage2_flush_vm").unwrap(), "stage2_flush_vm.isra.0");
+        // By the compiler's name, too.
+        assert!(symbol(symbols, "stage2_flush_vm.isra.0").is_some());
         assert_eq!(symbol(symbols, "stage2_data"), None);
         assert_eq!(symbol(symbols, "stage2_split"), None);
         let two = "0 t walk.isra.0\n0 t walk.constprop.0\n";
