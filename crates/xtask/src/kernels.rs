@@ -65,21 +65,33 @@ const OF_POWER: &str = "lockless-ageing,lockless-ageing-power,batched-ageing,bat
 /// A part of the stage, on a tree.
 type Part = fn(&str) -> anyhow::Result<()>;
 
-/// The file with git's name of the folder `linux` whose series were booted, all of them.
+/// The file with git's names of these folders as they were when all series in C had booted.
 const BOOTED: &str = ".ci/linux-booted";
 
-/// Returns git's name of the folder `linux` as it is committed; `None` if it was changed.
-fn edits() -> anyhow::Result<Option<String>> {
+/// The edits, and the kernels' configurations.
+const FOLDERS: [&str; 2] = ["linux", "crates/slat-kernel/config"];
+
+/// Returns git's names of the folders as they are committed; `None` if one was changed.
+fn folders() -> anyhow::Result<Option<String>> {
     let git = |words: &[&str]| -> anyhow::Result<String> {
         let said = output(Command::new("git").args(words).current_dir(root()))?;
-        Ok(String::from_utf8(said.stdout)?.trim().to_owned())
+        Ok(String::from_utf8(said.stdout)?)
     };
-    let changed = git(&["status", "--porcelain", "--", "linux"])?;
-    Ok(if changed.is_empty() { Some(git(&["rev-parse", "HEAD:linux"])?) } else { None })
+    let changed = git(&[&["status", "--porcelain", "--"], &FOLDERS[..]].concat())?;
+    if !changed.is_empty() {
+        return Ok(None);
+    }
+    let names = FOLDERS.iter().map(|folder| git(&["rev-parse", &format!("HEAD:{folder}")]));
+    names.collect::<anyhow::Result<String>>().map(Some)
+}
+
+/// Returns whether the series in C have to boot.
+fn boots_again(long: bool, now: Option<&str>, booted: &str) -> bool {
+    long || now != Some(booted)
 }
 
 /// Applies the edits, compiles, builds, boots and counts. The series in C do not depend on the
-/// engine: unless `long`, they boot only where the folder `linux` has changed since they did.
+/// engine: unless `long`, they boot only where [`FOLDERS`] have changed since they did.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let ready = || {
         PACKAGES.iter().try_for_each(|(name, command)| setup::package(name, command))?;
@@ -119,9 +131,9 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     ];
     let last: [(&str, Part); 1] = [("RISC-V", riscv)];
     // Without a repository they boot.
-    let now = edits().ok().flatten();
+    let now = folders().ok().flatten();
     let booted = fs::read_to_string(root().join(BOOTED)).unwrap_or_default();
-    let again = long || now.as_deref() != Some(booted.trim());
+    let again = boots_again(long, now.as_deref(), &booted);
     let series = series.into_iter().filter(|_| again);
     for (name, part) in first.into_iter().chain(series).chain(last) {
         let (begin, used) = (Instant::now(), cpu_seconds());
@@ -136,7 +148,7 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
         )]));
     }
     if let Some(now) = now.filter(|_| !in_ci()) {
-        fs::write(root().join(BOOTED), now + "\n").context(BOOTED)?;
+        fs::write(root().join(BOOTED), now).context(BOOTED)?;
         println!("commit {BOOTED}, so that CI does not boot these series again");
     }
     Ok(Outcome::Ran(Vec::new()))
@@ -575,4 +587,18 @@ fn counted(
 /// Returns a result, which must exist.
 fn of<'a>(results: &'a BTreeMap<String, Value>, variant: &str) -> anyhow::Result<&'a Value> {
     results.get(variant).with_context(|| format!("no result is called {variant}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn series_boot_unless_these_very_folders_have_booted() {
+        assert!(!boots_again(false, Some("a\nb\n"), "a\nb\n"));
+        assert!(boots_again(true, Some("a\nb\n"), "a\nb\n"));
+        assert!(boots_again(false, Some("a\nc\n"), "a\nb\n"));
+        // A folder was changed, there is no repository, or no file.
+        assert!(boots_again(false, None, "a\nb\n") && boots_again(false, None, ""));
+    }
 }

@@ -73,7 +73,7 @@ pub enum Stage {
     /// --long
     Examples,
     /// Linux with the edits of the folder `linux`: compiled, booted, counted; with --deep. Series
-    /// in C boot where the folder has changed, and with --long. It runs beside the others, and is
+    /// in C boot where they have changed, and with --long. It runs beside the others, and is
     /// waited for here
     Kernels,
 }
