@@ -54,6 +54,8 @@ pub(crate) struct Iommu {
     pub pages: BTreeMap<u64, (u64, bool)>,
 }
 
+/// All of a machine but its hook. It is not generic, so that it is compiled once, in this crate,
+/// and optimised where the crates of tests are not.
 #[derive(Debug)]
 pub(crate) struct State {
     pub arch: Box<dyn Arch>,
