@@ -65,14 +65,16 @@ const OF_POWER: &str = "lockless-ageing,lockless-ageing-power,batched-ageing,bat
 /// A part of the stage, on a tree.
 type Part = fn(&str) -> anyhow::Result<()>;
 
-/// The file with git's names of these folders as they were when all series in C had booted.
+/// The file with the version of Linux, and git's names of these folders, as they were when all
+/// series in C had booted.
 const BOOTED: &str = ".ci/linux-booted";
 
 /// The edits, and the kernels' configurations.
 const FOLDERS: [&str; 2] = ["linux", "crates/slat-kernel/config"];
 
-/// Returns git's names of the folders as they are committed; `None` if one was changed.
-fn folders() -> anyhow::Result<Option<String>> {
+/// Returns the tree's version, and git's names of the folders as they are committed; `None` if one
+/// was changed.
+fn to_boot(tree: &str) -> anyhow::Result<Option<String>> {
     let git = |words: &[&str]| -> anyhow::Result<String> {
         let said = output(Command::new("git").args(words).current_dir(root()))?;
         Ok(String::from_utf8(said.stdout)?)
@@ -81,17 +83,29 @@ fn folders() -> anyhow::Result<Option<String>> {
     if !changed.is_empty() {
         return Ok(None);
     }
+    let makefile = fs::read_to_string(Path::new(tree).join("Makefile")).context("no Makefile")?;
     let names = FOLDERS.iter().map(|folder| git(&["rev-parse", &format!("HEAD:{folder}")]));
-    names.collect::<anyhow::Result<String>>().map(Some)
+    let names: String = names.collect::<anyhow::Result<_>>()?;
+    Ok(Some(format!("Linux {}\n{names}", version(&makefile)?)))
 }
 
-/// Returns whether the series in C have to boot.
+/// Returns the version that a kernel's first Makefile begins with.
+fn version(makefile: &str) -> anyhow::Result<String> {
+    let part = |name: &str| {
+        let line = makefile.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
+        line.with_context(|| format!("the kernel's Makefile has no {name}"))
+    };
+    Ok([part("VERSION")?, part("PATCHLEVEL")?, part("SUBLEVEL")?].join("."))
+}
+
+/// Returns whether the series in C have to compile and boot.
 fn boots_again(long: bool, now: Option<&str>, booted: &str) -> bool {
     long || now != Some(booted)
 }
 
 /// Applies the edits, compiles, builds, boots and counts. The series in C do not depend on the
-/// engine: unless `long`, they boot only where [`FOLDERS`] have changed since they did.
+/// engine: unless `long`, they compile and boot only where Linux or [`FOLDERS`] have changed since
+/// they did.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let ready = || {
         PACKAGES.iter().try_for_each(|(name, command)| setup::package(name, command))?;
@@ -110,32 +124,37 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     };
     // Other stages, beside this one, may build `slat` again.
     fs::copy(programs()?.join("slat"), target().join(SLAT)).context("a copy of slat")?;
+    let now = to_boot(&tree).ok().flatten();
+    let booted = fs::read_to_string(root().join(BOOTED)).unwrap_or_default();
+    // Without a repository they boot.
+    let again = boots_again(long, now.as_deref(), &booted);
     // One folder has the objects of an architecture. The series of `ALL` edit headers that most of
     // the kernel includes, so kernels without them come first: else all is compiled once more.
     // Each edit of a series comes before kernels are built, because it would make them compile
     // their objects again.
-    let first: [(&str, Part); 4] = [
-        ("each edit fits and compiles", compiled),
-        ("slat check", check_finds),
+    let mut parts: Vec<(&str, Part)> = vec![("configurations, and edits that fit", configured)];
+    if again {
+        parts.push(("each edit compiles", compiled));
+    }
+    parts.extend([
+        ("slat check", check_finds as Part),
         ("slat-engine", slat_engine),
         ("a patch, in turns", patches_in_turns),
-    ];
-    let series: [(&str, Part); 7] = [
-        ("bounded-walks", bounded_walks),
-        ("split-in-a-loop", split_in_a_loop),
-        ("lockless-ageing", lockless_ageing),
-        ("flush-once", flush_once),
-        ("lockless-ageing, races", ageing_races),
-        ("batched-ageing", batched_ageing),
-        ("idle pages of a watched guest", idle_pages),
-    ];
-    let last: [(&str, Part); 1] = [("RISC-V", riscv)];
-    // Without a repository they boot.
-    let now = folders().ok().flatten();
-    let booted = fs::read_to_string(root().join(BOOTED)).unwrap_or_default();
-    let again = boots_again(long, now.as_deref(), &booted);
-    let series = series.into_iter().filter(|_| again);
-    for (name, part) in first.into_iter().chain(series).chain(last) {
+    ]);
+    if again {
+        parts.extend([
+            ("bounded-walks", bounded_walks as Part),
+            ("split-in-a-loop", split_in_a_loop),
+            ("lockless-ageing", lockless_ageing),
+            ("flush-once", flush_once),
+            ("lockless-ageing, races", ageing_races),
+            ("batched-ageing", batched_ageing),
+            ("idle pages of a watched guest", idle_pages),
+            ("RISC-V, in C", riscv_in_c),
+        ]);
+    }
+    parts.push(("RISC-V, slat-engine", riscv_engine));
+    for (name, part) in parts {
         let (begin, used) = (Instant::now(), cpu_seconds());
         part(&tree).context(name)?;
         let used = cpu_seconds() - used;
@@ -143,7 +162,7 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     }
     if !again {
         return Ok(Outcome::Ran(vec![format!(
-            "the series in C were booted before, as {BOOTED} says; `cargo xtask test --long \
+            "the series in C compiled and booted before, as {BOOTED} says; `cargo xtask test --long \
              kernels` boots them again"
         )]));
     }
@@ -162,9 +181,8 @@ const CONFIGURATIONS: [(&str, [&str; 2]); 4] = [
     ("x86_64", ["kcsan", "private"]),
 ];
 
-/// Checks that the tree can be configured, that all series fit, and that KVM compiles with each; on
-/// arm64 after each edit, so that a series can be bisected.
-fn compiled(tree: &str) -> anyhow::Result<()> {
+/// Checks that the tree can be configured, and that all edits fit.
+fn configured(tree: &str) -> anyhow::Result<()> {
     let file = target().join("kernel.config");
     let config = file.display().to_string();
     for (arch, sets) in CONFIGURATIONS {
@@ -173,7 +191,12 @@ fn compiled(tree: &str) -> anyhow::Result<()> {
         let words = ["kernel", "build", "--tree", tree, "--arch", arch, "--config", &config];
         slat(&[&words[..], &["--each"]].concat())?;
     }
-    slat(&["kernel", "list", "--tree", tree])?;
+    slat(&["kernel", "list", "--tree", tree])
+}
+
+/// Checks that KVM compiles with each series; on arm64 after each edit, so that a series can be
+/// bisected.
+fn compiled(tree: &str) -> anyhow::Result<()> {
     for (arch, series) in [("x86_64", OF_X86), ("ppc64le", OF_POWER)] {
         let words = ["kernel", "build", "--tree", tree, "--arch", arch, "--edit", series];
         slat(&[&words[..], &["--objects"]].concat())?;
@@ -200,16 +223,20 @@ fn program() -> Command {
     slat
 }
 
-/// Checks that guests of RISC-V's KVM run, in C and on the engine.
-fn riscv(tree: &str) -> anyhow::Result<()> {
-    let engine = format!("+{ENGINE_OF_RISCV}");
+/// Checks that guests of RISC-V's KVM in C run, in a kernel without edits.
+fn riscv_in_c(tree: &str) -> anyhow::Result<()> {
     riscv_log(tree, "", &["--backing", "4k"])?;
-    riscv_log(tree, &engine, &["--backing", "4k"])?;
-    let split = ["--backing", "2m", "--eager-split", "2m", "--probe", "slat_split"];
-    let splits = riscv_log(tree, &engine, &split)?;
-    ensure!(splits == 1, "a log that began called the eager split {splits} times");
     let tests = "kvm_page_table_test,set_memory_region_test";
-    slat(&["kernel", "test", "--tree", tree, "--arch", "riscv64", "--test", tests])?;
+    slat(&["kernel", "test", "--tree", tree, "--arch", "riscv64", "--test", tests])
+}
+
+/// Checks that guests of RISC-V's KVM on the engine run.
+fn riscv_engine(tree: &str) -> anyhow::Result<()> {
+    let edits = format!("+{ENGINE_OF_RISCV}");
+    riscv_log(tree, &edits, &["--backing", "4k"])?;
+    let split = ["--backing", "2m", "--eager-split", "2m", "--probe", "slat_split"];
+    let splits = riscv_log(tree, &edits, &split)?;
+    ensure!(splits == 1, "a log that began called the eager split {splits} times");
     let riscv = Architecture::Riscv64;
     on_the_engine(tree, riscv, &["set_memory_region_test"])?;
     // Its memory has blocks, of which a log makes pages.
@@ -592,6 +619,13 @@ fn of<'a>(results: &'a BTreeMap<String, Value>, variant: &str) -> anyhow::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_version_is_what_the_makefile_begins_with() {
+        let makefile = "# GPL\nVERSION = 6\nPATCHLEVEL = 12\nSUBLEVEL = 90\nEXTRAVERSION =\n";
+        assert_eq!(version(makefile).unwrap(), "6.12.90");
+        assert!(version("VERSION = 6\n").unwrap_err().to_string().contains("PATCHLEVEL"));
+    }
 
     #[test]
     fn series_boot_unless_these_very_folders_have_booted() {

@@ -22,7 +22,7 @@ const EXPECTED: [&str; 5] = [
     // The main job has a time limit, and names the command that runs more.
     "`slat bench dirty-log` runs more",
     // They do not depend on what has changed since.
-    "the series in C were booted before",
+    "the series in C compiled and booted before",
     // The public API is compared with a release, or with the commit that one names.
     "there is no tag, and SLAT_API_BASE names no commit",
 ];
