@@ -45,17 +45,8 @@ fn an_unwritable_output_is_refused_before_any_measurement() {
 }
 
 #[test]
-fn the_main_job_answers_both_questions_and_survives_ctrl_c() {
+fn the_main_job_keeps_its_results_at_ctrl_c() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("report");
-    let shown = contains("What it could cost").and(contains("split in the fault"));
-    slat(&["--quick", "--output", path.to_str().unwrap()]).assert().success().stdout(shown);
-    let report = |at: &std::path::Path| -> serde_json::Value {
-        let text = std::fs::read_to_string(at.join("results.json")).unwrap();
-        serde_json::from_str(&text).unwrap()
-    };
-    let ideas = report(&path)["results"].as_array().unwrap().clone();
-    assert!(ideas.iter().filter(|m| m["scenario"] == "ideas").count() >= 5);
     let begun = folder.path().join("begun");
     let mut child = spawned("--output", &begun, &std::env::temp_dir());
     while !begun.exists() {
@@ -64,7 +55,9 @@ fn the_main_job_answers_both_questions_and_survives_ctrl_c() {
     std::thread::sleep(std::time::Duration::from_millis(3000));
     send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert_eq!(report(&begun)["partial"], true);
+    let report = std::fs::read_to_string(begun.join("results.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["partial"], true);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -343,17 +344,24 @@ impl HostMemory {
 
     /// Returns the word at `offset`, or `None` if it lies outside of the memory or is not aligned.
     pub(crate) fn word(&self, offset: u64) -> Option<&AtomicU64> {
-        let end = offset.checked_add(8)?;
-        if !offset.is_multiple_of(8) || end > self.len() {
+        self.words(offset, 8)?.first()
+    }
+
+    /// Returns the words of `bytes` bytes from `offset`, or `None` if they are not all in the memory
+    /// or not aligned.
+    pub(crate) fn words(&self, offset: u64, bytes: u64) -> Option<&[AtomicU64]> {
+        let end = offset.checked_add(bytes)?;
+        if !(offset | bytes).is_multiple_of(8) || end > self.len() {
             return None;
         }
-        let word = self.start.as_ptr().wrapping_byte_add(offset as usize).cast();
+        let first = self.start.as_ptr().wrapping_byte_add(offset as usize).cast();
         // SAFETY:
         // - aligned: the mapping starts on a page, and `offset` is a multiple of 8;
-        // - valid for the result's lifetime: the 8 bytes lie in the mapping, which `self` keeps;
+        // - valid for the result's lifetime: the bytes lie in the mapping, which `self` keeps; the
+        //   mapping is one allocation, and all its bytes are initialised;
         // - accessed only atomically: no other code in this process dereferences the pointer. A
         //   guest's writes are made by the CPU, which makes an aligned 64-bit store atomic.
-        Some(unsafe { AtomicU64::from_ptr(word) })
+        Some(unsafe { slice::from_raw_parts(first, bytes as usize / 8) })
     }
 
     /// Returns the bytes that the kernel holds in transparent huge pages now, or `None` if the
@@ -426,6 +434,10 @@ mod tests {
             assert_eq!(memory.read(0), Some(0));
             for outside in [1, last + 1, memory.len(), u64::MAX, u64::MAX - 7] {
                 assert_eq!(memory.read(outside), None, "{outside:#x}");
+            }
+            assert_eq!(memory.words(8, memory.len() - 8).map(<[_]>::len), Some((4 << 17) - 1));
+            for (offset, bytes) in [(8, memory.len()), (4, 8), (8, 4), (8, u64::MAX)] {
+                assert!(memory.words(offset, bytes).is_none(), "{offset:#x}, {bytes:#x}");
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Runs the `slat` command as a user does, on small sizes, and checks its files.
 
-use crate::workspace::{programs, ran};
+use crate::workspace::{output, programs};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use std::fs;
@@ -11,7 +11,12 @@ use std::process::Command;
 pub fn run(directory: &Path) -> anyhow::Result<Vec<String>> {
     let _ = fs::remove_dir_all(directory);
     let mut slat = Command::new(programs()?.join("slat"));
-    ran(slat.arg("--quick").arg("--output").arg(directory))?;
+    let said = output(slat.arg("--quick").arg("--output").arg(directory))?;
+    let said = String::from_utf8(said.stdout)?;
+    println!("{said}");
+    for words in ["What it could cost", "split in the fault"] {
+        ensure!(said.contains(words), "the main job did not say `{words}`");
+    }
     let page = fs::read_to_string(directory.join("report.html")).context("report.html")?;
     ensure!(page.starts_with("<!DOCTYPE html>"), "report.html is not a page");
     let text = fs::read_to_string(directory.join("results.json")).context("results.json")?;

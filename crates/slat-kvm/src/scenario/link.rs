@@ -182,8 +182,9 @@ impl Wire {
         let size = Backing::Small.page_size();
         let mut frame = Vec::with_capacity(HEAD + (head.pages * size) as usize);
         frame.extend(head.bytes());
-        for at in (head.first * size..(head.first + head.pages) * size).step_by(8) {
-            frame.extend(memory.read(at).unwrap_or(0).to_ne_bytes());
+        let words = memory.words(head.first * size, head.pages * size);
+        for word in words.into_iter().flatten() {
+            frame.extend(word.load(Ordering::Relaxed).to_ne_bytes());
         }
         (&self.pages[0]).write_all(&frame)
     }

@@ -399,10 +399,9 @@ impl Mover<'_> {
 }
 
 pub(super) fn copy_page(from: &HostMemory, to: &HostMemory, page: u64, page_size: u64) {
-    for at in (page * page_size..(page + 1) * page_size).step_by(8) {
-        if let Some(word) = from.read(at) {
-            to.write(at, word);
-        }
+    let [from, to] = [from, to].map(|memory| memory.words(page * page_size, page_size));
+    for (from, to) in from.into_iter().flatten().zip(to.into_iter().flatten()) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 
@@ -413,14 +412,14 @@ pub(super) fn compare(guest: &Guest, copy: &HostMemory, stop: &AtomicBool) -> Re
         if page % 4096 == 0 && stop.load(Ordering::Relaxed) {
             return Err(Error::Stopped);
         }
-        for at in (page * page_size..(page + 1) * page_size).step_by(8) {
-            let (original, copied) = (guest.memory().read(at), copy.read(at));
-            if original != copied {
-                return Err(Error::NotCopied {
-                    page,
-                    found: copied.unwrap_or(0),
-                    expected: original.unwrap_or(0),
-                });
+        let words = [guest.memory(), copy].map(|memory| memory.words(page * page_size, page_size));
+        let [Some(originals), Some(copies)] = words else {
+            return Err(Error::NotCopied { page, found: 0, expected: 0 });
+        };
+        for (original, copied) in originals.iter().zip(copies) {
+            let [expected, found] = [original, copied].map(|word| word.load(Ordering::Relaxed));
+            if expected != found {
+                return Err(Error::NotCopied { page, found, expected });
             }
         }
     }
