@@ -22,7 +22,8 @@ fn rates_hot_sets_and_rings_that_cannot_be_are_refused() {
         assert!(why.contains("(Arm)") && report["results"] == serde_json::json!([]), "{report}");
     }
     if kvm_is_usable() {
-        slat(&["bench", "migrate", "--quick", "--pin", "0-0"]).assert().success();
+        let pinned = ["bench", "dirty-log", "--quick", "--memory", "8m", "--pin", "0-0"];
+        slat(&pinned).assert().success();
         let ring = ["bench", "dirty-log", "--memory", "8m", "--dirty-ring-size", "1000"];
         refused(&ring, &["power of two"]);
         let cpu = ["bench", "dirty-log", "--memory", "8m", "--pin", "4095"];

@@ -399,9 +399,11 @@ impl Mover<'_> {
 }
 
 pub(super) fn copy_page(from: &HostMemory, to: &HostMemory, page: u64, page_size: u64) {
-    let [from, to] = [from, to].map(|memory| memory.words(page * page_size, page_size));
-    for (from, to) in from.into_iter().flatten().zip(to.into_iter().flatten()) {
-        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    let words = [from, to].map(|memory| memory.words(page * page_size, page_size));
+    if let [Some(from), Some(to)] = words {
+        for (from, to) in from.iter().zip(to) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 }
 
@@ -417,7 +419,8 @@ pub(super) fn compare(guest: &Guest, copy: &HostMemory, stop: &AtomicBool) -> Re
             return Err(Error::NotCopied { page, found: 0, expected: 0 });
         };
         for (original, copied) in originals.iter().zip(copies) {
-            let [expected, found] = [original, copied].map(|word| word.load(Ordering::Relaxed));
+            let expected = original.load(Ordering::Relaxed);
+            let found = copied.load(Ordering::Relaxed);
             if expected != found {
                 return Err(Error::NotCopied { page, found, expected });
             }
