@@ -589,10 +589,10 @@ pub fn task(step: &Step) -> Option<Task> {
         Step::Read { guest, .. } => Task { guest, work: each(Touch::Sum) },
         Step::Execute { guest, .. } => Task { guest, work: each(Touch::Execute) },
         Step::Start { guest, seed, .. } => {
-            let order = Order::Random { seed };
-            // At a pace at which the model can follow.
-            let per_second = Some(50_000.0);
-            Task { guest, work: Work { order, endless: true, per_second, ..each(Touch::Write) } }
+            // The model follows this pace; a slower one, in an emulated machine, has a limit.
+            let (order, per_second) = (Order::Random { seed }, Some(50_000.0));
+            let steps = Some(50_000);
+            Task { guest, work: Work { order, steps, per_second, ..each(Touch::Write) } }
         }
         _ => return None,
     })

@@ -221,7 +221,7 @@ impl System for Fake {
 
     fn start(&mut self, vcpu: usize, task: &Task) -> Result<(), Trouble> {
         let steps = task.work.steps(vcpu, task.guest.pages);
-        let count = if task.work.endless { 1000 } else { task.guest.pages as usize };
+        let count = task.work.steps.map_or(task.guest.pages as usize, |_| 1000);
         self.running[vcpu] = Some((*task, steps.take(count).collect(), TaskResult::default()));
         Ok(())
     }
@@ -463,4 +463,12 @@ fn steps_out_of_bounds_are_left_out() {
     ];
     let HistoryEnd::Held(counts) = run(&history, Fault::None) else { panic!("a step was done") };
     assert_eq!(counts.steps, 0);
+}
+
+/// A model that is slower than the guest would have more to follow at each step, without end.
+#[test]
+fn a_vcpu_beside_other_steps_ends_by_itself() {
+    let work = task(&Step::Start { vcpu: 0, guest: Span::new(0, 8), seed: 1 }).unwrap().work;
+    assert!(!work.endless);
+    assert!(work.steps.is_some_and(|steps| (10_000..=100_000).contains(&steps)), "{work:?}");
 }
