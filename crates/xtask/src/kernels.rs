@@ -65,16 +65,14 @@ const OF_POWER: &str = "lockless-ageing,lockless-ageing-power,batched-ageing,bat
 /// A part of the stage, on a tree.
 type Part = fn(&str) -> anyhow::Result<()>;
 
-/// The file with the version of Linux, and git's names of these folders, as they were when all
-/// series in C had booted.
+/// The file with git's names of these folders as they were when all series in C had booted.
 const BOOTED: &str = ".ci/linux-booted";
 
 /// The edits, and the kernels' configurations.
 const FOLDERS: [&str; 2] = ["linux", "crates/slat-kernel/config"];
 
-/// Returns the tree's version, and git's names of the folders as they are committed; `None` if one
-/// was changed.
-fn to_boot(tree: &str) -> anyhow::Result<Option<String>> {
+/// Returns git's names of the folders as they are committed; `None` if one was changed.
+fn folders() -> anyhow::Result<Option<String>> {
     let git = |words: &[&str]| -> anyhow::Result<String> {
         let said = output(Command::new("git").args(words).current_dir(root()))?;
         Ok(String::from_utf8(said.stdout)?)
@@ -83,19 +81,8 @@ fn to_boot(tree: &str) -> anyhow::Result<Option<String>> {
     if !changed.is_empty() {
         return Ok(None);
     }
-    let makefile = fs::read_to_string(Path::new(tree).join("Makefile")).context("no Makefile")?;
     let names = FOLDERS.iter().map(|folder| git(&["rev-parse", &format!("HEAD:{folder}")]));
-    let names: String = names.collect::<anyhow::Result<_>>()?;
-    Ok(Some(format!("Linux {}\n{names}", version(&makefile)?)))
-}
-
-/// Returns the version that a kernel's first Makefile begins with.
-fn version(makefile: &str) -> anyhow::Result<String> {
-    let part = |name: &str| {
-        let line = makefile.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
-        line.with_context(|| format!("the kernel's Makefile has no {name}"))
-    };
-    Ok([part("VERSION")?, part("PATCHLEVEL")?, part("SUBLEVEL")?].join("."))
+    names.collect::<anyhow::Result<String>>().map(Some)
 }
 
 /// Returns whether the series in C have to compile and boot.
@@ -104,8 +91,8 @@ fn boots_again(long: bool, now: Option<&str>, booted: &str) -> bool {
 }
 
 /// Applies the edits, compiles, builds, boots and counts. The series in C do not depend on the
-/// engine: unless `long`, they compile and boot only where Linux or [`FOLDERS`] have changed since
-/// they did.
+/// engine: unless `long`, they compile and boot only where [`FOLDERS`] have changed since they
+/// did.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let ready = || {
         PACKAGES.iter().try_for_each(|(name, command)| setup::package(name, command))?;
@@ -124,7 +111,7 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     };
     // Other stages, beside this one, may build `slat` again.
     fs::copy(programs()?.join("slat"), target().join(SLAT)).context("a copy of slat")?;
-    let now = to_boot(&tree).ok().flatten();
+    let now = folders().ok().flatten();
     let booted = fs::read_to_string(root().join(BOOTED)).unwrap_or_default();
     // Without a repository they boot.
     let again = boots_again(long, now.as_deref(), &booted);
@@ -619,13 +606,6 @@ fn of<'a>(results: &'a BTreeMap<String, Value>, variant: &str) -> anyhow::Result
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_version_is_what_the_makefile_begins_with() {
-        let makefile = "# GPL\nVERSION = 6\nPATCHLEVEL = 12\nSUBLEVEL = 90\nEXTRAVERSION =\n";
-        assert_eq!(version(makefile).unwrap(), "6.12.90");
-        assert!(version("VERSION = 6\n").unwrap_err().to_string().contains("PATCHLEVEL"));
-    }
 
     #[test]
     fn series_boot_unless_these_very_folders_have_booted() {
