@@ -347,8 +347,8 @@ impl HostMemory {
         self.words(offset, 8)?.first()
     }
 
-    /// Returns the words of `bytes` bytes from `offset`, or `None` if they are not all in the memory
-    /// or not aligned.
+    /// Returns the words of `bytes` bytes from `offset`, or `None` if they are not all in the
+    /// memory or not aligned.
     pub(crate) fn words(&self, offset: u64, bytes: u64) -> Option<&[AtomicU64]> {
         let end = offset.checked_add(bytes)?;
         if !(offset | bytes).is_multiple_of(8) || end > self.len() {

@@ -149,8 +149,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     }
     if !again {
         return Ok(Outcome::Ran(vec![format!(
-            "the series in C compiled and booted before, as {BOOTED} says; `cargo xtask test --long \
-             kernels` boots them again"
+            "the series in C compiled and booted before, as {BOOTED} says; \
+             `cargo xtask test --long kernels` boots them again"
         )]));
     }
     if let Some(now) = now.filter(|_| !in_ci()) {

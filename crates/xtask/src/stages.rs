@@ -244,7 +244,7 @@ const OF_FORMATS: [(&str, &[&str]); 3] = [
 /// Runs the tests that are generic over a format, on the formats that the quick tests leave out.
 fn formats() -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--features", "every-format"]);
-    // A quarter of proptest's own number, unless another is asked for: the formats share their code.
+    // A quarter of proptest's number, unless another is asked for: the formats share their code.
     const CASES: &str = "PROPTEST_CASES";
     tests.env(CASES, std::env::var(CASES).unwrap_or_else(|_| "64".to_owned()));
     for (package, programs) in OF_FORMATS {
