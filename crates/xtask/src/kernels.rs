@@ -1,6 +1,8 @@
 //! Linux with the edits of the folder `linux`: checks that they fit a tree and compile, and that
 //! kernels with some of them boot and have the promised counts.
 
+mod riscv;
+
 use crate::peers;
 use crate::setup;
 use crate::static_build::{self, Effort, Program};
@@ -52,9 +54,6 @@ const SOFT_FLOAT: [&str; 2] = ["aarch64-unknown-none-softfloat", "riscv64imac-un
 /// Selftests that run on the engine.
 const ON_THE_ENGINE: &str = "set_memory_region_test,demand_paging_test,dirty_log_perf_test,\
                              access_tracking_perf_test,kvm_page_table_test,page_fault_test";
-
-/// The series of RISC-V's kernel on the engine.
-const ENGINE_OF_RISCV: &str = "lockless-ageing,slat-engine";
 
 /// The series that change x86.
 const OF_X86: &str = "split-on-fault-before,lockless-ageing,batched-ageing";
@@ -137,10 +136,10 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
             ("lockless-ageing, races", ageing_races),
             ("batched-ageing", batched_ageing),
             ("idle pages of a watched guest", idle_pages),
-            ("RISC-V, in C", riscv_in_c),
+            ("RISC-V, in C", riscv::in_c),
         ]);
     }
-    parts.push(("RISC-V, slat-engine", riscv_engine));
+    parts.push(("RISC-V, slat-engine", riscv::engine));
     for (name, part) in parts {
         let (begin, used) = (Instant::now(), cpu_seconds());
         part(&tree).context(name)?;
@@ -208,55 +207,6 @@ fn program() -> Command {
     let mut slat = Command::new(target().join(SLAT));
     slat.current_dir(root());
     slat
-}
-
-/// Checks that guests of RISC-V's KVM in C run, in a kernel without edits.
-fn riscv_in_c(tree: &str) -> anyhow::Result<()> {
-    riscv_log(tree, "", &["--backing", "4k"])?;
-    let tests = "kvm_page_table_test,set_memory_region_test";
-    slat(&["kernel", "test", "--tree", tree, "--arch", "riscv64", "--test", tests])
-}
-
-/// Checks that guests of RISC-V's KVM on the engine run.
-fn riscv_engine(tree: &str) -> anyhow::Result<()> {
-    let edits = format!("+{ENGINE_OF_RISCV}");
-    riscv_log(tree, &edits, &["--backing", "4k"])?;
-    let split = ["--backing", "2m", "--eager-split", "2m", "--probe", "slat_split"];
-    let splits = riscv_log(tree, &edits, &split)?;
-    ensure!(splits == 1, "a log that began called the eager split {splits} times");
-    let riscv = Architecture::Riscv64;
-    on_the_engine(tree, riscv, &["set_memory_region_test"])?;
-    // Its memory has blocks, of which a log makes pages.
-    let blocks = ["kvm_page_table_test", "--", "-v", "1", "-b", "16M", "-s", "anonymous_thp"];
-    let counters = on_the_engine(tree, riscv, &blocks)?;
-    let faults = counters["slat_faults"].as_str().context("no faults were counted")?;
-    ensure!(!faults.contains("split 0"), "no fault split a block: {faults}");
-    // Each VM gets another VMID when it runs again: there is one.
-    let races = "ageing_race_test,dirty_log_race_test,vmid_rollover_test";
-    let two = ["--cpus", "2", "--append", "kvm.slat_vmid_bits=1"];
-    on_the_engine(tree, riscv, &[&[races][..], &two].concat())?;
-    Ok(())
-}
-
-/// Checks that each page that two vCPUs of RISC-V write is in the log; returns how often KVM was
-/// asked for an eager split, if that was counted.
-fn riscv_log(tree: &str, edits: &str, how: &[&str]) -> anyhow::Result<u64> {
-    let report = target().join("riscv.json");
-    let kernel = format!("tree:{tree}{edits}");
-    let machine = ["emulate", "--arch", "riscv64", "--kernel", &kernel];
-    let output = report.to_string_lossy();
-    let words = ["-o", &output, "--", "bench", "dirty-log", "-v", "2", "-b", "4M", "-r", "1"];
-    slat(&[&machine[..], &words, &["-i", "1"], how].concat())?;
-    let results: Value = serde_json::from_reader(File::open(&report)?)?;
-    let results = results["results"].as_array().context("the report has no results")?;
-    let count = |name: &str| -> u64 {
-        let counts = results.iter().filter_map(|result| result["counts"][name].as_u64());
-        counts.sum()
-    };
-    let (written, logged) = (count("pages_written"), count("pages_in_log"));
-    println!("RISC-V{edits}: {written} pages written, {logged} in the log");
-    ensure!(written == 1024 && logged == written, "4 MiB have 1,024 pages");
-    Ok(count("calls_slat_split"))
 }
 
 /// Checks that a split visits no page, and that the call takes fewer instructions.
@@ -437,7 +387,7 @@ fn batched_ageing(tree: &str) -> anyhow::Result<()> {
 fn on_the_engine(tree: &str, arch: Architecture, tests: &[&str]) -> anyhow::Result<Value> {
     let file = target().join("kernel-engine.json");
     let mut slat = program();
-    let edits = if arch == Architecture::Riscv64 { ENGINE_OF_RISCV } else { "slat-engine" };
+    let edits = if arch == Architecture::Riscv64 { riscv::ENGINE } else { "slat-engine" };
     slat.args(["kernel", "test", "--tree", tree, "--edit", edits, "--json"]);
     slat.args(["--arch", &arch.to_string(), "--binary"]).arg(Program::Slat.path(arch));
     slat.arg("--test").args(tests).stdout(File::create(&file)?);
