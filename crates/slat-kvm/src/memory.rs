@@ -358,7 +358,7 @@ impl HostMemory {
         // SAFETY:
         // - aligned: the mapping starts on a page, and `offset` is a multiple of 8;
         // - valid for the result's lifetime: the bytes lie in the mapping, which `self` keeps; the
-        //   mapping is one allocation, and all its bytes are initialised;
+        //   mapping is one allocation, initialised, and no larger than `isize::MAX`;
         // - accessed only atomically: no other code in this process dereferences the pointer. A
         //   guest's writes are made by the CPU, which makes an aligned 64-bit store atomic.
         Some(unsafe { slice::from_raw_parts(first, bytes as usize / 8) })

@@ -73,8 +73,8 @@ pub enum Stage {
     /// --long
     Examples,
     /// Linux with the edits of the folder `linux`: compiled, booted, counted; with --deep. Series
-    /// in C boot where they have changed, and with --long. It runs beside the others, and is
-    /// waited for here
+    /// in C compile and boot where they have changed, and with --long. It runs beside the others,
+    /// and is waited for here
     Kernels,
 }
 

@@ -589,7 +589,8 @@ pub fn task(step: &Step) -> Option<Task> {
         Step::Read { guest, .. } => Task { guest, work: each(Touch::Sum) },
         Step::Execute { guest, .. } => Task { guest, work: each(Touch::Execute) },
         Step::Start { guest, seed, .. } => {
-            // The model follows this pace; a slower one, in an emulated machine, has a limit.
+            // At a pace at which the model can follow. Where it cannot, as in an emulated machine,
+            // the end keeps it from falling behind further at each step.
             let (order, per_second) = (Order::Random { seed }, Some(50_000.0));
             let steps = Some(50_000);
             Task { guest, work: Work { order, steps, per_second, ..each(Touch::Write) } }

@@ -183,7 +183,7 @@ impl Wire {
         let mut frame = Vec::with_capacity(HEAD + (head.pages * size) as usize);
         frame.extend(head.bytes());
         let words = memory.words(head.first * size, head.pages * size);
-        for word in words.into_iter().flatten() {
+        for word in words.ok_or(std::io::ErrorKind::InvalidInput)? {
             frame.extend(word.load(Ordering::Relaxed).to_ne_bytes());
         }
         (&self.pages[0]).write_all(&frame)
